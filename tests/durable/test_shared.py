@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.durable.any_steps import outcome, state, steps, unnamed
 from tests.durable.homes import append, content, create, servers
 from tests.testing.redis_server import delete_keys, prefix_of, shared_url
 
 from tailrace.durable.operations import Creation
 from tailrace.durable.records import Stamp
+from tailrace.durable.store import DurableStore
+from tailrace.durable.streams import DurableStreams
 from tailrace.errors import SequenceGap, StreamClosed, StreamConflict, StreamExpired, UnknownStream
 
 
@@ -44,10 +51,10 @@ async def test_writers_at_the_same_time(url: str) -> None:
     async with servers(url, 3) as shared:
         await create(shared[0], b"a")
 
-        async def produce(name: str, streams: list[object]) -> None:
+        async def produce(name: str, streams: list[DurableStreams]) -> None:
             for seq in range(40):
                 body = f"{name} {seq};".encode()
-                await asyncio.gather(*(append(one, b"a", body, stamp=Stamp(name, 0, seq)) for one in streams))  # type: ignore[arg-type]
+                await asyncio.gather(*(append(one, b"a", body, stamp=Stamp(name, 0, seq)) for one in streams))
 
         await asyncio.gather(*(produce(str(n), [shared[n % 3], shared[(n + 1) % 3]]) for n in range(6)))
         seen = [await content(streams, b"a") for streams in shared]
@@ -111,3 +118,28 @@ async def test_a_reader_sees_what_other_servers_append(url: str) -> None:
             while not stream.is_closed:
                 await asyncio.sleep(0)
         assert [chunk.pieces for chunk in stream.chunks] == [(b"%d" % number,) for number in range(1, 20)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(steps, st.integers(0, 1)), max_size=6))
+def test_servers_in_turn_do_what_one_server_does(taken: list[tuple[list[tuple[object, ...]], int]]) -> None:
+    async def scenario(url: str) -> None:
+        alone = DurableStore(budget_bytes=20_000)
+        async with servers(url, budget_bytes=20_000) as shared:
+            for several, turn in taken:
+                operations = [partial(outcome, step=step) for step in several]
+                outcomes = await asyncio.gather(*map(shared[turn].perform, operations))
+                assert outcomes == [operation(alone) for operation in operations]
+            for streams in shared:
+                found = await streams.perform(lambda store: [*map(unnamed, state(store).items())])
+                assert sorted(found, key=repr) == sorted(map(unnamed, state(alone).items()), key=repr)
+        async with servers(url, 1) as (late,):
+            assert sorted(await late.perform(lambda store: [*map(unnamed, state(store).items())]), key=repr) == sorted(
+                map(unnamed, state(alone).items()), key=repr
+            )
+
+    prefix = f"test-{secrets.token_hex(8)}"
+    try:
+        asyncio.run(scenario(f"{shared_url()}?prefix={prefix}"))
+    finally:
+        delete_keys(prefix)

@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
+from tests.streams.broken_links import breaking
 from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen
 from tests.testing.redis_server import own_redis
 from tests.waiting import wait_until
@@ -83,51 +83,11 @@ async def test_the_connection_breaks_while_streams_are_taken(tmp_path: Path) -> 
     with own_redis(tmp_path) as (url, _):
         async with shared(url) as dying:
             stream_id = (await begin(dying, delta(1))).lease.stream_id
-        async with _breaking(url, b"ZREM") as broken, shared(broken) as store, taking_over(store) as taken:
+        async with breaking(url, b"ZREM") as broken, shared(broken) as store, taking_over(store) as taken:
             await wait_until(lambda: bool(taken))
             assert taken[0].lease.stream_id == stream_id
             taken[0].write(DONE)
             await seen(taken[0].lease.log, 2)
-
-
-@asynccontextmanager
-async def _breaking(url: str, command: bytes) -> AsyncIterator[str]:
-    """Yields the URL of a proxy that forwards the first such command, and breaks the connection when its answer
-    comes."""
-    parts = urlsplit(url)
-    was_seen = False
-    connections: list[asyncio.Task[None]] = []
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(parts.hostname, parts.port)
-        breaks = False
-
-        async def send() -> None:
-            nonlocal was_seen, breaks
-            while piece := await reader.read(1 << 16):
-                if command in piece and not was_seen:
-                    was_seen = breaks = True
-                far_writer.write(piece)
-
-        async with contextlib.AsyncExitStack() as ends, asyncio.TaskGroup() as group:
-            for end in (writer, far_writer):
-                ends.push_async_callback(end.wait_closed)
-                ends.callback(end.close)
-            sending = group.create_task(send())
-            while (piece := await far_reader.read(1 << 16)) and not breaks:
-                writer.write(piece)
-            sending.cancel()
-
-    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(asyncio.create_task(forward(reader, writer)))
-
-    async with await asyncio.start_server(connect, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        yield parts._replace(netloc=parts.netloc.replace(str(parts.port), str(port))).geturl()
-    for connection in connections:
-        connection.cancel()
-    await asyncio.gather(*connections, return_exceptions=True)
-    assert was_seen
 
 
 async def test_a_dead_server_is_not_listed_any_more(tmp_path: Path) -> None:

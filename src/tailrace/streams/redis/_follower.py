@@ -26,6 +26,7 @@ class KeyFollower:
     def __init__(self, connection: Connection, inbox: str) -> None:
         self._connection = connection
         self._inbox = inbox
+        self.on_failure: Callable[[], None] = lambda: None  # called after each read that fails
         self._last_ids: dict[str, str] = {}
         self._takers: dict[str, Callable[[Entries], None]] = {}
         self._is_reading = False
@@ -54,6 +55,7 @@ class KeyFollower:
                     self._connection.client.xread(asked, count=_ENTRIES, block=_BLOCK_MS), within_s=_BLOCK_MS / 1000 + 5
                 )
             except StorageError:
+                self.on_failure()
                 await asyncio.sleep(_RETRY_S)
                 continue
             finally:

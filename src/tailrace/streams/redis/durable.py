@@ -6,7 +6,8 @@ hold for all servers together. A read is an operation without changes: it is con
 any server has confirmed before. Operations that wait at the same time are decided together, and take one round trip.
 
 The log is replaced by a snapshot when it has become long. If Redis has lost entries that this server has applied, this
-server writes its state as a snapshot; if another server has appended other entries by then, the lost ones are gone.
+server writes its state as a snapshot; if another server has appended other entries by then, the lost ones are gone. So
+after Redis did not answer, servers append nothing for a moment, in which the one that has most can do so.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ T = TypeVar("T")
 
 _RETRY_S = 0.05
 _TURN_S = 0.005  # between two tries while it is the turn of another server
+_DOUBT_S = 1.0  # after an error; longer than other servers take to find out what Redis has
 _PATIENCE = 3  # tries after which this server asks for a turn
 _OPERATIONS = 128  # in one entry; they are decided without a pause
 _ENTRY_BYTES = 2**20
@@ -93,7 +95,8 @@ class SharedDurableStreams:
         self._snapshot_due = asyncio.Event()
         self._is_loaded = False
         self._is_closing = False
-        self._failing_since_s: float | None = None
+        self._failing_since_s: float | None = None  # monotonic
+        self._doubt_until_s = 0.0  # monotonic; until then other servers may have what Redis has lost
 
     # What a server does
 
@@ -133,6 +136,12 @@ class SharedDurableStreams:
         if self._is_loaded:
             self._told = int(entries[-1][1][b"n"])
             self._is_due.set()
+
+    def on_failure(self) -> None:
+        """Redis did not answer. It may come back with less than it had."""
+        self._doubt_until_s = time.monotonic() + _DOUBT_S
+        self._is_behind = self._is_loaded
+        self._is_due.set()
 
     def on_tick(self) -> None:
         """Tell the others which streams have readers, whose TTL does not run. Find out what was appended."""
@@ -227,11 +236,9 @@ class SharedDurableStreams:
             if is_fresh and not entry.row:
                 break
             answer = await self._append(entry, asks_for_turn=num_tries >= _PATIENCE)
-            if not answer.is_known:
-                await self._recover(answer.last)
+            if answer is None:
                 is_fresh = False
                 continue
-            self._failing_since_s = None
             entries = list(answer.entries)
             is_kept = answer.is_appended or (bool(entry.row) and entries[:1] == [entry])
             if is_kept:  # perhaps by an earlier try, of which the answer was lost
@@ -261,35 +268,49 @@ class SharedDurableStreams:
             waiting.decide(draft)
         return draft
 
-    async def _append(self, entry: Entry, *, asks_for_turn: bool) -> Answer:
-        """Try to append until there is an answer. Raises: StorageError."""
+    async def _append(self, entry: Entry, *, asks_for_turn: bool) -> Answer | None:
+        """Try to append until there is an answer. Returns None if the state was replaced instead. Raises: StorageError,
+        which leaves open whether the entry was appended."""
+        was_sent = False
         while True:
+            only_looks = bool(entry.row) and time.monotonic() < self._doubt_until_s
+            sent = Entry(self._place) if only_looks else entry
             try:
-                return await self.log.append(self._place, entry, asks_for_turn=asks_for_turn)
+                answer = await self.log.append(self._place, sent, asks_for_turn=asks_for_turn)
+                is_replaced = not answer.is_known and not await self._write_again(answer.last)
             except StorageError as error:
-                if isinstance(error, JournalFull) and entry.row:
+                if isinstance(error, JournalDamaged) or (isinstance(error, JournalFull) and sent.row):
                     raise
+                was_sent = was_sent or bool(sent.row)
                 await self._wait_for_retry(error)
+                continue
+            if is_replaced and was_sent:
+                raise StorageError("The log store of this server did not say whether the change was kept.")
+            if is_replaced:
+                return None
+            if answer.is_known:
+                self._failing_since_s = None
+                if answer.entries or not only_looks:
+                    return answer
+            await asyncio.sleep(_RETRY_S)
 
-    async def _recover(self, last: Place) -> None:
-        """The log does not have the last entry of this server any more, and ends with another one. Raises:
-        StorageError."""
-        try:
-            if last == Place() or last in self._places:
+    async def _write_again(self, last: Place) -> bool:
+        """The log, which ends with `last`, does not have the last entry of the state. Write it again if the log has
+        nothing else, and return True. Otherwise replace the state by that of the log. Raises: StorageError,
+        JournalDamaged."""
+        if last == Place() or last in self._places:
+            if await self.log.replace(self._place, snapshot(self._state), lost=last):
                 logger.warning("Redis had lost the last changes of durable streams. They are written again.")
-                await self.log.replace(self._place, snapshot(self._state), lost=last)
-                return
-            if last.number <= self._place.number:
-                logger.warning("Redis has lost changes of durable streams, and has other ones. They are read again.")
-            await self._load()
-        except JournalDamaged:
-            raise
-        except StorageError as error:
-            await self._wait_for_retry(error)
+            return True
+        if last.number <= self._place.number:
+            logger.warning("Redis has lost changes of durable streams, and has other ones. They are read again.")
+        await self._load()
+        return False
 
     async def _wait_for_retry(self, error: StorageError) -> None:
         """Raises: the error, if Redis has been away for too long."""
         now_s = time.monotonic()
+        self._doubt_until_s = now_s + _DOUBT_S
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         if now_s - self._failing_since_s >= self._give_up_after_s:

@@ -304,6 +304,7 @@ class RedisLogStore:
         for follower, inbox in zip(self._mirrors.followers, inboxes, strict=True):
             follower.follow(inbox, "0-0", self._messages.take)
         self._mirrors.followers[0].follow(self._durable.log.tail_key, "0-0", self._durable.take)
+        self._mirrors.followers[0].on_failure = self._durable.on_failure
 
     async def run(self) -> None:
         """Write, follow and tidy up until cancelled."""

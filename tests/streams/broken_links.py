@@ -1,0 +1,78 @@
+"""Connections to Redis that break or are slow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+__all__ = ["breaking", "slow"]
+
+
+@asynccontextmanager
+async def breaking(url: str, command: bytes) -> AsyncIterator[str]:
+    """Yields the URL of a proxy that forwards the first such command, and breaks the connection when its answer
+    comes."""
+    parts = urlsplit(url)
+    was_seen = False
+    connections: list[asyncio.Task[None]] = []
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(parts.hostname, parts.port)
+        breaks = False
+
+        async def send() -> None:
+            nonlocal was_seen, breaks
+            while piece := await reader.read(1 << 16):
+                if command in piece and not was_seen:
+                    was_seen = breaks = True
+                far_writer.write(piece)
+
+        async with contextlib.AsyncExitStack() as ends, asyncio.TaskGroup() as group:
+            for end in (writer, far_writer):
+                ends.push_async_callback(end.wait_closed)
+                ends.callback(end.close)
+            sending = group.create_task(send())
+            while (piece := await far_reader.read(1 << 16)) and not breaks:
+                writer.write(piece)
+            sending.cancel()
+
+    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.create_task(forward(reader, writer)))
+
+    async with await asyncio.start_server(connect, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield parts._replace(netloc=parts.netloc.replace(str(parts.port), str(port))).geturl()
+    for connection in connections:
+        connection.cancel()
+    await asyncio.gather(*connections, return_exceptions=True)
+    assert was_seen
+
+
+@asynccontextmanager
+async def slow(url: str, delay_s: float) -> AsyncIterator[str]:
+    """Yields the URL of a proxy that passes everything on later."""
+    parts = urlsplit(url)
+    tasks: list[asyncio.Task[None]] = []
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(target):
+            while piece := await source.read(1 << 16):
+                await asyncio.sleep(delay_s)
+                target.write(piece)
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(parts.hostname, parts.port)
+        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+
+    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.create_task(forward(reader, writer)))
+
+    async with await asyncio.start_server(connect, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield parts._replace(netloc=parts.netloc.replace(str(parts.port), str(port))).geturl()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
