@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from tailrace.durable.streams import DurableStreams
 from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import end_of
@@ -254,7 +253,7 @@ class RedisLogStore:
     async def streams_of(self, owner: str) -> list[str]:
         return await self._lookup.streams_of(owner)
 
-    async def durable_streams(self, budget_bytes: int) -> DurableStreams:
+    async def durable_streams(self, budget_bytes: int) -> SharedDurableStreams:
         if budget_bytes:
             await self._durable.load(budget_bytes)
         return self._durable
