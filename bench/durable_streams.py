@@ -20,7 +20,7 @@ import redis
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.streams import DurableStreams
 from tailrace.streams.redis import open_redis
-from tailrace.streams.redis._durable_log import Answer, Entry, Place
+from tailrace.streams.redis._durable_log import Answer, Entry, EntryId
 
 Send = Callable[..., Awaitable[Answer]]
 BATCH = ProducerBatch(bytes(100), "text/plain")
@@ -44,7 +44,7 @@ async def measure(url: str, num_servers: int, num_writers: int, seconds: float) 
             shared.append(await store.durable_streams(BUDGET_BYTES))
 
         def count(send: Send) -> Send:
-            async def counted(after: Place, entry: Entry, *, asks_for_turn: bool) -> Answer:
+            async def counted(after: EntryId, entry: Entry, *, asks_for_turn: bool) -> Answer:
                 nonlocal num_calls
                 num_calls += 1
                 return await send(after, entry, asks_for_turn=asks_for_turn)

@@ -164,7 +164,9 @@ class Settings:
         "and stay readable only while this process runs.",
     )
     durable_bytes: int = _setting(
-        64 * 2**20, "Memory for the streams that clients create at /v1/durable; beyond it 507. 0 disables /v1/durable."
+        64 * 2**20,
+        "Memory for the streams that clients create at /v1/durable; beyond it 507. 0 disables /v1/durable. Each server "
+        "that shares a Redis has all of these streams in memory.",
     )
     durable_poll_s: float = _setting(20.0, "Longest wait of a long poll at /v1/durable.", least=0.1)
     heartbeat_s: float = _setting(

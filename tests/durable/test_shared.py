@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.durable.any_steps import outcome, state, steps, unnamed
 from tests.durable.homes import append, content, create, servers
 from tests.testing.redis_server import delete_keys, prefix_of, shared_url
+from tests.waiting import wait_until
 
 from tailrace.durable.operations import Creation
 from tailrace.durable.records import Stamp
@@ -115,8 +116,7 @@ async def test_a_reader_sees_what_other_servers_append(url: str) -> None:
                     follower.cursor = stream.tail
             await append(one, b"a", b"", closes=True)
             await follower.wait()
-            while not stream.is_closed:
-                await asyncio.sleep(0)
+            await wait_until(lambda: stream.is_closed)
         assert [chunk.pieces for chunk in stream.chunks] == [(b"%d" % number,) for number in range(1, 20)]
 
 

@@ -23,9 +23,9 @@ from tailrace.durable.records import Stamp, Used
 from tailrace.durable.streams import DurableStreams
 from tailrace.errors import JournalFull, ModelError, StorageError, UnknownStream
 from tailrace.streams._rows import Rows
-from tailrace.streams.redis import open_redis
+from tailrace.streams.redis import durable, open_redis
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._durable_log import Answer, DurableLog, Place
+from tailrace.streams.redis._durable_log import Answer, DurableLog, EntryId
 from tailrace.streams.redis.durable import SharedDurableStreams
 
 Kind = Callable[[Path], AbstractContextManager[tuple[str, list[OwnRedis]]]]
@@ -224,6 +224,18 @@ async def test_the_log_is_bounded_while_a_reader_follows(tmp_path: Path) -> None
                 assert await content(late, b"fork") == [b"x"]
 
 
+async def test_deleted_content_leaves_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable, "_ERASE_S", 0.0)
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with servers(url, 1) as (one,):
+            await create(one, b"kept", body=b"public")
+            await create(one, b"deleted", body=b"private")
+            assert b"private" in b"".join(client.lrange(f"{_KEY}:log", 0, -1))
+            await one.perform(lambda store: store.delete_below(b"del"))
+            await wait_until(lambda: b"private" not in b"".join(client.lrange(f"{_KEY}:log", 0, -1)))
+            assert await content(one, b"kept") == [b"public"]
+
+
 async def test_a_large_state_is_loaded(tmp_path: Path) -> None:
     """It takes many round trips."""
     with own_redis(tmp_path) as (url, _):
@@ -245,14 +257,14 @@ async def test_a_server_asks_for_a_turn(tmp_path: Path) -> None:
         async with Connection.open(url) as connection:
             far, near = (DurableLog(connection, Rows(None)) for _ in range(2))
 
-            async def try_append(log: DurableLog, after: Place, *, asks: bool = False) -> Answer:
+            async def try_append(log: DurableLog, after: EntryId, *, asks: bool = False) -> Answer:
                 return await log.append(after, log.entry(after, [(b"a", Used())]), asks_for_turn=asks)
 
-            first = await try_append(near, Place())
+            first = await try_append(near, EntryId())
             assert first.is_appended
-            beaten = await try_append(far, Place(), asks=True)
+            beaten = await try_append(far, EntryId(), asks=True)
             assert not beaten.is_appended
-            assert [entry.place for entry in beaten.entries] == [first.last]
+            assert [entry.entry_id for entry in beaten.entries] == [first.last]
             waits = await try_append(near, first.last)
             assert (waits.is_appended, waits.entries) == (False, [])
             second = await try_append(far, first.last)
@@ -325,7 +337,7 @@ async def test_servers_of_another_version_are_refused(tmp_path: Path) -> None:
             assert isinstance(row, bytes)
             client.lset(f"{_KEY}:log", 0, row[:8] + b"\0" + msgspec.msgpack.encode([(b"a", {"type": "Later"})]))
         async with open_redis(url) as store:
-            with pytest.raises(StorageError, match="another version of tailrace"):
+            with pytest.raises(ModelError, match="another version of tailrace"):
                 await store.durable_streams(BUDGET_BYTES)
         client.hset("tailrace:{0}:facts", "durable", "2")
         with pytest.raises(ModelError, match="another version"):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.durable.any_steps import outcome, state, steps, take, unnamed
 
-from tailrace.durable.draft import Draft
+from tailrace.durable.draft import DraftStore
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import position_of
 from tailrace.durable.records import DurableRecord
@@ -65,7 +65,7 @@ def test_replaying_the_records_gives_the_same_state(taken: list[tuple[object, ..
 def test_drafts_change_the_state_only_when_they_are_kept(taken: list[tuple[list[tuple[object, ...]], bool]]) -> None:
     store, direct = (DurableStore(budget_bytes=20_000) for _ in range(2))
     for several, keeps in taken:
-        draft, before = Draft(store), state(store)
+        draft, before = DraftStore(store), state(store)
         outcomes = [outcome(draft, step) for step in several]
         assert state(store) == before
         if keeps:

@@ -8,10 +8,10 @@ from tailrace.durable.records import DurableRecord
 from tailrace.durable.store import DurableStore
 from tailrace.durable.stream import DurableStream
 
-__all__ = ["Draft"]
+__all__ = ["DraftStore"]
 
 
-class Draft(DurableStore):
+class DraftStore(DurableStore):
     """A store that begins with the state of another one, which it does not change until `keep`.
 
     It is valid as long as the other store does not change.

@@ -137,7 +137,7 @@ class LogStore(Protocol):
     async def durable_streams(self, budget_bytes: int) -> DurableStreams:
         """Return the streams that clients have created, with a limit of their memory. Called once.
 
-        Raises: StorageError if they cannot be read.
+        Raises: StorageError or ModelError if they cannot be read.
         """
 
     async def take_over(self, models: Collection[str] | None = None) -> list[Lease]:

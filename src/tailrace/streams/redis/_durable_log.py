@@ -20,11 +20,11 @@ from tailrace.streams._rows import Rows
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._scripts import script
 
-__all__ = ["Answer", "DurableLog", "Entry", "Loaded", "Place"]
+__all__ = ["Answer", "DurableLog", "Entry", "EntryId", "LoadedLog"]
 
 Change = tuple[bytes, DurableRecord]
 
-_ID_BYTES = 8
+_TOKEN_BYTES = 8
 _TURN_MS = 1_000
 _WRITER_MS = 60_000
 _PART_RECORDS = 1_000  # of a snapshot; encoding them must not take long
@@ -135,38 +135,38 @@ return 1
 )
 
 
-class Place(NamedTuple):
-    """An entry of the log. The place before the first entry has no id."""
+class EntryId(NamedTuple):
+    """The number of an entry, and its random token. The default stands for the start of the log."""
 
     number: int = 0
-    entry_id: bytes = b""
+    token: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry to append, or one that was read. `changes` are read with `DurableLog.changes`."""
+    """An entry to append, or one that was read. `DurableLog.changes` decodes it."""
 
-    place: Place
-    row: bytes = b""  # with its id; empty: nothing to append
+    entry_id: EntryId
+    row: bytes = b""  # token and changes; empty: nothing to append
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What came of an append."""
 
-    is_known: bool  # whether the log has the place of the server; else only `last` is set
+    is_known: bool  # whether the log has the last entry of the server; else only `last` is set
     is_appended: bool
-    last: Place  # of the log
+    last: EntryId  # of the log
     entries: Sequence[Entry]  # that the server lacks, or the first of them
     needs_snapshot: bool  # whether the entries behind the snapshot take too much room
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedLog:
     """All changes of the log, and its last entry."""
 
     changes: Sequence[Change]
-    last: Place
+    last: EntryId
 
 
 class DurableLog:
@@ -176,22 +176,22 @@ class DurableLog:
         self._connection = connection
         self._rows = rows
         self._spare_bytes = spare_bytes  # that entries may take in any case before there is a snapshot of them
-        self._name = os.urandom(_ID_BYTES).hex()  # of this server
+        self._name = os.urandom(_TOKEN_BYTES).hex()  # of this server
         key = connection.keys.durable
         self.tail_key = key("tail")
         self._new_key = key(f"new:{self._name}")
         self._keys = (key(), key("log"))
 
-    def entry(self, after: Place, changes: Sequence[Change]) -> Entry:
-        """Make the entry that follows a place."""
+    def entry(self, after: EntryId, changes: Sequence[Change]) -> Entry:
+        """Make the entry that follows another one."""
         if not changes:
             return Entry(after)
-        place = Place(after.number + 1, os.urandom(_ID_BYTES))
-        return Entry(place, place.entry_id + self._rows.encrypt(_encode(changes), f"durable {place.number}"))
+        number, token = after.number + 1, os.urandom(_TOKEN_BYTES)
+        return Entry(EntryId(number, token), token + self._rows.encrypt(_encode(changes), f"durable {number}"))
 
     def changes(self, entry: Entry) -> list[Change]:
         """Raises: JournalDamaged."""
-        return self._read(entry.row[_ID_BYTES:], f"durable {entry.place.number}")
+        return self._read(entry.row[_TOKEN_BYTES:], f"durable {entry.entry_id.number}")
 
     def _read(self, row: bytes, name: str) -> list[Change]:
         try:
@@ -199,25 +199,25 @@ class DurableLog:
         except (msgspec.DecodeError, JournalDamaged):
             raise JournalDamaged(_UNREADABLE) from None
 
-    async def append(self, after: Place, entry: Entry, *, asks_for_turn: bool) -> Answer:
-        """Append an entry if there is none after this place. Without a row only learn whether there is one.
+    async def append(self, after: EntryId, entry: Entry, *, asks_for_turn: bool) -> Answer:
+        """Append an entry if the log ends with `after`. Without a row only learn whether it does.
 
         The same call may be repeated: an entry is not appended twice. Raises: StorageError.
         """
         connection = self._connection
         keys = [*self._keys, self.tail_key, connection.keys.durable("turn")]
-        about = after.number, after.entry_id, self._name, entry.row, int(asks_for_turn), _TURN_MS
+        about = after.number, after.token, self._name, entry.row, int(asks_for_turn), _TURN_MS
         known, last, last_id, num_bytes, kept, done, rows = await connection.run(_APPEND, keys, *about)
         first = after.number + 1
         return Answer(
             bool(known),
             bool(done),
-            Place(last, last_id),
-            [Entry(Place(first + n, row[:_ID_BYTES]), row) for n, row in enumerate(rows)],
+            EntryId(last, last_id),
+            [Entry(EntryId(first + n, row[:_TOKEN_BYTES]), row) for n, row in enumerate(rows)],
             num_bytes - kept > max(self._spare_bytes, kept),
         )
 
-    async def load(self) -> Loaded:
+    async def load(self) -> LoadedLog:
         """Raises: StorageError, JournalDamaged."""
         while True:
             rows: list[bytes] = []
@@ -225,9 +225,8 @@ class DurableLog:
             snapshot = first, first_id
             while some and (first, first_id) == snapshot:
                 rows += some
-                last, last_id, first, first_id, length, some = await self._connection.run(
-                    _LOAD, self._keys, len(rows)
-                )  # fmt: skip
+                answer = await self._connection.run(_LOAD, self._keys, len(rows))
+                last, last_id, first, first_id, length, some = answer
             if (first, first_id) == snapshot and len(rows) == length:
                 break
         num_parts = length - (last - first)
@@ -237,12 +236,12 @@ class DurableLog:
                 changes += self._read(row, f"durable part {position} of {first}")
             else:
                 number = first + 1 + position - num_parts
-                changes += self.changes(Entry(Place(number, row[:_ID_BYTES]), row))
-        return Loaded(changes, Place(last, last_id))
+                changes += self.changes(Entry(EntryId(number, row[:_TOKEN_BYTES]), row))
+        return LoadedLog(changes, EntryId(last, last_id))
 
-    async def replace(self, at: Place, changes: Iterable[Change], *, lost: Place | None = None) -> bool:
-        """Replace the entries up to a place by a snapshot, the changes that lead there. If the log has lost this place,
-        `lost` is its last entry. Returns whether that was possible: otherwise the log has changed meanwhile, or another
+    async def replace(self, at: EntryId, changes: Iterable[Change], *, lost: EntryId | None = None) -> bool:
+        """Replace the entries up to `at` by a snapshot, the changes that lead there. If the log has lost that entry,
+        `lost` is its last one. Returns whether that was possible: otherwise the log has changed meanwhile, or another
         server writes a snapshot. Raises: StorageError."""
         ask, client = self._connection.ask, self._connection.client
         writer_key = self._connection.keys.durable("writer")
@@ -256,7 +255,7 @@ class DurableLog:
             await ask(client.pexpire(self._new_key, _WRITER_MS))
             num_parts, num_bytes = num_parts + 1, num_bytes + len(row)
         keys = [*self._keys, self.tail_key, writer_key, self._new_key]
-        base = lost if lost is not None else Place(-1)
+        base = lost if lost is not None else EntryId(-1)
         return bool(await self._connection.run(_REPLACE, keys, *at, num_bytes, num_parts, *base))
 
 

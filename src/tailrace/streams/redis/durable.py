@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,14 +24,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from tailrace.durable.draft import Draft
+from tailrace.durable.draft import DraftStore
+from tailrace.durable.records import Dropped
 from tailrace.durable.snapshot import snapshot
 from tailrace.durable.store import DurableStore
 from tailrace.durable.stream import DurableStream
 from tailrace.errors import JournalDamaged, JournalFull, StorageError, StreamError, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._durable_log import Answer, DurableLog, Entry, Place
+from tailrace.streams.redis._durable_log import Answer, DurableLog, Entry, EntryId
 from tailrace.streams.redis._follower import Entries
 
 __all__ = ["SharedDurableStreams"]
@@ -43,9 +45,10 @@ _RETRY_S = 0.05
 _TURN_S = 0.005  # between two tries while it is the turn of another server
 _DOUBT_S = 1.0  # after an error; longer than other servers take to find out what Redis has
 _PATIENCE = 3  # tries after which this server asks for a turn
+_ERASE_S = 60.0  # after which deleted content is removed from the log
 _OPERATIONS = 128  # in one entry; they are decided without a pause
 _ENTRY_BYTES = 2**20
-_PLACES = 10_000  # of which the ids are known
+_IDS = 10_000  # of the last entries; to tell a log that has lost its end from one with other entries
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +61,7 @@ class _Waiting:
     error: Exception | None = None
     has_changes: bool = False
 
-    def decide(self, draft: Draft) -> None:
+    def decide(self, draft: DraftStore) -> None:
         num_records = len(draft.records)
         self.result = self.error = None
         try:
@@ -87,12 +90,13 @@ class SharedDurableStreams:
         self.log = DurableLog(connection, rows)
         self._give_up_after_s = give_up_after_s
         self._state = DurableStore(budget_bytes=0)
-        self._places: deque[Place] = deque([Place()], maxlen=_PLACES)  # that the state has had; the last is the present
+        self._ids: deque[EntryId] = deque([EntryId()], maxlen=_IDS)  # that the state has had; the last is the present
         self._waiting: deque[_Waiting] = deque()
         self._is_behind = False  # other servers may have appended
-        self._told = 0  # the last entry of the log, as Redis says unasked
+        self._told = 0  # the number of the last entry, as Redis says unasked
         self._is_due = asyncio.Event()
         self._snapshot_due = asyncio.Event()
+        self._erase_at_s = math.inf  # monotonic; there is deleted content in the log
         self._is_loaded = False
         self._is_closing = False
         self._failing_since_s: float | None = None  # monotonic
@@ -145,18 +149,20 @@ class SharedDurableStreams:
 
     def on_tick(self) -> None:
         """Tell the others which streams have readers, whose TTL does not run. Find out what was appended."""
-        for stream in list(self._state.streams.values()):
+        for stream in self._state.streams.values():
             if stream.num_readers and stream.is_use_due:
                 self._enqueue(partial(_keep_alive, stream.key)).add_done_callback(_ignore)
+        if time.monotonic() >= self._erase_at_s:
+            self._snapshot_due.set()
         self._is_behind = self._is_loaded
         self._is_due.set()
 
     # The state
 
     @property
-    def _place(self) -> Place:
+    def _last_id(self) -> EntryId:
         """Return the last entry that the state has."""
-        return self._places[-1]
+        return self._ids[-1]
 
     async def load(self, budget_bytes: int) -> None:
         """Raises: StorageError, JournalDamaged if it cannot be read."""
@@ -170,8 +176,8 @@ class SharedDurableStreams:
         state, former = DurableStore(budget_bytes=self._state.budget_bytes, records_use=True), self._state
         state.restore(loaded.changes)
         self._state = state
-        self._places.clear()
-        self._places.append(loaded.last)
+        self._ids.clear()
+        self._ids.append(loaded.last)
         if self._is_closing:
             state.close()
         for stream in former.streams.values():
@@ -180,7 +186,7 @@ class SharedDurableStreams:
     def _apply(self, entry: Entry) -> None:
         """Raises: JournalDamaged."""
         self._state.restore(self.log.changes(entry))
-        self._places.append(entry.place)
+        self._ids.append(entry.entry_id)
 
     # The log
 
@@ -197,7 +203,7 @@ class SharedDurableStreams:
         while True:
             await self._is_due.wait()
             self._is_due.clear()
-            while self._waiting or self._is_behind or self._told > self._place.number:
+            while self._waiting or self._is_behind or self._told > self._last_id.number:
                 self._is_behind, self._told = False, 0
                 await self._settle(self._take_some())
 
@@ -232,7 +238,7 @@ class SharedDurableStreams:
         is_fresh = False  # the state was that of the log after the operations came
         for num_tries in itertools.count():
             draft = self._decide(operations)
-            entry = self.log.entry(self._place, draft.records)
+            entry = self.log.entry(self._last_id, draft.records)
             if is_fresh and not entry.row:
                 break
             answer = await self._append(entry, asks_for_turn=num_tries >= _PATIENCE)
@@ -243,13 +249,15 @@ class SharedDurableStreams:
             is_kept = answer.is_appended or (bool(entry.row) and entries[:1] == [entry])
             if is_kept:  # perhaps by an earlier try, of which the answer was lost
                 draft.keep()
-                self._places.append(entry.place)
+                self._ids.append(entry.entry_id)
+                if any(isinstance(record, Dropped) for _, record in draft.records):
+                    self._erase_at_s = min(self._erase_at_s, time.monotonic() + _ERASE_S)
                 entries = [] if answer.is_appended else entries[1:]
             for other in entries:
                 self._apply(other)
             if answer.needs_snapshot:
                 self._snapshot_due.set()
-            is_fresh = self._place == answer.last
+            is_fresh = self._last_id == answer.last
             if is_kept or (not entries and not entry.row):
                 break
             if not entries:
@@ -257,9 +265,9 @@ class SharedDurableStreams:
         for waiting in operations:
             waiting.settle()
 
-    def _decide(self, operations: list[_Waiting]) -> Draft:
+    def _decide(self, operations: list[_Waiting]) -> DraftStore:
         """Run operations on a draft. Those that are too many for one entry are removed, and wait again."""
-        draft = Draft(self._state)
+        draft = DraftStore(self._state)
         for position, waiting in enumerate(operations):
             if draft.num_bytes - self._state.num_bytes >= _ENTRY_BYTES:
                 self._waiting.extendleft(reversed(operations[position:]))
@@ -274,9 +282,9 @@ class SharedDurableStreams:
         was_sent = False
         while True:
             only_looks = bool(entry.row) and time.monotonic() < self._doubt_until_s
-            sent = Entry(self._place) if only_looks else entry
+            sent = Entry(self._last_id) if only_looks else entry
             try:
-                answer = await self.log.append(self._place, sent, asks_for_turn=asks_for_turn)
+                answer = await self.log.append(self._last_id, sent, asks_for_turn=asks_for_turn)
                 is_replaced = not answer.is_known and not await self._write_again(answer.last)
             except StorageError as error:
                 if isinstance(error, JournalDamaged) or (isinstance(error, JournalFull) and sent.row):
@@ -294,15 +302,15 @@ class SharedDurableStreams:
                     return answer
             await asyncio.sleep(_RETRY_S)
 
-    async def _write_again(self, last: Place) -> bool:
+    async def _write_again(self, last: EntryId) -> bool:
         """The log, which ends with `last`, does not have the last entry of the state. Write it again if the log has
         nothing else, and return True. Otherwise replace the state by that of the log. Raises: StorageError,
         JournalDamaged."""
-        if last == Place() or last in self._places:
-            if await self.log.replace(self._place, snapshot(self._state), lost=last):
+        if last == EntryId() or last in self._ids:
+            if await self.log.replace(self._last_id, snapshot(self._state), lost=last):
                 logger.warning("Redis had lost the last changes of durable streams. They are written again.")
             return True
-        if last.number <= self._place.number:
+        if last.number <= self._last_id.number:
             logger.warning("Redis has lost changes of durable streams, and has other ones. They are read again.")
         await self._load()
         return False
@@ -321,8 +329,12 @@ class SharedDurableStreams:
         while True:
             await self._snapshot_due.wait()
             self._snapshot_due.clear()
+            erase_at_s, self._erase_at_s = self._erase_at_s, math.inf
+            is_done = False
             with contextlib.suppress(StorageError):
-                await self.log.replace(self._place, snapshot(self._state))
+                is_done = await self.log.replace(self._last_id, snapshot(self._state))
+            if not is_done and erase_at_s < math.inf:
+                self._erase_at_s = time.monotonic() + _ERASE_S
 
 
 def _keep_alive(key: bytes, store: DurableStore) -> None:

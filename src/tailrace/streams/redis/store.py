@@ -254,8 +254,11 @@ class RedisLogStore:
         return await self._lookup.streams_of(owner)
 
     async def durable_streams(self, budget_bytes: int) -> SharedDurableStreams:
-        if budget_bytes:
-            await self._durable.load(budget_bytes)
+        try:
+            if budget_bytes:
+                await self._durable.load(budget_bytes)
+        except StorageError as error:
+            raise start_error(error) from None
         return self._durable
 
     # Streams of dead servers
