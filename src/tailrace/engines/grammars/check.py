@@ -161,7 +161,7 @@ class _ProcessPerGrammar:
 
 
 class _OpenVINOProcess:
-    """A long-running process with OpenVINO's library and the model's tokenizer: 170 MB. Starts with the first grammar,
+    """A long-running process with OpenVINO's library and the model's tokenizer: 200 MB. Starts with the first grammar,
     and again after a grammar has crashed it."""
 
     at_once = 1

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,7 @@ from tailrace.engines.grammars.automata import Automaton, GrammarError, Ranges, 
 from tailrace.engines.grammars.integers import pattern_between
 from tailrace.types import Grammar
 
-__all__ = ["to_ebnf"]
+__all__ = ["Rules", "to_rules"]
 
 _Schema: TypeAlias = Any  # JSON: an object or a boolean
 
@@ -53,19 +53,27 @@ _PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF)
 _ESCAPE = r'"\\" (["\\/bfnrt] | "u" ([0-9a-cefA-CEF] [0-9a-fA-F] | [dD] [0-7]) [0-9a-fA-F] [0-9a-fA-F])'
 
 
+class Rules(NamedTuple):
+    """A grammar as the library takes it, and its automata, whose size decides how long the library compiles it."""
+
+    text: str
+    automata: tuple[Automaton, ...]
+
+
 @lru_cache(maxsize=64)
-def to_ebnf(grammar: Grammar) -> str:
+def to_rules(grammar: Grammar) -> Rules:
     """Convert a grammar. Raises: GrammarError if it is too large, unsatisfiable or uses an unsupported feature."""
     rules = _Rules()
     if grammar.kind == "regex":
         rules.automaton("root", of_regex(grammar.source))
     else:
         _SchemaRules(rules, msgspec.json.decode(grammar.source)).write()
-    return rules.text()
+    return Rules(rules.text(), tuple(rules.automata))
 
 
 class _Rules:
     def __init__(self) -> None:
+        self.automata: list[Automaton] = []
         self._bodies: dict[str, str] = {}
         self._num_names = 0
 
@@ -85,6 +93,7 @@ class _Rules:
     def automaton(self, name: str, automaton: Automaton, *, in_json: bool = False) -> str:
         """Add a rule for each state with a choice. Each alternative ends with the next state's rule, so that the parser
         needs one state at a time. With `in_json`, the text is inside a JSON string and includes its closing quote."""
+        self.automata.append(automaton)
         entered = [0] * len(automaton.moves)
         for moves in automaton.moves:
             for _, target in moves:
@@ -133,6 +142,11 @@ def _pieces(ranges: Ranges, *, in_json: bool) -> list[str]:
             if chr(code) not in _ESCAPED:
                 found.append(_literal(f"\\u{code:04x}"))
     return ([_class(plain)] if plain else []) + found
+
+
+def _row(length: int) -> Automaton:
+    """Return the automaton of so many characters in a string, nearly: without those that are written as escapes."""
+    return Automaton([*([(_PLAIN, state + 1)] for state in range(length)), []], [False] * length + [True])
 
 
 def _class(ranges: Sequence[tuple[int, int]]) -> str:
@@ -225,6 +239,7 @@ class _SchemaRules:
             return '"\\"" ' + self._pattern(_FORMATS[schema["format"]], in_json=True)
         least, most = schema.get("minLength", 0), schema.get("maxLength")
         then = self._any_characters() if most is None else '"\\""'
+        self._rules.automata.append(_row(least if most is None else most))
         for left in range((least if most is None else most) - 1, -1, -1):
             optional = ' | "\\""' if left >= least else ""
             then = self._rules.add(f"{_class(_PLAIN)} {then} | {_ESCAPE} {then}{optional}")
@@ -233,6 +248,7 @@ class _SchemaRules:
     def _any_characters(self) -> str:
         if "characters" not in self._shared:
             name = self._shared["characters"] = self._rules.name()
+            self._rules.automata.append(Automaton([[(_PLAIN, 0)]], [True]))
             self._rules.add(f'{_class(_PLAIN)} {name} | {_ESCAPE} {name} | "\\""', name)
         return self._shared["characters"]
 

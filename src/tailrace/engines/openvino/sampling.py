@@ -6,7 +6,7 @@ from typing import Any
 
 import openvino_genai as genai
 
-from tailrace.engines.grammars.ebnf import to_ebnf
+from tailrace.engines.grammars.ebnf import to_rules
 from tailrace.types import Sampling
 
 __all__ = ["PARAMETERS", "library_config"]
@@ -48,7 +48,7 @@ def library_config(
         config.logprobs = 1
     if sampling.grammar is not None:
         structure = genai.StructuredOutputConfig()
-        structure.grammar = to_ebnf(sampling.grammar)
+        structure.grammar = to_rules(sampling.grammar).text
         config.structured_output_config = structure
     config.validate()
     return config

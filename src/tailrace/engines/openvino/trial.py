@@ -3,8 +3,9 @@
     python -m tailrace.engines.openvino.trial PARENT_PID
 
 The first line of standard input is an `EngineSpec`, each further line a `Grammar`, in JSON. It answers each line with a
-line of JSON: "" when it is ready, then the reason to refuse the grammar, or "". If a grammar takes more than `CPU_S` of
-CPU time, the kernel ends the process with SIGPROF. An idle process ends by itself.
+line of JSON: "" when it is ready, then the reason to refuse the grammar, or "". A grammar is refused if compiling it
+takes more than `MAX_STEPS`. This does not depend on the machine. If compiling takes more than `CPU_S` of CPU time
+nevertheless, the kernel ends the process with SIGPROF. An idle process ends by itself.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ import openvino as ov
 
 from tailrace.child import begin_child
 from tailrace.engines.grammars.automata import GrammarError
+from tailrace.engines.grammars.ebnf import to_rules
 from tailrace.engines.openvino.sampling import library_config
 from tailrace.engines.openvino.toy import load_toy
+from tailrace.engines.openvino.vocabulary import Vocabulary
 from tailrace.engines.protocol import EngineSpec
 from tailrace.types import Grammar, Sampling
 
-__all__ = ["CPU_S", "main"]
+__all__ = ["CPU_S", "MAX_STEPS", "main"]
 
-# CPU time of one grammar before its first token. The library uses all cores, so that other sequences wait at most 0.2 s
-# on
-# two cores.
-CPU_S = 0.4
+# Of one grammar, see `vocabulary`: 0.5 to 1 s of CPU time. The library uses all cores, so that other sequences wait
+# half as long on two cores.
+MAX_STEPS = 5_000_000
+CPU_S = 3.0  # of one grammar before its first token. Within MAX_STEPS, a busy machine took at most 1 s
 _NUM_TOKENS = 8  # of the trial answer: later tokens do not take longer (see automata)
 _MEMORY_BYTES = 512 * 2**20  # of address space, in addition to the loaded libraries
 _IDLE_S = 300.0
@@ -40,20 +43,29 @@ _NICE = 5  # lower priority than the engine; with 19 it got no CPU on a busy mac
 class _Trial:
     def __init__(self, spec: EngineSpec) -> None:
         self._pipeline = load_toy(spec)
+        self._vocabulary = Vocabulary(self._pipeline.get_tokenizer().get_vocab())
         self._eos_token_ids = spec.eos_token_ids
         self._num_run = 0
 
-    def run(self, grammar: Grammar) -> str:
-        """Return why a grammar cannot be used, or "". Raises: the library's RuntimeError."""
+    def run(self, grammar: Grammar, *, cpu_s: float = CPU_S) -> str:
+        """Return why a grammar cannot be used, or "". `cpu_s`: 0 for no limit. Raises: the library's RuntimeError."""
         sampling = Sampling(seed=0, max_tokens=_NUM_TOKENS, grammar=grammar)
         try:
             config = library_config(sampling, self._eos_token_ids)
+            automata = to_rules(grammar).automata
         except GrammarError as error:
             return str(error)
+        left = MAX_STEPS
+        for automaton in automata:
+            left -= self._vocabulary.num_steps(automaton, left)
+            if left < 0:
+                return "it allows too many tokens at too many places, which takes too long to compile"
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
         self._num_run += 1
         handle = self._pipeline.add_request(self._num_run, ov.Tensor(np.array([[1, 2, 3]], np.int64)), config)
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
+        signal.setitimer(signal.ITIMER_PROF, 0)
         return "" if handle.read_all() else "no answer could conform to it"
 
 
@@ -63,7 +75,7 @@ def main() -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print to stdout
     trial = _Trial(msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec))
     answers.write(
-        _line(trial.run(Grammar("regex", "[ab]")))
+        _line(trial.run(Grammar("regex", "[ab]"), cpu_s=0))
     )  # warms the library up, so that the first grammar is not charged for it
     os.nice(_NICE)  # after loading, for which the first request waits
     if sys.platform == "linux":
@@ -77,13 +89,11 @@ def main() -> int:
         if not line:
             return 0
         grammar = msgspec.json.decode(line, type=Grammar)
-        signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
             reason = trial.run(grammar)
         except RuntimeError:  # the state of the pipeline is unknown now
             answers.write(_line("it cannot be compiled"))
             return 0
-        signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(_line(reason))
 
 
