@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.engines.grammars.automata import Automaton, of_choices, of_regex
 from tailrace.engines.grammars.ebnf import to_rules
-from tailrace.engines.openvino.vocabulary import Vocabulary
+from tailrace.engines.openvino.vocabulary import TokenTree
 from tailrace.types import Grammar
 
 _MANY = 10**9
@@ -39,23 +39,23 @@ def test_each_beginning_is_tried_once(regex: str) -> None:
     draw = random.Random(7)
     tokens = ["".join(draw.choices("abcé1 ", k=draw.randint(1, 6))) for _ in range(200)]
     automaton = of_regex(regex)
-    assert Vocabulary(token.encode() for token in tokens).num_steps(automaton, _MANY) == _slowly(tokens, automaton)
+    assert TokenTree(token.encode() for token in tokens).num_steps(automaton, _MANY) == _slowly(tokens, automaton)
 
 
 def test_counting_stops_above_the_limit() -> None:
-    vocabulary = Vocabulary(f"{number}".encode() for number in range(5000))
+    tree = TokenTree(f"{number}".encode() for number in range(5000))
     automaton = of_regex(r"\d{1,100}")
-    whole = vocabulary.num_steps(automaton, _MANY)
-    assert vocabulary.num_steps(automaton, whole) == whole
-    assert 1000 < vocabulary.num_steps(automaton, 1000) < whole
+    whole = tree.num_steps(automaton, _MANY)
+    assert tree.num_steps(automaton, whole) == whole
+    assert 1000 < tree.num_steps(automaton, 1000) < whole
 
 
 def test_unusual_tokens() -> None:
     """Parts of characters, none at all, and long ones."""
-    vocabulary = Vocabulary([b"", b"\xc3", b"\x00", "é".encode(), b" " * 500, b"a"])
-    assert vocabulary.num_steps(of_choices(["é"]), _MANY) == 4 + 4
-    assert vocabulary.num_steps(of_regex(" *"), _MANY) == 4 + 31
-    assert Vocabulary([]).num_steps(of_regex("a"), _MANY) == 0
+    tree = TokenTree([b"", b"\xc3", b"\x00", "é".encode(), b" " * 500, b"a"])
+    assert tree.num_steps(of_choices(["é"]), _MANY) == 4 + 4
+    assert tree.num_steps(of_regex(" *"), _MANY) == 4 + 31
+    assert TokenTree([]).num_steps(of_regex("a"), _MANY) == 0
 
 
 def test_bounded_strings_have_their_states() -> None:

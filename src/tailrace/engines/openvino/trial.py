@@ -24,7 +24,7 @@ from tailrace.engines.grammars.automata import GrammarError
 from tailrace.engines.grammars.ebnf import to_rules
 from tailrace.engines.openvino.sampling import library_config
 from tailrace.engines.openvino.toy import load_toy
-from tailrace.engines.openvino.vocabulary import Vocabulary
+from tailrace.engines.openvino.vocabulary import TokenTree
 from tailrace.engines.protocol import EngineSpec
 from tailrace.types import Grammar, Sampling
 
@@ -43,7 +43,7 @@ _NICE = 5  # lower priority than the engine; with 19 it got no CPU on a busy mac
 class _Trial:
     def __init__(self, spec: EngineSpec) -> None:
         self._pipeline = load_toy(spec)
-        self._vocabulary = Vocabulary(self._pipeline.get_tokenizer().get_vocab())
+        self._token_tree = TokenTree(self._pipeline.get_tokenizer().get_vocab())
         self._eos_token_ids = spec.eos_token_ids
         self._num_run = 0
 
@@ -57,7 +57,7 @@ class _Trial:
             return str(error)
         left = MAX_STEPS
         for automaton in automata:
-            left -= self._vocabulary.num_steps(automaton, left)
+            left -= self._token_tree.num_steps(automaton, left)
             if left < 0:
                 return "it allows too many tokens at too many places, which takes too long to compile"
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
