@@ -18,7 +18,7 @@ NUM_TOKENS = 150
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(300 + 6 * DEATHS)
 @apart
 def test_deaths_at_any_time(tmp_path: Path) -> None:
     """TAILRACE_TEST_DEATHS says how many."""

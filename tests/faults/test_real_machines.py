@@ -69,15 +69,15 @@ def _begin_all(servers: Machines, door: Entry) -> list[_Reading]:
 def test_deaths_with_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """TAILRACE_TEST_DEATHS says how many. Every stream ends with all its tokens, and all its readers get the same ones.
 
-    If the engine is certified as exact (`tailrace certify smollm2 --threads 1`), they are those of the undisturbed
-    answer. If it is not, a stream whose replay gave other tokens says `continued`, and tokens may depend on which
-    streams ran in the same steps.
+    If the engine is certified as exact (`tailrace certify smollm2 --threads 1 --no-prefix-cache`), each replay gave the
+    tokens that readers had. If it is not, a stream whose replay gave other tokens says `continued`. Answers that differ
+    from those of the first round are only counted: they also depend on which tokens were computed alone.
     """
     try:
         resolve("smollm2", NoProgress())
     except ModelError as error:
         skip_missing("smollm2", error.message)
-    flags = ("--drain-s", "0.2", "--threads", "1", "--linger-s", "600")
+    flags = ("--drain-s", "0.2", "--threads", "1", "--no-prefix-cache", "--linger-s", "600")
     counts: Counter[str] = Counter()
     with machines(tmp_path, *flags, source="smollm2", load_s=_LONG_S) as (servers, door, redis):
         is_certified = door.http.get("/readyz").json()["replay"] == "exact"
@@ -92,9 +92,8 @@ def test_deaths_with_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixtur
             for reading in readings:
                 continuity, ids = reading.check()
                 counts[continuity or "undisturbed"] += 1
-                is_same = ids == undisturbed[reading.request][1]
-                counts["other text"] += not is_same
-                assert (is_same and continuity != "continued") or not is_certified, (death, fault.__name__, continuity)
+                counts["other text"] += ids != undisturbed[reading.request][1]
+                assert continuity != "continued" or not is_certified, (death, fault.__name__)
         assert counts["replayed"] + counts["continued"]
     with capsys.disabled():
         print(f"\n{DEATHS} deaths, certified: {is_certified}, {dict(counts)}", flush=True)  # noqa: T201
