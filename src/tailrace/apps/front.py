@@ -8,38 +8,34 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 
 import msgspec
-from starlette.datastructures import Headers, QueryParams
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace.access.audit import note_refusal, noting
-from tailrace.access.principal import arrival_of, owner_of, principal_of
+from tailrace.access.audit import note_refusal
+from tailrace.access.principal import arrival_of, principal_of
 from tailrace.apps.metrics import AppMetrics
 from tailrace.apps.pool import HostedApp, Pool
 from tailrace.apps.relay import Relay
+from tailrace.apps.stream_routes import event_id_of, resumed, stream_answer
 from tailrace.apps.streams import AppStreams
 from tailrace.dialects import native
-from tailrace.dialects.bodies import printable
-from tailrace.errors import AppUnavailable, NotFound, QueueFull, RequestError, SeqOutOfRange, TailraceError
+from tailrace.errors import AppUnavailable, NotFound, QueueFull, RequestError, TailraceError
 from tailrace.http.answers import JsonAnswer, error_answer
 from tailrace.records.service import Records
 from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from tailrace.serve.handles import CallHead
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
 from tailrace.settings import Settings
-from tailrace.streams import is_stream_id, parse_cursor
 
 __all__ = ["Front"]
 
 logger = logging.getLogger("tailrace.apps")
 
-_STREAMS = "/v1/streams/"
 _ADMIN = "/-/"
 _WIRE = "app"  # of all requests to apps, in scopes and records
 PUBLIC = ("/-/healthz", "/-/livez", "/-/readyz")  # need no key
 _TRITON = "/v2/"  # the routes of Inferless apps
 _START_RETRY_S = 1.0
-_AUDITED = {("POST", "cancel"): "stream.cancel", ("DELETE", ""): "stream.delete"}
 
 
 class Front:
@@ -110,33 +106,16 @@ class Front:
 
     async def _own_answer(self, scope: Scope, path: str) -> ASGIApp | None:
         """Return the answer to requests that the front serves itself: streams, and the server's state. Else None."""
-        method: str = scope["method"]
-        owner = owner_of(scope)
         if path.startswith(_ADMIN):
             what = path.removeprefix(_ADMIN)
             if what == "metrics":
                 principal_of(scope).require("metrics")
             return self._server_state(what)
-        cursor = Headers(scope=scope).get("last-event-id", "")
-        if path.startswith(_STREAMS):
-            stream_id, _, verb = path.removeprefix(_STREAMS).partition("/")
-            if not is_stream_id(stream_id):
-                return None  # the app's own route
-            if verb == "events" and method in ("GET", "HEAD"):
-                principal_of(scope).require("read")
-                query = QueryParams(scope["query_string"])
-                ignored = [printable(name) for name in query if name != "after"]
-                after = cursor or query.get("after", "")
-                return await self._streams.resume(owner, after, stream_id, ignored=ignored)
-            event = _AUDITED.get((method, verb))
-            with noting(event, scope, stream=stream_id) if event else nullcontext():
-                principal_of(scope).require("read" if method in ("GET", "HEAD") else "generate")
-                return await self._streams.on_stream(owner, method, stream_id, verb)
+        answer = await stream_answer(self._streams, scope, path)
         app = self._app_at(path)
-        if app is not None and _is_event_id(cursor):
-            principal_of(scope).require("read")
-            return await self._streams.resume(owner, cursor, app=app.name)  # a request with an event id only resumes
-        return None
+        if answer is None and app is not None and event_id_of(scope):
+            return await resumed(self._streams, scope, app.name)  # a request with an event's id only resumes
+        return answer
 
     def _app_at(self, path: str) -> HostedApp | None:
         return next((app for app in self.apps if _is_below(path, app.route_prefix)), None)
@@ -202,15 +181,6 @@ def _for_callers(error: TailraceError) -> Exception:
 
 def _is_below(path: str, prefix: str) -> bool:
     return not prefix or path == prefix or path.startswith(prefix + "/")
-
-
-def _is_event_id(cursor: str) -> bool:
-    """Return whether this is an event id of tailrace. Apps may have event ids of their own."""
-    try:
-        stream_id, _ = parse_cursor(cursor)
-    except SeqOutOfRange:
-        return False
-    return is_stream_id(stream_id)
 
 
 def _state(app: HostedApp) -> dict[str, object]:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import deque
-from collections.abc import Mapping
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.access.principal import owner_of
-from tailrace.apps.events import is_recordable
+from tailrace.apps.offers import take_offer
 from tailrace.apps.pool import DRAIN_RETRY_S, Pool, ReplicaLease
 from tailrace.apps.streams import AppStreams
 from tailrace.dialects.bodies import to_json
@@ -27,7 +25,6 @@ from tailrace.errors import (
 )
 from tailrace.serve.failures import Refusal
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
-from tailrace.serve.stream import STREAM_HEADER, StreamOffer
 from tailrace.settings import Settings
 from tailrace.types import ANONYMOUS
 
@@ -197,13 +194,18 @@ class Relay:
                 if message["type"] in _START_TYPES:
                     message["headers"] = [(name, value) for name, value in message.get("headers") or ()]
                 if message["type"] == "http.response.start":
-                    offer = self._stream_offer(message)
+                    self._is_sse = _media_type(message).startswith("text/event-stream")
+                    offer = take_offer(
+                        message, method=self._method, in_body=self._in_body, records_all=self._is_resumable
+                    )
                     if offer is not None:
                         headers = [
                             (name.decode("latin-1").lower(), value.decode("latin-1"))
                             for name, value in message["headers"]
                         ]
-                        stream = await self._streams.begin(offer, self._owner, self._app_name, channel, lease, headers)
+                        stream = await self._streams.begin(
+                            offer, self._owner, self._app_name, channel, headers, on_over=lease.release
+                        )
                         self._holds_lease = False
                         return stream
                 self._has_begun = True
@@ -218,31 +220,6 @@ class Relay:
             if not (self._is_complete or self._is_gone or self._can_retry):
                 await self._fail(end, send)
             return None
-
-    def _stream_offer(self, message: Message) -> StreamOffer | None:
-        """Return the offer if the answer becomes a stream with a log, or has to be recorded as one."""
-        headers = {name.lower(): value for name, value in message["headers"]}
-        media_type = headers.get(b"content-type", b"").decode("latin-1")
-        self._is_sse = media_type.startswith("text/event-stream")
-        offered = headers.get(STREAM_HEADER)
-        if offered is not None:
-            message["headers"] = [pair for pair in message["headers"] if pair[0].lower() != STREAM_HEADER]
-            with contextlib.suppress(
-                msgspec.DecodeError
-            ):  # the header may not be ours: the app may pass on foreign headers
-                offer = msgspec.json.decode(offered, type=StreamOffer)
-                return offer if offer.wire != "recorded" or self._can_record(message, headers) else None
-        if self._is_resumable and is_recordable(media_type) and self._can_record(message, headers):
-            return StreamOffer("recorded")
-        return None
-
-    def _can_record(self, message: Message, headers: Mapping[bytes, bytes]) -> bool:
-        """Return whether the answer can be resumed: status 200, the request's body is complete, the answer is streamed
-        (no length), and not compressed, since a compressed body can be read only from its beginning."""
-        is_streamed = b"content-length" not in headers
-        is_coded = headers.get(b"content-encoding", b"identity").lower() != b"identity"
-        is_good = message["status"] == 200 and self._method != "HEAD"
-        return is_good and is_streamed and not is_coded and not self._in_body
 
     async def _fail(self, end: ChannelClosed, send: Send) -> None:
         """Raise the error before the first byte. Later, send an error event or a close frame, or cut the answer off."""
@@ -275,6 +252,10 @@ class Relay:
         error: TailraceError = kind(refusal.message, param=refusal.param, retry_after_s=retry_after_s)
         error.status, error.code = refusal.status, refusal.code
         return error
+
+
+def _media_type(message: Message) -> str:
+    return next((value.decode("latin-1") for name, value in message["headers"] if name.lower() == b"content-type"), "")
 
 
 def _app_scope(scope: Scope) -> dict[str, object]:

@@ -8,9 +8,10 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from starlette.responses import Response
@@ -18,7 +19,6 @@ from starlette.types import ASGIApp, Message
 
 from tailrace.access.audit import note
 from tailrace.apps.events import AppEncoder, BodyPieces, ItemPieces, Memo, encoder_of, path_of
-from tailrace.apps.pool import ReplicaLease
 from tailrace.errors import (
     AppFailed,
     AppUnavailable,
@@ -33,13 +33,13 @@ from tailrace.errors import (
 from tailrace.generation.service import open_log_store
 from tailrace.http.answers import JsonAnswer, StreamAnswer
 from tailrace.serve.failures import Refusal
-from tailrace.serve.link import Channel, ChannelClosed, LinkLost
+from tailrace.serve.link import ChannelClosed, LinkLost
 from tailrace.serve.stream import StreamOffer, StreamPart
 from tailrace.settings import Settings
 from tailrace.streams import Ender, Lease, LogStore, Record, StreamLog, new_stream_id, parse_cursor
 from tailrace.types import End, Event, Failure, TextDelta, Usage
 
-__all__ = ["AppStreams", "open_app_streams"]
+__all__ = ["STORE_KIND", "AnswerBody", "AppStreams", "open_app_streams"]
 
 logger = logging.getLogger("tailrace.apps")
 
@@ -48,10 +48,23 @@ _EVENT_BYTES = 200  # overhead of an event, besides its text
 _FIRST_READER_S = 5.0
 _decode = msgspec.msgpack.decode
 _NO_TOKENS = Usage(0, 0)  # an app's stream has none
-_STORE_KIND = "apps"  # servers of models cannot read these streams, nor can apps read theirs
+STORE_KIND = "apps"  # servers of models cannot read these streams, nor can apps read theirs
 _INTERRUPTED = End(
     "interrupted", _NO_TOKENS, Failure(Interrupted.code, "The server was stopped before the stream had ended.")
 )
+
+
+class AnswerBody(Protocol):
+    """The messages of an app's answer after its start, packed. A `Channel` is one."""
+
+    async def receive(self) -> bytes:
+        """Return the next message. Raises: ChannelClosed when the app's work is over."""
+
+    def close(self) -> None:
+        """Stop the app's work. Does nothing if it is over."""
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Register a callback for the end of the app's work."""
 
 
 class _Feed:
@@ -60,13 +73,18 @@ class _Feed:
     status = "running"
 
     def __init__(
-        self, streams: AppStreams, lease: Lease, parts: ItemPieces | BodyPieces, channel: Channel, slot: ReplicaLease
+        self,
+        streams: AppStreams,
+        lease: Lease,
+        parts: ItemPieces | BodyPieces,
+        body: AnswerBody,
+        on_over: Callable[[], None],
     ) -> None:
         self.lease = lease
         self._streams = streams
         self._log = lease.log
-        self._channel = channel
-        self._slot = slot
+        self._body = body
+        self._on_over = on_over
         self._parts = parts
         self._num_bytes = 0
         self._is_ended = False
@@ -91,13 +109,13 @@ class _Feed:
         self._is_ended = True
         self.read()
         self._streams.feeds.discard(self)
-        self._channel.close()
+        self._body.close()
         self._log.park()
 
     def end(self, end: End) -> None:
         """Append the terminal event and stop the generator. A second call does nothing."""
         if not self._is_ended:
-            self._channel.close()
+            self._body.close()
             self._append_end(end)
 
     def _append_end(self, end: End) -> None:
@@ -117,21 +135,21 @@ class _Feed:
         return True
 
     async def run(self) -> None:
-        """Run until the app has ended the stream or its process is lost. Releases the slot at the end."""
+        """Run until the app has ended the stream or its process is lost. Calls `on_over` when its work is over."""
         # The client may have left before it began to read: without a reader, the stream is cancelled.
         first_s = max(self._log.record.linger_s, _FIRST_READER_S)
         self._linger = asyncio.get_running_loop().call_later(first_s, self.cancel)
         try:
             await self._receive_all()
         finally:
-            self._channel.close()
-            self._channel.when_over(self._slot.release)
+            self._body.close()
+            self._body.when_over(self._on_over)
 
     async def _receive_all(self) -> None:
         failure: Failure | None = None
         try:
             while not self._is_ended:
-                message: Message = _decode(await self._channel.receive())
+                message: Message = _decode(await self._body.receive())
                 self._append_parts(self._parts.feed(message.get("body", b"")))
                 if not message.get("more_body"):
                     self._append_parts(self._parts.end())
@@ -148,7 +166,7 @@ class _Feed:
         elif not self._is_ended:
             self._append_end(End("done", _NO_TOKENS))
             with contextlib.suppress(ChannelClosed):  # the app may still run background tasks
-                await self._channel.receive()
+                await self._body.receive()
 
     def _append_parts(self, parts: Iterable[StreamPart]) -> None:
         for part in parts:
@@ -172,7 +190,7 @@ async def open_app_streams(settings: Settings, data_path: Path) -> AsyncIterator
 
     Raises: ModelError if the store cannot be opened or written.
     """
-    async with open_log_store(settings, data_path, kind=_STORE_KIND) as store, asyncio.TaskGroup() as group:
+    async with open_log_store(settings, data_path, kind=STORE_KIND) as store, asyncio.TaskGroup() as group:
         streams = AppStreams(store, settings, group)
         try:
             await streams.recover()
@@ -194,6 +212,7 @@ class AppStreams:
         self.num_ended: Counter[tuple[str, str]] = Counter()  # by app and status
         self._settings = settings
         self._group = group
+        self._tasks: set[asyncio.Task[None]] = set()  # of the feeds
         self._taken: dict[str, Lease] = {}  # of servers that are gone; their ends cannot be read yet
         store.on_write_failure(self._fail_all)
 
@@ -229,12 +248,13 @@ class AppStreams:
         offer: StreamOffer,
         owner: str,
         app: str,
-        channel: Channel,
-        slot: ReplicaLease,
+        body: AnswerBody,
         headers: Sequence[tuple[str, str]],
+        *,
+        on_over: Callable[[], None],
     ) -> ASGIApp:
-        """Begin a stream of what comes over a channel. Returns the answer that follows it, with the app's own headers
-        (lowercase names, which may repeat). Raises: StorageError."""
+        """Begin a stream of the rest of an answer. Returns the answer that follows it, with the app's own headers
+        (lowercase names, which may repeat). `on_over` is called when the app's work is over. Raises: StorageError."""
         await self.store.wait_writable()
         is_recorded = offer.wire == "recorded"
         media_type = dict(headers).get("content-type", "text/plain")
@@ -251,10 +271,12 @@ class AppStreams:
         lease = await self.store.open(record)
         log = lease.log
         note("stream.begin", "done", owner=owner, model=app, wire=offer.wire, stream=log.stream_id)
-        feed = _Feed(self, lease, parts, channel, slot)
+        feed = _Feed(self, lease, parts, body, on_over)
         log.producer = feed
         self.feeds.add(feed)
-        self._group.create_task(feed.run())
+        task = self._group.create_task(feed.run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         return self._follow(log, encoder_of(log), headers)
 
     async def resume(
@@ -299,6 +321,11 @@ class AppStreams:
             case _:
                 raise MethodNotAllowed("This method is not allowed here.")
         return JsonAnswer(encoder_of(log).state(), 200, _id_header(log))
+
+    async def wait_ended(self) -> None:
+        """Return when no stream runs."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     def interrupt_all(self) -> None:
         """End all running streams as interrupted, because the server stops."""

@@ -104,8 +104,6 @@ def run(
     for setting, value in plan.settings.items():  # the command line has priority
         if context.get_parameter_source(setting) is click.core.ParameterSource.DEFAULT:
             settings = replace(settings, **{setting: value})
-    if on == "ray" and settings.shares_streams:
-        raise click.UsageError("--journal takes disk or memory here: streams of apps do not continue on other servers.")
     for note in plan.notes:
         say_error(note)
     if on == "ray":

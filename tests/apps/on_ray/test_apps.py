@@ -17,6 +17,7 @@ import yaml
 from tests.api.process import Server
 from tests.apps.on_ray.cluster import START_S, RayServer, ServeRun, free_port
 from tests.apps.process import AppServer, write
+from tests.testing.redis_server import prefix_of, shared_url
 from tests.waiting import LONG_S, until
 from websockets.sync.client import connect
 
@@ -99,12 +100,18 @@ app = Bot.bind(Shouter.bind())
 """
 
 
-def test_an_app_on_two_replicas(tmp_path: Path, on_ray: contextlib.ExitStack) -> None:
+@pytest.fixture(params=["disk", "redis"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
+    """Where the streams of apps are. With a Redis, each replica has a part of the front."""
+    return ["--journal", f"{shared_url()}?prefix={prefix_of(tmp_path)}"] if request.param == "redis" else []
+
+
+def test_an_app_on_two_replicas(tmp_path: Path, on_ray: contextlib.ExitStack, journal: list[str]) -> None:
     write(tmp_path, "bot.py", _BOTS)
     with contextlib.closing(AppServer("bot:app", directory=tmp_path)) as here:
         here.wait_ready()
         expected = _text(here)
-    server = on_ray.enter_context(contextlib.closing(_RunOnRay("bot:app", directory=tmp_path)))
+    server = on_ray.enter_context(contextlib.closing(_RunOnRay("bot:app", *journal, directory=tmp_path)))
     server.wait_ready(timeout_s=180)
     assert _text(server) == expected
     assert server.http.get("/shout?text=hey").json() == "HEY"
@@ -197,7 +204,7 @@ class InferlessPythonModel:
 """
 
 
-def test_an_inferless_folder(tmp_path: Path, on_ray: contextlib.ExitStack) -> None:
+def test_an_inferless_folder(tmp_path: Path, on_ray: contextlib.ExitStack, journal: list[str]) -> None:
     """It may import and open what lies beside it. A second server on the port says that it is taken."""
     folder = tmp_path / "words"
     folder.mkdir()
@@ -206,12 +213,13 @@ def test_an_inferless_folder(tmp_path: Path, on_ray: contextlib.ExitStack) -> No
     write(folder, "mark.txt", "?")
     schema = '{"TEXT": {"datatype": "STRING", "required": True, "shape": [1], "example": ["a"]}}'
     write(folder, "input_schema.py", f"INPUT_SCHEMA = {schema}\nIS_STREAMING_OUTPUT = True\n")
-    server = on_ray.enter_context(contextlib.closing(_RunOnRay("./words", directory=tmp_path)))
+    server = on_ray.enter_context(contextlib.closing(_RunOnRay("./words", *journal, directory=tmp_path)))
     server.wait_ready(timeout_s=180)
     answer = server.post("/v2/models/words/generate_stream", {"TEXT": "one two"})
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
     assert [event["OUT"] for event in events] == ["one!?", "two!?"]
     assert len(answer.headers.get_list("x-request-id")) == 1
+    assert ("x-stream-id" in answer.headers) == bool(journal)
     taken = _RunOnRay("./words", directory=tmp_path, port=server.port)
     second = on_ray.enter_context(contextlib.closing(taken))
     second.wait_line(

@@ -2,6 +2,7 @@
 
 Ray's proxies, replicas and routing replace the sockets of `tailrace serve` and the front and pools of `tailrace run`.
 Each replica of the built-in server is a whole server over the Redis in --journal, so a stream survives its replica.
+Replicas of apps write their streams to such a Redis, too; a generator ends with its replica.
 
 Ray is imported by the modules of this package, but not by this one.
 """

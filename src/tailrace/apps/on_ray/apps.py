@@ -11,8 +11,14 @@ from ray import serve
 from starlette.types import ASGIApp
 
 from tailrace.apps.on_ray.cluster import deploy, on_cluster, say, wait_for_signal
-from tailrace.apps.on_ray.spec import RayError
+from tailrace.apps.on_ray.resumable import ResumableApp
+from tailrace.apps.on_ray.spec import RayError, check_redis
+from tailrace.apps.on_ray.stream_thread import StreamThread
+from tailrace.apps.on_ray.streams import STREAMS_NAME, streams_application
+from tailrace.apps.stream_routes import STREAMS_PATH
+from tailrace.apps.streams import STORE_KIND
 from tailrace.apps.target import load, options_of
+from tailrace.serve.calling import call
 from tailrace.serve.deployment import Application, nodes, replaced
 from tailrace.serve.failures import failed
 from tailrace.serve.ingress import asgi_of, has_ingress
@@ -28,9 +34,15 @@ __all__ = ["run_apps"]
 
 def run_apps(plan: Plan, settings: Settings) -> None:
     """Deploy the apps of a plan, and wait for a signal. Raises: RayError."""
+    if settings.shares_streams:
+        if any(spec.route_prefix == STREAMS_PATH for spec in plan.apps):
+            raise RayError(f"with a Redis in --journal, the path {STREAMS_PATH} belongs to the streams of the apps.")
+        check_redis(settings, kind=STORE_KIND)
     with on_cluster(settings) as names:
+        if settings.shares_streams:
+            deploy(streams_application(settings), names, STREAMS_NAME, STREAMS_PATH)
         for spec in plan.apps:
-            application = _application(spec)
+            application = _application(spec, settings)
             say(f"Deploying {spec.target.app_name} on Ray …")
             deploy(application, names, spec.target.app_name, spec.route_prefix or "/")
             url = f"http://{settings.host}:{settings.port}{spec.route_prefix or '/'}"
@@ -38,7 +50,7 @@ def run_apps(plan: Plan, settings: Settings) -> None:
         wait_for_signal()
 
 
-def _application(spec: AppSpec) -> Any:  # Any: Ray's
+def _application(spec: AppSpec, settings: Settings) -> Any:  # Any: Ray's
     """Raises: RayError if the app cannot be imported."""
     try:
         app, notes = load(spec.target)
@@ -49,15 +61,23 @@ def _application(spec: AppSpec) -> Any:  # Any: Ray's
         raise RayError(f"{f'{spec.where}: ' if spec.where else ''}{told.message}") from None
     for note in notes:
         say(f"tailrace: {note}")
-    return _on_ray(app, options)
+    return _on_ray(app, options, spec.target.app_name, settings)
 
 
-def _on_ray(app: Application, options: Mapping[str, tuple[DeploymentOptions, Mapping[str, Any]]]) -> Any:  # Any: Ray's
+def _on_ray(
+    app: Application,
+    options: Mapping[str, tuple[DeploymentOptions, Mapping[str, Any]]],  # Any: Ray's
+    app_name: str,
+    settings: Settings,
+) -> Any:  # Any: Ray's
     """Convert an app to Ray's application."""
     made: dict[int, Any] = {}
     for name, node in nodes(app).items():
         body = node.deployment.func_or_class
-        if inspect.isclass(body) and has_ingress(body):
+        if node is app and settings.shares_streams:
+            drain_s = options[name][0].graceful_shutdown_timeout_s
+            body = serve.ingress()(_with_streams(body, app_name, settings, drain_s=drain_s))
+        elif inspect.isclass(body) and has_ingress(body):
             body = serve.ingress()(_with_app(body))
         args, kwargs = replaced((node.args, node.kwargs), lambda child: made[id(child)])
         deployment = serve.deployment(**_ray_options(*options[name]))(body)
@@ -69,19 +89,67 @@ def _with_app(body: type[Any]) -> type[Any]:  # Any: the user's
     """Return a subclass of the user's class that gives Ray its ASGI app."""
 
     async def construct(self: Any, *args: Any, **kwargs: Any) -> None:  # Any: the user's
-        begin: Any = body.__init__
-        constructed = begin(self, *args, **kwargs)
-        if inspect.isawaitable(constructed):
-            await constructed
-        if "tailrace.serve.model" in sys.modules:
-            from tailrace.serve.model import models_loaded
-
-            await models_loaded()
+        await _construct(body, self, *args, **kwargs)
 
     async def build(self: Any) -> ASGIApp:  # Any: the user's
         return await asgi_of(self)
 
     return type(body.__name__, (body,), {"__init__": construct, "__serve_build_asgi_app__": build})
+
+
+async def _construct(body: type[Any], instance: object, *args: Any, **kwargs: Any) -> None:  # Any: the user's
+    begin: Any = body.__init__  # may be asynchronous
+    constructed = begin(instance, *args, **kwargs)
+    if inspect.isawaitable(constructed):
+        await constructed
+    if "tailrace.serve.model" in sys.modules:  # user code has asked for a model
+        from tailrace.serve.model import models_loaded
+
+        await models_loaded()
+
+
+def _with_streams(body: Any, app_name: str, settings: Settings, *, drain_s: float) -> type[Any]:  # Any: the user's
+    """Return a class around the class or function that answers the app's requests. It gives Ray the app with streams in
+    a log store. All other methods that Ray or other deployments call are those of the user's class."""
+
+    async def construct(self: Any, *args: Any, **kwargs: Any) -> None:  # Any: the user's
+        self.body = body
+        if inspect.isclass(body):
+            self.body = body.__new__(body)
+            await _construct(body, self.body, *args, **kwargs)
+
+    def get(self: Any, name: str) -> Any:  # Any: the user's
+        if name == "body":  # not constructed yet
+            raise AttributeError(name)
+        return getattr(self.body, name)
+
+    async def build(self: Any) -> ASGIApp:  # Any: the user's
+        thread = StreamThread(settings)
+        await thread.start()
+        resumable = self.resumable = ResumableApp(await asgi_of(self.body), app_name, thread, drain_s=drain_s)
+        return resumable
+
+    async def check_health(self: Any) -> None:  # Any: the user's
+        """Raises: RuntimeError if the log store is closed; what the user's check raises."""
+        self.resumable.thread.check()
+        check = getattr(self.body, "check_health", None)
+        if check is not None:
+            await call(check, (), {})
+
+    async def close(self: Any) -> None:  # Any: the user's
+        if "resumable" in vars(self):
+            await self.resumable.close()
+        leave = getattr(self.body, "__del__", None)
+        if leave is not None:
+            left = leave()
+            if inspect.isawaitable(left):
+                await left
+
+    members = {
+        "__init__": construct, "__getattr__": get, "__serve_build_asgi_app__": build, "check_health": check_health,
+        "__del__": close,
+    }  # fmt: skip
+    return type(body.__name__, (), members)
 
 
 def _ray_options(options: DeploymentOptions, foreign: Mapping[str, Any]) -> dict[str, Any]:  # Any: Ray's

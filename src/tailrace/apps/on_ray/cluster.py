@@ -66,7 +66,7 @@ def on_cluster(settings: Settings) -> Iterator[list[str]]:
         if is_own:
             serve.shutdown()
         else:
-            for name in names:
+            for name in reversed(names):
                 serve.delete(name)
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-from pathlib import Path
 from typing import Any
 
 from ray import serve
 
 from tailrace.apps.on_ray.cluster import deploy, joins_cluster, on_cluster, say, wait_for_signal
 from tailrace.apps.on_ray.replica import RayReplica
-from tailrace.apps.on_ray.spec import RayError, ServerSpec
+from tailrace.apps.on_ray.spec import RayError, ServerSpec, check_redis
 from tailrace.errors import ModelError
-from tailrace.generation.service import open_log_store
 from tailrace.generation.source import find_named
 from tailrace.models.progress import NoProgress
 
@@ -27,8 +23,8 @@ _STATS_S = 1.0  # how often the router learns which replicas have a queue
 
 def serve_models(spec: ServerSpec) -> None:
     """Deploy the built-in server, and wait for a signal. Raises: RayError."""
+    check_redis(spec.settings)
     try:
-        asyncio.run(_check_redis(spec))
         if not joins_cluster():  # where the models are on other machines
             _check_models(spec)
     except ModelError as error:
@@ -47,13 +43,6 @@ def serve_models(spec: ServerSpec) -> None:
 def _check_models(spec: ServerSpec) -> None:
     """Find or fetch the models. Raises: ModelError."""
     find_named(spec.named, NoProgress(), spec.settings, first=spec.first, own=spec.own)
-
-
-async def _check_redis(spec: ServerSpec) -> None:
-    """Raises: ModelError if the servers cannot share this Redis."""
-    with tempfile.TemporaryDirectory() as directory:
-        async with open_log_store(spec.settings, Path(directory)):
-            pass
 
 
 def server_application(spec: ServerSpec) -> Any:  # Any: Ray's application

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from tailrace.errors import ModelError
+from tailrace.generation.service import open_log_store
 from tailrace.settings import Settings, checked_settings, settings_table
 from tailrace.spelling import did_you_mean
 
-__all__ = ["RayError", "ServerSpec", "read_replicas"]
+__all__ = ["RayError", "ServerSpec", "check_redis", "read_replicas"]
 
 _MAX_REPLICAS = 1000
 _REPLICAS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -26,6 +31,20 @@ _NOT_ON_RAY = (
 
 class RayError(Exception):
     """Ray cannot do what was asked. The message says why."""
+
+
+def check_redis(settings: Settings, *, kind: str = "") -> None:
+    """Raises: RayError if replicas cannot share their streams in the Redis of the settings."""
+
+    async def check() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            async with open_log_store(settings, Path(directory), kind=kind):
+                pass
+
+    try:
+        asyncio.run(check())
+    except ModelError as error:
+        raise RayError(error.message) from None
 
 
 def read_replicas(text: str) -> tuple[int, int]:
