@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
+import pytest
 from tests.apps.one_app import client_of, one_app
-from tests.testing.redis_server import own_redis
+from tests.testing.redis_server import own_redis, prefix_of, shared_url
 from tests.waiting import LONG_S, wait_until
 
+from tailrace.apps.events import Memo
 from tailrace.apps.streams import AppStreams
+from tailrace.errors import SeqOutOfRange
 from tailrace.settings import Settings
 from tailrace.streams import Record, new_stream_id
 from tailrace.streams.redis import open_redis
+from tailrace.types import TextDelta
 
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
@@ -66,3 +72,38 @@ async def test_a_stream_is_ended_although_redis_fails_when_it_was_taken_over(tmp
             await wait_until(lambda: log.end is not None)
             assert log.status == "interrupted"
             assert streams.num_ended == {("app", "interrupted"): 1}
+
+
+@pytest.mark.parametrize(("memo", "position"), [(Memo(), 3), (Memo("recorded", "text/plain"), 15)])
+async def test_a_reader_changes_to_a_server_that_is_behind(tmp_path: Path, memo: Memo, position: int) -> None:
+    """A client may have seen events, or bytes, of which its next server has not heard yet."""
+    url = f"{shared_url()}?prefix={prefix_of(tmp_path)}"
+    record = Record(new_stream_id(), 1.5, model="app", memo=msgspec.json.encode(memo))
+    opened, go_on, written, over = (threading.Event() for _ in range(4))
+
+    async def write() -> None:
+        async with open_redis(url) as one:
+            lease = await one.open(record)
+            opened.set()
+            await asyncio.to_thread(go_on.wait, LONG_S)
+            one.append(lease, [TextDelta(text, ()) for text in ("11111", "22222", "33333")])
+            await wait_until(lambda: lease.log.last_seq == 3)
+            written.set()
+            await asyncio.to_thread(over.wait, LONG_S)
+
+    async with open_redis(url) as other, asyncio.TaskGroup() as group:
+        writing = group.create_task(asyncio.to_thread(asyncio.run, write()))
+        await asyncio.to_thread(opened.wait, LONG_S)
+        log = await other.read(record.owner, record.stream_id)
+        go_on.set()
+        try:
+            assert written.wait(LONG_S)  # without a turn of this event loop, in which `other` would hear of it
+            assert log.last_seq == 0
+            streams = AppStreams(other, Settings(), group)
+            await streams.resume(record.owner, f"{record.stream_id}-{position}")
+            assert log.last_seq == 3
+            with pytest.raises(SeqOutOfRange):
+                await streams.resume(record.owner, f"{record.stream_id}-{position + 1}")
+        finally:
+            over.set()
+            await writing

@@ -26,6 +26,7 @@ from tailrace.errors import (
     LeaseLost,
     MethodNotAllowed,
     ModelError,
+    SeqOutOfRange,
     StorageError,
     StreamTooLong,
     UnknownStream,
@@ -297,7 +298,12 @@ class AppStreams:
         log = await self.store.read(owner, found)
         if app is not None and log.record.model != app:
             raise UnknownStream("There is no such stream.")
-        encoder = encoder_of(log, after)
+        try:
+            encoder = encoder_of(log, after)
+        except SeqOutOfRange:  # this server may be behind the one that the client comes from
+            with contextlib.suppress(SeqOutOfRange):  # the position may be one in bytes
+                await self.store.read(owner, found, after)
+            encoder = encoder_of(log, after)
         naming = {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
         rest = log.events[encoder.after : encoder.after + 1]
         if log.end is not None and not (rest and encoder.encode(encoder.after + 1, rest[0])):
