@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 from tailrace.durable import stream as stream_module
 from tailrace.durable.operations import Creation
-from tailrace.durable.records import Stamp, Used
+from tailrace.durable.records import Created, Stamp, Used
 from tailrace.durable.streams import DurableStreams
 from tailrace.errors import JournalFull, ModelError, StorageError, UnknownStream
 from tailrace.streams._rows import Rows
@@ -138,6 +138,23 @@ async def test_redis_loses_what_servers_have(tmp_path: Path, saves: bool, caplog
     assert "written again" in caplog.text
 
 
+async def test_a_server_that_has_just_started_recognizes_what_was_lost(tmp_path: Path) -> None:
+    """It has loaded a snapshot, and Redis returns to a state before it."""
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with by_hand(url) as one:
+            await create(one, b"a")
+            await write_some(one, 0, 3)
+            client.save()
+            await write_some(one, 3, 3)
+            await churn(one)
+            await wait_until(lambda: int(client.hget(_KEY, "first") or 0) > 10)
+        async with by_hand(url) as late:
+            process.restart()
+            assert await content(late, b"a") == numbers(6)
+            async with by_hand(url) as other:
+                assert await content(other, b"a") == numbers(6)
+
+
 async def test_another_server_appends_before_it_is_noticed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What was lost is gone. All servers have the same, and readers are sent away."""
     with own_redis(tmp_path) as (url, process), process.client() as client:
@@ -234,6 +251,19 @@ async def test_deleted_content_leaves_redis(tmp_path: Path, monkeypatch: pytest.
             await one.perform(lambda store: store.delete_below(b"del"))
             await wait_until(lambda: b"private" not in b"".join(client.lrange(f"{_KEY}:log", 0, -1)))
             assert await content(one, b"kept") == [b"public"]
+
+
+async def test_snapshots_that_are_written_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
+    """A server may write one because the log is long, and one because Redis has lost something."""
+    with own_redis(tmp_path) as (url, _):
+        async with Connection.open(url) as connection:
+            log, ids = DurableLog(connection, Rows(None)), [EntryId(1, b"12345678")]
+            versions = [[(b"%d" % n, Created("text/plain", str(n)))] * (1_500 * n + 1) for n in range(3)]
+            done = await asyncio.gather(*(log.replace(ids, changes, lost=EntryId()) for changes in versions))
+            assert any(done)
+            loaded = await log.load()
+            assert loaded.ids == ids
+            assert loaded.changes in versions
 
 
 async def test_a_large_state_is_loaded(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """The log of durable streams in Redis, which all servers append to.
 
 It begins with a snapshot, in several parts; entries follow. Each entry has the changes of one commit. It has a number,
-and a random id, by which servers see whether the log still has what they have applied: after a failover it may not.
-A server appends behind the last entry that it has applied; if there are others, it gets these instead.
+and a random token, by which servers see whether the log still has what they have applied: after a failover it may not.
+The first part of a snapshot has the tokens of the last entries that it replaces, so that a server that has loaded it
+recognizes an earlier end of the log, too. A server appends behind the last entry that it has applied; if there are
+others, it gets these instead.
 """
 
 from __future__ import annotations
@@ -120,11 +122,8 @@ if not is_ahead and number < log.last then
     bytes = bytes + #row
   end
 end
-redis.call('DEL', KEYS[2])
-if redis.call('EXISTS', KEYS[5]) == 1 then
-  redis.call('RENAME', KEYS[5], KEYS[2])
-  redis.call('PERSIST', KEYS[2])
-end
+redis.call('RENAME', KEYS[5], KEYS[2])
+redis.call('PERSIST', KEYS[2])
 redis.call('HSET', KEYS[1], 'first', number, 'first_id', ARGV[2], 'bytes', bytes, 'kept', ARGV[3])
 if is_ahead then
   redis.call('HSET', KEYS[1], 'last', number, 'last_id', ARGV[2])
@@ -163,10 +162,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class LoadedLog:
-    """All changes of the log, and its last entry."""
+    """All changes of the log, and the ids of its last entries, which have numbers without gaps."""
 
     changes: Sequence[Change]
-    last: EntryId
+    ids: Sequence[EntryId]
 
 
 class DurableLog:
@@ -179,7 +178,6 @@ class DurableLog:
         self._name = os.urandom(_TOKEN_BYTES).hex()  # of this server
         key = connection.keys.durable
         self.tail_key = key("tail")
-        self._new_key = key(f"new:{self._name}")
         self._keys = (key(), key("log"))
 
     def entry(self, after: EntryId, changes: Sequence[Change]) -> Entry:
@@ -227,36 +225,55 @@ class DurableLog:
                 rows += some
                 answer = await self._connection.run(_LOAD, self._keys, len(rows))
                 last, last_id, first, first_id, length, some = answer
-            if (first, first_id) == snapshot and len(rows) == length:
+            end = rows[-1][:_TOKEN_BYTES] if last > first else first_id
+            if (first, first_id) == snapshot and len(rows) == length and end == last_id:
                 break
         num_parts = length - (last - first)
         changes: list[Change] = []
-        for position, row in enumerate(rows):
-            if position < num_parts:
-                changes += self._read(row, f"durable part {position} of {first}")
-            else:
-                number = first + 1 + position - num_parts
-                changes += self.changes(Entry(EntryId(number, row[:_TOKEN_BYTES]), row))
-        return LoadedLog(changes, EntryId(last, last_id))
+        ids = self._read_ids(rows[0], first) if num_parts else [EntryId()]
+        for position in range(1, num_parts):
+            changes += self._read(rows[position], f"durable part {position} of {first}")
+        for number, row in enumerate(rows[num_parts:], first + 1):
+            ids.append(EntryId(number, row[:_TOKEN_BYTES]))
+            changes += self.changes(Entry(ids[-1], row))
+        return LoadedLog(changes, ids)
 
-    async def replace(self, at: EntryId, changes: Iterable[Change], *, lost: EntryId | None = None) -> bool:
-        """Replace the entries up to `at` by a snapshot, the changes that lead there. If the log has lost that entry,
-        `lost` is its last one. Returns whether that was possible: otherwise the log has changed meanwhile, or another
-        server writes a snapshot. Raises: StorageError."""
+    def _read_ids(self, row: bytes, last: int) -> list[EntryId]:
+        """Raises: JournalDamaged."""
+        try:
+            tokens = self._rows.open(row, f"durable ids {last}")
+        except JournalDamaged:
+            raise JournalDamaged(_UNREADABLE) from None
+        first = last + 1 - len(tokens) // _TOKEN_BYTES
+        return [
+            EntryId(number, tokens[(number - first) * _TOKEN_BYTES :][:_TOKEN_BYTES])
+            for number in range(first, last + 1)
+        ]
+
+    async def replace(self, ids: Sequence[EntryId], changes: Iterable[Change], *, lost: EntryId | None = None) -> bool:
+        """Replace the entries up to the last one of `ids` by a snapshot, the changes that lead there. If the log has
+        lost that entry, `lost` is its last one. Returns whether that was possible: otherwise the log has changed
+        meanwhile, or another server writes a snapshot. Raises: StorageError."""
         ask, client = self._connection.ask, self._connection.client
         writer_key = self._connection.keys.durable("writer")
         if lost is None and not await ask(client.set(writer_key, self._name, nx=True, px=_WRITER_MS)):
             return False
-        await ask(client.delete(self._new_key))
+        new_key = self._connection.keys.durable(f"new:{os.urandom(_TOKEN_BYTES).hex()}")  # of this call alone
         num_parts = num_bytes = 0
-        for part in _parts(changes):
-            row = self._rows.encrypt(_encode(part), f"durable part {num_parts} of {at.number}")
-            await ask(client.rpush(self._new_key, row))
-            await ask(client.pexpire(self._new_key, _WRITER_MS))
+        for row in self._snapshot_rows(ids, changes):
+            await ask(client.rpush(new_key, row))
+            await ask(client.pexpire(new_key, _WRITER_MS))
             num_parts, num_bytes = num_parts + 1, num_bytes + len(row)
-        keys = [*self._keys, self.tail_key, writer_key, self._new_key]
+        at = ids[-1]
+        keys = [*self._keys, self.tail_key, writer_key, new_key]
         base = lost if lost is not None else EntryId(-1)
         return bool(await self._connection.run(_REPLACE, keys, *at, num_bytes, num_parts, *base))
+
+    def _snapshot_rows(self, ids: Sequence[EntryId], changes: Iterable[Change]) -> Iterator[bytes]:
+        last = ids[-1].number
+        yield self._rows.encrypt(b"".join(entry_id.token for entry_id in ids), f"durable ids {last}")
+        for position, part in enumerate(_parts(changes), 1):
+            yield self._rows.encrypt(_encode(part), f"durable part {position} of {last}")
 
 
 def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:

@@ -7,7 +7,7 @@ any server has confirmed before. Operations that wait at the same time are decid
 
 The log is replaced by a snapshot when it has become long. If Redis has lost entries that this server has applied, this
 server writes its state as a snapshot; if another server has appended other entries by then, the lost ones are gone. So
-after Redis did not answer, servers append nothing for a moment, in which the one that has most can do so.
+after Redis did not answer, servers perform nothing for a moment, in which the one that has most can do so.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class SharedDurableStreams:
         state.restore(loaded.changes)
         self._state = state
         self._ids.clear()
-        self._ids.append(loaded.last)
+        self._ids.extend(loaded.ids)
         if self._is_closing:
             state.close()
         for stream in former.streams.values():
@@ -241,7 +241,7 @@ class SharedDurableStreams:
             entry = self.log.entry(self._last_id, draft.records)
             if is_fresh and not entry.row:
                 break
-            answer = await self._append(entry, asks_for_turn=num_tries >= _PATIENCE)
+            answer = await self._append(entry, must_be_sure=bool(operations), asks_for_turn=num_tries >= _PATIENCE)
             if answer is None:
                 is_fresh = False
                 continue
@@ -276,12 +276,13 @@ class SharedDurableStreams:
             waiting.decide(draft)
         return draft
 
-    async def _append(self, entry: Entry, *, asks_for_turn: bool) -> Answer | None:
-        """Try to append until there is an answer. Returns None if the state was replaced instead. Raises: StorageError,
-        which leaves open whether the entry was appended."""
+    async def _append(self, entry: Entry, *, must_be_sure: bool, asks_for_turn: bool) -> Answer | None:
+        """Try to append until there is an answer, and until no other server may have what Redis has lost, if it
+        `must_be_sure`. Returns None if the state was replaced instead. Raises: StorageError, which leaves open whether
+        the entry was appended."""
         was_sent = False
         while True:
-            only_looks = bool(entry.row) and time.monotonic() < self._doubt_until_s
+            only_looks = must_be_sure and time.monotonic() < self._doubt_until_s
             sent = Entry(self._last_id) if only_looks else entry
             try:
                 answer = await self.log.append(self._last_id, sent, asks_for_turn=asks_for_turn)
@@ -307,7 +308,7 @@ class SharedDurableStreams:
         nothing else, and return True. Otherwise replace the state by that of the log. Raises: StorageError,
         JournalDamaged."""
         if last == EntryId() or last in self._ids:
-            if await self.log.replace(self._last_id, snapshot(self._state), lost=last):
+            if await self.log.replace(tuple(self._ids), snapshot(self._state), lost=last):
                 logger.warning("Redis had lost the last changes of durable streams. They are written again.")
             return True
         if last.number <= self._last_id.number:
@@ -332,7 +333,7 @@ class SharedDurableStreams:
             erase_at_s, self._erase_at_s = self._erase_at_s, math.inf
             is_done = False
             with contextlib.suppress(StorageError):
-                is_done = await self.log.replace(self._last_id, snapshot(self._state))
+                is_done = await self.log.replace(tuple(self._ids), snapshot(self._state))
             if not is_done and erase_at_s < math.inf:
                 self._erase_at_s = time.monotonic() + _ERASE_S
 
