@@ -17,7 +17,7 @@ import click
 from tailrace import eventloop
 from tailrace.cli.console import say, say_error, show_log
 from tailrace.cli.options import setting_options
-from tailrace.cli.serve import data_directory, may_listen, run_on_socket, url_of
+from tailrace.cli.serve import data_directory, run_on_socket, url_of
 from tailrace.settings import Settings
 
 if TYPE_CHECKING:
@@ -107,12 +107,26 @@ def run(
     for note in plan.notes:
         say_error(note)
     if on == "ray":
-        from tailrace.apps.on_ray import run_on_ray
-
-        if not may_listen(settings):
-            raise SystemExit(1)
-        raise SystemExit(run_on_ray(plan, settings))
+        raise SystemExit(_run_on_ray(plan, settings))
     raise SystemExit(_run(plan, read, settings, watched=_directories(plan, target) if reload else ()))
+
+
+def _run_on_ray(plan: Plan, settings: Settings) -> int:
+    from tailrace.apps.on_ray import run_on_ray
+    from tailrace.apps.on_ray.spec import check_app_settings
+    from tailrace.http.addresses import listens_on_loopback
+
+    try:
+        check_app_settings(settings)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if not (listens_on_loopback(settings.host) or settings.insecure):
+        say_error(
+            f"on Ray, no keys are checked for your own code, so everybody who can reach {settings.host} could use it. "
+            "If that is right, start it with --insecure."
+        )
+        return 1
+    return run_on_ray(plan, settings)
 
 
 def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: Sequence[str]) -> int:

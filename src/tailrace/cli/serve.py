@@ -27,7 +27,6 @@ from tailrace.settings import Settings, settings_table
 __all__ = [
     "bound_socket",
     "data_directory",
-    "may_listen",
     "run_on_socket",
     "serve",
     "url_of",
@@ -139,7 +138,7 @@ def _run_on_ray(models: _Models, settings: Settings, replicas: tuple[int, int], 
     from tailrace.apps.on_ray import serve_on_ray
     from tailrace.apps.on_ray.spec import ServerSpec
 
-    if not may_listen(settings):
+    if not _may_listen(settings):
         return 1
     try:
         spec = ServerSpec(models.first, settings, models.named, models.own, replicas, target_requests)
@@ -162,7 +161,7 @@ def bound_socket(settings: Settings) -> socket.socket | None:
     from tailrace.errors import ModelError
     from tailrace.http.addresses import bind
 
-    if not may_listen(settings):
+    if not _may_listen(settings):
         return None
     try:
         if settings.tls_cert:
@@ -180,7 +179,7 @@ def bound_socket(settings: Settings) -> socket.socket | None:
         return None
 
 
-def may_listen(settings: Settings) -> bool:
+def _may_listen(settings: Settings) -> bool:
     """Return whether a server may listen on this address; if not, after an error message."""
     from tailrace.http.addresses import listens_on_loopback
 

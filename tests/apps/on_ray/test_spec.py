@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,6 +112,24 @@ def test_bad_numbers_of_replicas(text: str) -> None:
 def test_bad_options_are_refused_in_one_line(flags: list[str], message: str) -> None:
     result = CliRunner().invoke(main, ["serve", "scripted", *flags])
     assert result.exit_code == 2
+    assert message in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tls-cert", "x", "--tls-key", "y"], "--tls-cert cannot be used on Ray"),
+        (["--drain-s", "60"], "--drain-s cannot be used on Ray: its proxies and the options of deployments apply."),
+        (["--database", "sqlite:///keys.sqlite"], "--database cannot be used on Ray"),
+        (["--lease-s", "3"], "--lease-s needs the URL of a Redis in --journal on Ray"),
+        (["--host", "192.0.2.1"], "on Ray, no keys are checked for your own code"),
+        (["--resumable"], "--resumable cannot be used with --on ray."),
+    ],
+)
+def test_options_of_apps_that_mean_nothing_on_ray_are_refused(flags: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "web.py").write_text("async def app(scope, receive, send): ...")
+    result = CliRunner().invoke(main, ["run", "web:app", "-d", str(tmp_path), "--on", "ray", *flags])
+    assert result.exit_code in (1, 2)
     assert message in result.stderr.splitlines()[-1]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tailrace.generation.service import open_log_store
 from tailrace.settings import Settings, checked_settings, settings_table
 from tailrace.spelling import did_you_mean
 
-__all__ = ["RayError", "ServerSpec", "check_redis", "read_replicas"]
+__all__ = ["RayError", "ServerSpec", "check_app_settings", "check_redis", "read_replicas"]
 
 _MAX_REPLICAS = 1000
 _REPLICAS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
@@ -27,10 +27,35 @@ _NOT_ON_RAY = (
     "header_s", "write_s", "max_connections", "client_connections", "ws_message_s", "ws_ping_s", "tls_cert", "tls_key",
     "tls_client_ca", "log_format", "access_log", "audit_log",
 )  # fmt: skip
+_SOCKETS = "cannot be used on Ray, which has its own sockets and logs."
+# Those of `tailrace run` that its front honours, which is not there on Ray.
+_OF_THE_FRONT = (
+    "body_bytes", "body_gap_s", "ws_message_bytes", "load_s", "shutdown_delay_s", "drain_s", "allowed_hosts",
+    "allowed_origins", "database",
+)  # fmt: skip
+_OF_STREAMS = (
+    "lease_s", "linger_s", "heartbeat_s", "retention_s", "retention_bytes", "journal_key_file", "keep_finished",
+)  # fmt: skip
 
 
 class RayError(Exception):
     """Ray cannot do what was asked. The message says why."""
+
+
+def check_app_settings(settings: Settings) -> None:
+    """Raises: ValueError for a setting of `tailrace run` that means nothing on Ray."""
+    _refuse(_NOT_ON_RAY, settings, _SOCKETS)
+    _refuse(_OF_THE_FRONT, settings, "cannot be used on Ray: its proxies and the options of deployments apply.")
+    if not settings.shares_streams:
+        _refuse(_OF_STREAMS, settings, "needs the URL of a Redis in --journal on Ray: without one, no stream is kept.")
+
+
+def _refuse(names: Iterable[str], settings: Settings, reason: str) -> None:
+    """Raises: ValueError if a setting of these names does not have its default."""
+    rows = {row.name: row for row in settings_table()}
+    for name in names:
+        if getattr(settings, name) != rows[name].default:
+            raise ValueError(f"{rows[name].flag} {reason}")
 
 
 def check_redis(settings: Settings, *, kind: str = "") -> None:
@@ -78,10 +103,7 @@ class ServerSpec:
                 "on Ray, --journal must be the URL of a Redis, such as redis://127.0.0.1:6379/0: replicas come and go, "
                 "and streams continue in other replicas."
             )
-        defaults = {row.name: row for row in settings_table()}
-        for name in _NOT_ON_RAY:
-            if getattr(self.settings, name) != defaults[name].default:
-                raise ValueError(f"{defaults[name].flag} cannot be used on Ray, which has its own sockets and logs.")
+        _refuse(_NOT_ON_RAY, self.settings, _SOCKETS)
 
     @property
     def num_gpus(self) -> int:
