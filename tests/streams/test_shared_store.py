@@ -309,6 +309,23 @@ async def test_redis_away_for_too_long(tmp_path: Path) -> None:
             assert log.end.status == "error"
 
 
+async def test_redis_away_for_too_long_when_a_stream_only_has_to_end(tmp_path: Path) -> None:
+    """Its end, which nobody would write again, still comes."""
+    with own_redis(tmp_path) as (url, process):
+        async with open_redis(url, lease_s=60.0, give_up_after_s=0.5) as store:
+            writer = await begin(store, delta(1))
+            log = writer.lease.log
+            log.producer = Ender(lambda: store.end(writer.lease))
+            failed: list[StorageError] = []
+            store.on_write_failure(failed.append)
+            process.stop()
+            writer.write(DONE)
+            await wait_until(lambda: bool(failed))
+            process.go_on()
+            await wait_until(lambda: log.end is not None)
+            assert (await store.read(ANONYMOUS, writer.lease.stream_id)).events == [delta(1), DONE]
+
+
 async def test_redis_loses_everything(tmp_path: Path) -> None:
     """A stream that runs is written again: nothing that a reader has seen gets another number or another text."""
     with own_redis(tmp_path) as (url, process):

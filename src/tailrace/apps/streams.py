@@ -214,7 +214,6 @@ class AppStreams:
         self._settings = settings
         self._group = group
         self._tasks: set[asyncio.Task[None]] = set()  # of the feeds
-        self._taken: dict[str, Lease] = {}  # of servers that are gone; their ends cannot be read yet
         store.on_write_failure(self._fail_all)
 
     async def recover(self) -> None:
@@ -222,8 +221,8 @@ class AppStreams:
         unfinished streams end as interrupted. Raises: StorageError."""
         for lease in await self.store.take_over():
             lease.log.producer = Ender(partial(self._on_taken_ended, lease))
-            self._taken[lease.stream_id] = lease
-            self._interrupt(lease)
+            with contextlib.suppress(LeaseLost):  # another server ends it
+                self.store.append(lease, (_INTERRUPTED,))
         self.store.flush()
 
     async def recover_orphans(self) -> None:
@@ -233,15 +232,8 @@ class AppStreams:
             with contextlib.suppress(StorageError):  # whatever is left is found again
                 await self.recover()
 
-    def _interrupt(self, lease: Lease) -> None:
-        try:
-            self.store.append(lease, (_INTERRUPTED,))
-        except LeaseLost:  # another server ends it
-            self._taken.pop(lease.stream_id, None)
-
     def _on_taken_ended(self, lease: Lease) -> None:
         self.num_ended[lease.log.record.model, lease.log.status] += 1
-        self._taken.pop(lease.stream_id, None)
         self.store.end(lease)
 
     async def begin(
@@ -354,8 +346,6 @@ class AppStreams:
     def _fail_all(self, error: StorageError) -> None:
         for feed in list(self.feeds):
             feed.end(End("error", _NO_TOKENS, Failure(error.code, error.message)))
-        for lease in list(self._taken.values()):
-            self._interrupt(lease)
 
 
 def _failure_message(failure: bytes | None) -> str:

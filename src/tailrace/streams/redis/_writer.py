@@ -12,7 +12,7 @@ import msgspec
 from tailrace.errors import StorageError
 from tailrace.streams._rows import Rows
 from tailrace.streams._write_errors import WriteErrors
-from tailrace.streams.log import StreamLog
+from tailrace.streams.log import Ender, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._scripts import APPEND, MISSING, OPEN, OTHER_WRITER
@@ -218,8 +218,9 @@ class Writer:
         self._is_queued.set()  # so that `run` finds out when it is over
 
     def _end_all(self, error: StorageError) -> None:
-        """Drop the waiting events, and end all streams."""
-        self._queues.clear()
+        """Drop the waiting events, and end all streams. The end of a stream that was taken over only to end it still
+        waits: nobody would write it again."""
+        self._queues = {log: events for log, events in self._queues.items() if isinstance(log.producer, Ender)}
         self._give_up(error)
         for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
             log.park()
