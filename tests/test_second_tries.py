@@ -88,6 +88,7 @@ def _run(directory: Path, tests: str, *flags: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
+@pytest.mark.deep
 def test_tests_that_pass_at_the_second_try_are_named_and_hanging_ones_are_not_repeated(tmp_path: Path) -> None:
     output = _run(tmp_path, _TESTS, *_tries()).stdout
     *_, title, meaning, name, counts = output.strip().splitlines()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec import inspect
 from tests.api.process import Server
 from tests.http.wire import Wire as Connection
@@ -25,7 +26,7 @@ from tailrace.errors import RequestError
 __all__ = [
     "BODIES", "CANARY", "CHAT", "EVERYTHING", "GENERATING", "NATIVE", "NATIVE_SHAPE", "NOWHERE", "PLAIN",
     "TEXT", "TGI_SHAPE", "Endpoint", "Names", "Refusal", "ask", "expected_status", "named", "refusal_in",
-    "refused",
+    "refused", "with_each",
 ]  # fmt: skip
 
 CANARY = "kanarie7f3a"
@@ -150,6 +151,18 @@ BODIES = tuple(one for one in EVERYTHING if one.operation.body is not None)
 GENERATING = tuple(one for one in BODIES if isinstance(one.operation.act, Generate))
 NATIVE_SHAPE, TGI_SHAPE = _shape_of(native.WIRE), _shape_of(tgi.WIRE)
 NOWHERE = NATIVE_SHAPE  # of what no wire has
+
+
+def with_each(endpoints: Sequence[Endpoint]) -> pytest.MarkDecorator:
+    """Run a test with one endpoint of each wire; with the others it is deep, because a wire reads all bodies alike."""
+    first = {endpoint.wire.name: endpoint for endpoint in reversed(endpoints)}
+    return pytest.mark.parametrize(
+        "endpoint",
+        [
+            pytest.param(one, id=one.name, marks=() if first[one.wire.name] is one else pytest.mark.deep)
+            for one in endpoints
+        ],
+    )
 
 
 def named(name: str) -> Endpoint:

@@ -20,9 +20,10 @@ from tests.api.refusals import (
     ask,
     named,
     refused,
+    with_each,
 )
 
-every = pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoint.name)
+every = with_each(BODIES)
 
 
 # Headers, hosts and origins

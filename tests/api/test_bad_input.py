@@ -32,14 +32,14 @@ from tests.api.refusals import (
     named,
     refusal_in,
     refused,
+    with_each,
 )
 from tests.http.wire import as_json
 from tests.waiting import LONG_S
 
 from tailrace.errors import BodyTimeout, BodyTooLarge
 
-every = pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoint.name)
-generating = pytest.mark.parametrize("endpoint", GENERATING, ids=lambda endpoint: endpoint.name)
+every, generating = with_each(BODIES), with_each(GENERATING)
 # Those whose parameters of sampling the tables below name.
 OPENAI = (NATIVE, CHAT, TEXT)
 TGI = (named("POST /"), named("POST /generate"), named("POST /generate_stream"))

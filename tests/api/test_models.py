@@ -254,6 +254,7 @@ def test_an_unused_model_is_unloaded_and_loaded_again(serve: Serve) -> None:
 _STALLED = Answer((256 + CONTROL_TOKENS.index("<|stall|>"),), 3, seed=1)
 
 
+@pytest.mark.deep
 def test_a_model_with_a_trial_is_not_unloaded(serve: Serve) -> None:
     """The client has disconnected, so only the trial shows that the engine is in use."""
     server = serve("scripted", "--idle-unload-s", "0.2", "--stall-s", "1")
@@ -266,6 +267,7 @@ def test_a_model_with_a_trial_is_not_unloaded(serve: Serve) -> None:
     assert num_answered(server) > 0
 
 
+@pytest.mark.deep
 def test_idle_models_are_unloaded_to_free_memory(serve: Serve) -> None:
     one = serve("scripted")
     worker_bytes = one.worker().memory_info().rss
@@ -331,6 +333,7 @@ def test_streams_of_all_models_survive_the_server(serve: Serve, tmp_path: Path) 
     assert '"continuity":"replayed"' in events
 
 
+@pytest.mark.deep
 def test_streams_of_a_model_without_memory_wait_for_it(serve: Serve, tmp_path: Path) -> None:
     flags = ("--model", "b=scripted:tokens_per_s=100", "--data-dir", str(tmp_path))
     server = serve("scripted:tokens_per_s=100", *flags, "--load", "all")
@@ -345,6 +348,7 @@ def test_streams_of_a_model_without_memory_wait_for_it(serve: Serve, tmp_path: P
     assert num_workers(server) == 1
 
 
+@pytest.mark.deep
 def test_draining_hands_over_the_streams_of_all_models(serve: Serve, tmp_path: Path) -> None:
     flags = ("--model", "b=scripted:tokens_per_s=100", "--data-dir", str(tmp_path))
     server = serve("scripted:tokens_per_s=100", *flags, "--load", "all")

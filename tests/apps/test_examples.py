@@ -58,6 +58,7 @@ def _try(attempt: str, *, num_bytes: int = -1) -> str:
     return shown.decode()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("_model")
 def test_textbot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _running("textbot", tmp_path, monkeypatch) as (server, attempt):

@@ -111,6 +111,7 @@ def test_a_client_that_disconnects_early_delays_no_other(server: Forgiving, fold
     assert begun.read_text() == "late good "
 
 
+@pytest.mark.deep
 def test_an_app_whose_thread_failed_is_replaced(server: Forgiving, folder: Path) -> None:
     assert _words(_ask(server, "good")) == "good "
     failed = _ask(server, "fail")

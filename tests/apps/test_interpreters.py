@@ -42,6 +42,7 @@ def _environment(path: Path, *, with_ours: bool) -> Path:
     return path
 
 
+@pytest.mark.deep
 def test_an_app_runs_with_the_named_interpreter(tmp_path: Path, run: Callable[..., AppServer]) -> None:
     """The interpreter is given as a directory for one app, and in a file for one of two apps."""
     environment = _environment(tmp_path / "env", with_ours=True)

@@ -114,6 +114,7 @@ def test_requests_are_counted_and_recorded(tmp_path: Path) -> None:
         until(lambda: house.rows("alice") == [done, done, limited])
 
 
+@pytest.mark.deep
 def test_streams_at_once(tmp_path: Path) -> None:
     with _running(tmp_path) as house:
         alice = house.key("alice", "generate", quota=Quota(streams_at_once=1))

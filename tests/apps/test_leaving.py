@@ -247,6 +247,7 @@ app = Fragile.bind()
 """
 
 
+@pytest.mark.deep
 def test_an_app_that_does_not_start_again_refuses_and_does_not_hang(tmp_path: Path) -> None:
     write(tmp_path, "fragile.py", _FRAGILE)
     with contextlib.closing(Forgiving("fragile:app", directory=tmp_path)) as server:

@@ -231,6 +231,7 @@ def test_a_process_that_fails_its_health_check_is_replaced(pair: AppServer) -> N
     _wait_whole(pair, restarts=int(before) + 1)
 
 
+@pytest.mark.deep
 def test_a_process_with_a_blocked_loop_is_replaced_and_logs_where(pair: AppServer, directory: Path) -> None:
     before = _gauge(pair, "restarts_total")
     streams = [_Asking(pair, "/events?key=o") for _ in range(2)]

@@ -194,6 +194,7 @@ def test_counters_have_the_type_counter(apps: AppServer) -> None:
     assert counted['tailrace_app_restarts_total{app="two",deployment="two"}'] == "0.0"
 
 
+@pytest.mark.deep
 def test_another_app_on_the_port_does_not_continue_old_streams(
     tmp_path: Path, run: Callable[..., AppServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 from tests.apps.process import Forgiving, write
 from tests.waiting import LONG_S
 
@@ -54,6 +55,7 @@ def _is_whole(server: Forgiving, *, restarts: int) -> bool:
     return bool(state == {"processes": 2, "of": 2, "restarts": restarts})
 
 
+@pytest.mark.deep
 def test_a_suspended_process(tmp_path: Path) -> None:
     write(tmp_path, "echo.py", _APP)
     server = Forgiving("echo:app", directory=tmp_path)
@@ -121,6 +123,7 @@ app = One.bind()
 """
 
 
+@pytest.mark.deep
 def test_an_unhealthy_process_gets_no_request_while_another_is_healthy_and_busy(tmp_path: Path) -> None:
     write(tmp_path, "one.py", _ONE_AT_ONCE)
     with contextlib.closing(Forgiving("one:app", directory=tmp_path)) as server:

@@ -77,6 +77,7 @@ async def test_waiting_and_streaming(page: Page) -> None:
     assert streamed < waited
 
 
+@pytest.mark.deep
 async def test_timeline(page: Page) -> None:
     await page.get_by_label("behind 8 other streams").check()
     await button(page, "timeline", "Ask").click()
@@ -130,6 +131,7 @@ async def test_one_stream_on_four_wires(page: Page) -> None:
     assert weights[3] == round(len(said_by_the_simulated(QUESTION, 60)) / 60, 1)
 
 
+@pytest.mark.deep
 async def test_eight_streams_in_one_batch(page: Page) -> None:
     await button(page, "batch", "Ask one, then eight").click()
     await page.wait_for_selector("#gain")
@@ -173,6 +175,7 @@ async def test_a_phone(page: Page, scheme: str) -> None:
     assert await page.evaluate("document.documentElement.scrollWidth") == 360
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_axe_finds_nothing_serious(page: Page, scheme: str) -> None:
     await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")

@@ -205,6 +205,7 @@ async def test_settings_are_the_conversations(river: Server, open_tab: OpenTab) 
     await expect(tab.page.get_by_role("button", name="Mine", exact=True)).to_have_count(0)
 
 
+@pytest.mark.deep
 async def test_models(serve: Serve, open_tab: OpenTab) -> None:
     """One is chosen for each conversation, its state is shown, and an answer can be had from another one, here from one
     that thinks."""
@@ -236,6 +237,7 @@ async def test_models(serve: Serve, open_tab: OpenTab) -> None:
     assert server.state(await tab.stream_id())["model"] == "other"
 
 
+@pytest.mark.deep
 async def test_the_queue_and_refusals_are_shown(narrow: Server, open_tab: OpenTab) -> None:
     busy = narrow.create({"prompt": "Long.", "max_tokens": 5000, "ignore_eos": True})
     tab = await open_tab(narrow.url)

@@ -149,6 +149,7 @@ async def test_start_on_one_device_kill_the_server_finish_on_another(
         assert phone.faults == []
 
 
+@pytest.mark.deep
 async def test_two_tabs_see_the_same(river: Server, open_tab: OpenTab) -> None:
     one = await open_tab(river.url)
     await let_ask(one, max_tokens=LONG)

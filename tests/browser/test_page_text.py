@@ -188,6 +188,7 @@ def _says(*texts: str) -> bytes:
     return SSE + b"".join(chat_chunk({"content": text}) for text in texts) + end
 
 
+@pytest.mark.deep
 async def test_hostile_output_does_nothing(upstream: FakeUpstream, serve: Serve, open_tab: OpenTab) -> None:
     """No report of the policy and no request to another host, which `open_tab` sees to."""
     pieces = [HOSTILE[start : start + 7] for start in range(0, len(HOSTILE), 7)]

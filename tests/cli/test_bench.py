@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 
+import pytest
 from tests.waiting import LONG_S
 
 
+@pytest.mark.deep
 def test_bench_reports_all_comparisons() -> None:
     command = [sys.executable, "-m", "tailrace", "bench", "scripted:tokens_per_s=2000", "--json"]
     command += [

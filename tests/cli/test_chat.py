@@ -65,6 +65,7 @@ def test_in_a_pipe(server: Server) -> None:
         assert ran.stdout == _expected(prompt)
 
 
+@pytest.mark.deep
 def test_requests_that_are_refused(server: Server) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -140,6 +141,7 @@ def test_messages_have_their_own_line(server: Server) -> None:
     assert " ".join((before + after).split()) == " ".join(_expected("Hi.").decode().split()), message
 
 
+@pytest.mark.deep
 def test_an_unreachable_server_is_reported_once(tmp_path: Path) -> None:
     """The client tries to connect several times."""
     first = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
@@ -296,6 +298,7 @@ def test_input_during_an_answer_is_for_the_next_line(server: Server) -> None:
         assert "Answers come from scripted." in shown.text
 
 
+@pytest.mark.deep
 def test_a_server_that_is_not_tailrace() -> None:
     with OpenAIServer() as foreign:
         ran = _run(f"{foreign.url}/v1", "-", "--system", "Be brief.", stdin="Hi.", TAILRACE_KEY="sesame")

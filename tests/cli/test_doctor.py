@@ -46,6 +46,7 @@ def test_a_directory_of_hugging_face(tiny_gpt2_dir: Path) -> None:
     assert not why_not["transformers"]
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(120)
 def test_measurements() -> None:
     status, report, _ = ask("scripted")

@@ -118,6 +118,7 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Traced:
     return _Traced(folders["traces"], folders["home"], own)
 
 
+@pytest.mark.deep
 def test_serving_the_default_model(traced: _Traced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "command", traced.command)
     with contextlib.closing(Server("smollm2", directory=tmp_path / "temporary")) as server:

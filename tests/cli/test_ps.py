@@ -95,6 +95,7 @@ def test_unknown_streams(server: Server) -> None:
             assert "is not tailrace" in ran.stderr
 
 
+@pytest.mark.deep
 def test_an_owner_sees_their_own_streams(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'records.sqlite'}"
     alice, bob = (_run("keys", "create", name, "--database", database).stdout.strip() for name in ("alice", "bob"))

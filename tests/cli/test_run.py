@@ -193,6 +193,7 @@ def test_errors_of_a_config_file_name_the_field(text: str, reason: str, tmp_path
     assert "apps.yaml" in told
 
 
+@pytest.mark.deep
 def test_an_error_of_a_config_file_names_the_app(tmp_path: Path) -> None:
     write(tmp_path, "bot.py", _DEPLOYMENT)
     for entry, line in (

@@ -69,6 +69,7 @@ def test_a_stream_that_was_cut_continues(model: Server, undisturbed: str) -> Non
     assert _text(whole) == undisturbed
 
 
+@pytest.mark.deep
 def test_other_sequences_change_nothing(model: Server) -> None:
     """Which sequences are beside a sequence makes no difference, if there is any."""
     prompts = [PROMPT, "Dogs and cats", "The weather in spring is often"]
@@ -182,6 +183,7 @@ def _said(answer: Any) -> str:  # Any: JSON of four wires
     return str(answer["message"]["content"] if "message" in answer else answer["content"][0]["text"])
 
 
+@pytest.mark.deep
 def test_a_forced_call_is_made(model: Server) -> None:
     forced = {"messages": QUESTION, "temperature": 0, "max_tokens": 100, "tools": [TOOL]}
     chosen = {"type": "function", "function": {"name": "get_weather"}}
@@ -200,6 +202,7 @@ def test_a_forced_call_is_made(model: Server) -> None:
     assert block["input"]["city"] in ("Bonn", "Paris")
 
 
+@pytest.mark.deep
 def test_a_chat_continues_after_the_result_of_a_call(model: Server) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
     messages = [
@@ -226,6 +229,7 @@ def _places(pattern: str) -> Iterator[dict[str, Any]]:  # Any: JSON
     yield {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
 
 
+@pytest.mark.deep
 def test_patterns_that_crash_engines_are_refused(model: Server) -> None:
     """These patterns ended or blocked the engine's process, and so all answers."""
     worker = model.worker().pid

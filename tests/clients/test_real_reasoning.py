@@ -39,6 +39,7 @@ def undisturbed(model: Server) -> bytes:
     return body
 
 
+@pytest.mark.deep
 def test_a_grammar_makes_it_reason(model: Server) -> None:
     with OpenAI(base_url=f"{model.url}/v1", api_key="none", timeout=LONG_S, max_retries=0) as client:
         stream = client.chat.completions.create(
@@ -75,6 +76,7 @@ def _begin(server: Server, seen: int) -> tuple[str, bytes]:
         return wire.headers["x-stream-id"], b"".join(wire.event() for _ in range(seen))
 
 
+@pytest.mark.deep
 def test_the_engine_dies_during_reasoning(model: Server, undisturbed: bytes) -> None:
     stream_id, first = _begin(model, 12)
     model.worker().kill()

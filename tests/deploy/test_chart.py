@@ -207,6 +207,7 @@ def test_the_server_knows_every_variable(name: str) -> None:
     assert set(_env(pod)) <= known
 
 
+@pytest.mark.deep
 def test_the_commands_and_probes_of_one_server_work(tmp_path: Path) -> None:
     """The first start creates a key, the second one none. The server answers its probes at the pod's address."""
     pod = _pod(_manifests({"model": "scripted", "drainSeconds": 1}))

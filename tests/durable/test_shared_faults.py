@@ -72,6 +72,7 @@ async def test_redis_is_killed_and_has_a_file(tmp_path: Path) -> None:
             assert await content(late, b"a") == numbers(300)
 
 
+@pytest.mark.deep
 async def test_redis_does_not_answer(tmp_path: Path) -> None:
     """The append fails and may have happened all the same. Repeated by its producer, it is there once."""
     with own_redis(tmp_path) as (url, process):

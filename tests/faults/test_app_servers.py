@@ -106,6 +106,7 @@ def test_killed(tmp_path: Path) -> None:
         assert other.http.get(path).status_code == 410
 
 
+@pytest.mark.deep
 def test_frozen_for_longer_than_the_lease(tmp_path: Path) -> None:
     with _team(tmp_path) as (servers, _):
         frozen, other = servers.servers
@@ -123,6 +124,7 @@ def test_frozen_for_longer_than_the_lease(tmp_path: Path) -> None:
         _check(afterwards, end="done")
 
 
+@pytest.mark.deep
 def test_a_rolling_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams that end while their server drains are not cut."""
     monkeypatch.setenv("DRAIN_S", "60")
@@ -160,6 +162,7 @@ def test_cancelled_by_a_server_that_does_not_write_it(tmp_path: Path) -> None:
         assert {server.http.get(path).status_code for server in servers.servers} == {410}
 
 
+@pytest.mark.deep
 def test_redis_does_not_answer_for_a_while(tmp_path: Path) -> None:
     with _team(tmp_path) as (servers, redis):
         _, followers = _begin(servers, servers.servers[0], to=300)
@@ -169,6 +172,7 @@ def test_redis_does_not_answer_for_a_while(tmp_path: Path) -> None:
         _check(followers, end="done")
 
 
+@pytest.mark.deep
 def test_redis_does_not_answer_for_too_long(tmp_path: Path) -> None:
     with _team(tmp_path, size=1) as (servers, redis):
         (server,) = servers.servers
@@ -180,6 +184,7 @@ def test_redis_does_not_answer_for_too_long(tmp_path: Path) -> None:
         assert server.http.get(path).json()["error"]["code"] == "journal_unavailable"
 
 
+@pytest.mark.deep
 def test_models_and_apps_share_a_redis(tmp_path: Path) -> None:
     """Even where a model and an app have the same name, neither sees the other's streams or takes them over. The
     streams of a dead app's server are ended by a server of any app."""

@@ -106,6 +106,7 @@ def test_the_next_server_finishes_an_answer(tmp_path: Path, kind: str) -> None:
         assert [item["role"] for item in _items(house, its_id)] == ["user", "assistant"] * 2
 
 
+@pytest.mark.deep
 def test_an_answer_that_ended_before_it_was_written(tmp_path: Path) -> None:
     """The server could not write to the database when the answer began and ended, and was killed."""
     with _house(tmp_path) as house:
@@ -152,6 +153,7 @@ def test_the_engine_dies(tmp_path: Path) -> None:
         assert _items(house, its_id)[-1]["content"][0]["text"] == Answer(chat_ids("Hi"), _COUNT, 3).text
 
 
+@pytest.mark.deep
 def test_an_answer_waits_for_an_unreachable_database(tmp_path: Path) -> None:
     with own_database("postgresql", tmp_path) as url, _house(tmp_path, database=url) as house:
         its_id, stream_id = _begin(house, "Hi")

@@ -77,6 +77,7 @@ def test_an_engine_that_dies_while_the_journal_is_locked(tmp_path: Path) -> None
         assert state["choices"] == [answer.text for answer in answers]
 
 
+@pytest.mark.deep
 def test_locked_for_too_long_streams_end(tmp_path: Path) -> None:
     """Those, too, that had come to their end without anybody's seeing it. No end is shown that is not kept: until it
     can be, readers are sent away, and come back."""
@@ -163,6 +164,7 @@ def test_no_server_starts_on_a_full_disk(small_disk: Path) -> None:
 # Broken
 
 
+@pytest.mark.deep
 def test_a_disk_that_does_not_sync_is_not_trusted_again(tmp_path: Path, shim: Callable[[str], Path]) -> None:
     failing = shim("FAULT_SYNC")
     with House(tmp_path / "data", PACED) as house:
@@ -304,6 +306,7 @@ def test_a_damaged_time_loses_only_its_stream(
     assert lost in after.expired
 
 
+@pytest.mark.deep
 def test_streams_after_a_damaged_part_of_the_log_are_reported_as_lost(tmp_path: Path) -> None:
     """SQLite stops silently at the first damaged frame."""
     with House(tmp_path / "live", PACED) as house:
@@ -346,6 +349,7 @@ def test_links_among_the_files_of_the_journal_are_not_followed(tmp_path: Path, n
     assert victim.stat().st_mode & 0o777 == 0o644
 
 
+@pytest.mark.deep
 def test_with_a_ruined_journal_a_server_starts_a_new_one(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         lost = house.begin(Answer("Lost.", 9, seed=1))
@@ -422,6 +426,7 @@ def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(
 # Looked at
 
 
+@pytest.mark.deep
 def test_reading_the_journal_does_no_harm(tmp_path: Path) -> None:
     """The last connection of SQLite removes the log. A reader must not count as the last one."""
     with House(tmp_path, PACED) as house:

@@ -47,6 +47,7 @@ def test_frozen_for_longer_than_the_lease(tmp_path: Path) -> None:
         servers.begin(Answer("Afterwards.", 20, seed=1), on=frozen).wait()
 
 
+@pytest.mark.deep
 def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
     with team(tmp_path) as (servers, _):
         old = list(servers.servers)
@@ -60,6 +61,7 @@ def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
             assert b'"continuity":"replayed"' in stream.end
 
 
+@pytest.mark.deep
 def test_redis_does_not_answer_for_a_while(tmp_path: Path) -> None:
     with team(tmp_path) as (servers, redis):
         servers.begin_some("Pause", 4, 300)
@@ -68,6 +70,7 @@ def test_redis_does_not_answer_for_a_while(tmp_path: Path) -> None:
         redis.go_on()
 
 
+@pytest.mark.deep
 def test_redis_forgets_everything(tmp_path: Path) -> None:
     """The servers write again what their streams have."""
     with team(tmp_path) as (servers, redis):

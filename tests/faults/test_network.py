@@ -111,6 +111,7 @@ def test_cut_again_and_again_while_it_runs(house: House, end: str) -> None:
     check(stream.stream_id, stream.answer, [Seen(events)], None)
 
 
+@pytest.mark.deep
 def test_the_server_is_replaced_behind_a_network_that_breaks(house: House) -> None:
     stream = house.begin(Answer("Both.", 200, seed=3))
     script = itertools.repeat(Line(to_client=Flow(end_after_bytes=2500, end="reset")))

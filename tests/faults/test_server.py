@@ -299,6 +299,7 @@ def test_a_second_signal_loses_nothing(tmp_path: Path) -> None:
 # What is kept, and for how long
 
 
+@pytest.mark.deep
 def test_retention_continues_after_a_restart(tmp_path: Path) -> None:
     with House(tmp_path, PACED, "--retention-s", "600") as house:
         stream = house.begin(Answer("Kept.", 5, seed=1))
@@ -318,6 +319,7 @@ def test_retention_continues_after_a_restart(tmp_path: Path) -> None:
         assert stream.stream_id in house.kept().expired
 
 
+@pytest.mark.deep
 async def test_a_later_end_extends_no_other_retention(tmp_path: Path) -> None:
     """Streams that began in one order, ended in the other, and were taken over."""
     async with open_sqlite(tmp_path, sync_s=0.01, retention_s=6.0) as store:
@@ -403,6 +405,7 @@ def test_finished_streams_leave_no_text_behind(tmp_path: Path, prompt: str) -> N
         assert house.server.http.get(stream.path).status_code == 410
 
 
+@pytest.mark.deep
 def test_an_encrypted_journal_has_no_plain_text(tmp_path: Path) -> None:
     key_file, other = tmp_path / "key", tmp_path / "other"
     key_file.write_text("k" * 44)
@@ -457,6 +460,7 @@ async def test_a_newer_journal_is_left_alone(tmp_path: Path) -> None:
 # Time
 
 
+@pytest.mark.deep
 def test_setting_the_clock_affects_no_stream(tmp_path: Path, shim: Callable[[str], Path]) -> None:
     offset = shim("FAULT_CLOCK")
     offset.write_text("0")
@@ -474,6 +478,7 @@ def test_setting_the_clock_affects_no_stream(tmp_path: Path, shim: Callable[[str
         stream.wait()
 
 
+@pytest.mark.deep
 def test_a_suspended_server_continues(tmp_path: Path) -> None:
     """Its engine waited for it, and was not taken for a hanging one."""
     with House(tmp_path, PACED, "--stall-s", "1.5", "--retention-s", "60") as house:
@@ -488,6 +493,7 @@ def test_a_suspended_server_continues(tmp_path: Path) -> None:
         assert house.server.http.get(finished.path).status_code == 200
 
 
+@pytest.mark.deep
 def test_a_reader_of_an_expiring_stream_reads_it_to_the_end(tmp_path: Path) -> None:
     with House(tmp_path, "scripted", "--retention-s", "2") as house:
         answer = Answer("Expires.", 30_000, seed=1)

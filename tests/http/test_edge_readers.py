@@ -184,6 +184,7 @@ def test_a_connection_too_many(serve: Callable[..., Server], flags: tuple[str, .
             assert one.request("GET", "/v1/models")[0] == 200
 
 
+@pytest.mark.deep
 @linux
 @pytest.mark.parametrize("limit", [64, None], ids=["places", "descriptors"])
 def test_a_process_without_descriptors_waits(serve: Callable[..., Server], limit: int | None) -> None:

@@ -132,6 +132,7 @@ def _script(directory: Path, source: str) -> Iterator[subprocess.Popen[str]]:
             script.kill()
 
 
+@pytest.mark.deep
 def test_a_script_runs_and_calls_apps(tmp_path: Path) -> None:
     with _script(tmp_path, _SCRIPT) as script:
         output, errors = script.communicate(timeout=LONG_S)

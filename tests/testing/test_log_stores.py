@@ -333,6 +333,7 @@ def _of(kind: Callable[[DiskJournal], LogStore]) -> MakeStore:
     return make
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("kind", "law"),
     [

@@ -51,6 +51,7 @@ def _check(law: Law, engine: Shared) -> None:
     law(engine, vocab_size=_VOCAB_SIZE, num_sequences=64)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
 def test_fast_engine_keeps(law: Law, fast: Shared) -> None:
     _check(law, fast)
@@ -65,6 +66,7 @@ def test_exact_engine_keeps(law: Law, exact: Shared) -> None:
     _check(law, exact)
 
 
+@pytest.mark.deep
 def test_closing(spec: EngineSpec, capfd: pytest.CaptureFixture[str]) -> None:
     """Closed twice, in the middle of a sequence. The library reports unfinished work on stderr."""
     law = next(law for law in laws if law.name == ON_ITS_OWN)
@@ -186,6 +188,7 @@ def test_companion_that_is_replaced_changes_no_bit(exact: Shared, monkeypatch: p
     assert _alone(exact, (5, 6, 7, 8), 40) == expected
 
 
+@pytest.mark.deep
 def test_end_of_text_ends_it_unless_it_is_ignored(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
     prompt = chat("Answer with one word: is water wet?")
     ends = []

@@ -70,6 +70,7 @@ def _ids(deltas: list[Delta]) -> list[int]:
     return [token_id for delta in deltas for token_id in delta.token_ids]
 
 
+@pytest.mark.deep
 def test_it_gives_several_tokens_and_none_after_an_end(
     engine: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_conversion_that_ends_without_a_reason(model: Path, monkeypatch: pytes
         prepare(model, model.parent / "cache")
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_the_number_of_rows_is_that_of_the_loaded_model(openvino_spec: EngineSpec) -> None:
     """Without a cache directory, too: the prefix cache is exact only with it."""

@@ -44,6 +44,7 @@ def _bits(deltas: list[Delta]) -> list[tuple[tuple[int, ...], tuple[float, ...]]
     return [(delta.token_ids, delta.logprobs) for delta in deltas]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_replay_computes_the_same_tokens_alone(openvino_spec: EngineSpec, seed: int) -> None:
     engine = load_engine(msgspec.structs.replace(openvino_spec, context_tokens=1024, exact=True))

@@ -173,6 +173,7 @@ async def test_a_grammar_that_takes_too_long_nevertheless(openvino_spec: EngineS
         await check.check(Grammar("regex", "[ij]"))
 
 
+@pytest.mark.deep
 async def test_a_process_that_has_ended_by_itself_is_replaced(openvino_spec: EngineSpec) -> None:
     check = GrammarCheck(openvino_spec)
     await check.check(ANY)

@@ -23,6 +23,7 @@ def _libraries() -> None:
     pytest.importorskip("transformers")
 
 
+@pytest.mark.deep
 def test_a_merged_adapter_equals_the_separate_branch(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     """GPT-2 has some transposed weights, and its last layer is also the embedding, which must not change."""
     import torch

@@ -150,6 +150,7 @@ def test_the_upstream_server_is_killed_and_replaced(serve: Serve) -> None:
         )
 
 
+@pytest.mark.deep
 def test_the_worker_dies_as_well(serve: Serve, paced: Server) -> None:
     front = serve(f"openai:{paced.url}")
     stream_id = front.create(_TEXT | {"max_tokens": 100})
@@ -210,6 +211,7 @@ _CUT_CHAT = _cut_after(chat_chunk({"content": "one "}), chat_chunk({"content": "
 _OTHER_CHAT = _cut_after(chat_chunk({"content": "uno"}), chat_chunk({}, "stop"), done())
 
 
+@pytest.mark.deep
 def test_long_reasoning_is_not_a_hang(serve: Serve) -> None:
     def think(asked: Asked) -> bytes:
         asked.sock.sendall(SSE)
@@ -226,6 +228,7 @@ def test_long_reasoning_is_not_a_hang(serve: Serve) -> None:
         assert "no progress" not in server.log
 
 
+@pytest.mark.deep
 def test_reasoning_of_another_tailrace_is_passed_on(serve: Serve) -> None:
     behind = serve("scripted:thinks=24")
     for flags in ((), ("--reasoning", "text")):  # of the server in front
