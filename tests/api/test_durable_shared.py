@@ -51,6 +51,7 @@ class Producer(threading.Thread):
         return True
 
 
+@pytest.mark.deep
 def test_a_server_is_killed_while_both_are_written(pair: Pair) -> None:
     one, other = pair, pair.other
     assert one.http.put(PATH, headers=TEXT).status_code == 201

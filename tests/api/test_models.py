@@ -230,6 +230,7 @@ def test_a_model_that_cannot_be_loaded_is_503_and_retried(serve: Serve, smollm2:
     assert "four" in tokens.json()["choices"][0]["text"]
 
 
+@pytest.mark.deep
 def test_an_unused_model_is_unloaded_and_loaded_again(serve: Serve) -> None:
     server = serve("scripted:tokens_per_s=100", "--model", "tiny=scripted:tokens_per_s=100", "--idle-unload-s", "0.6")
     stream_id = server.create({"model": "tiny", "prompt": "Hi", "max_tokens": 300, "seed": 1})

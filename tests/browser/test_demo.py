@@ -150,6 +150,7 @@ async def test_one_thing_runs_at_a_time(page: Page) -> None:
     await until(page, "document.querySelectorAll('#wires footer strong').length === 4")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "language",
     [pytest.param("curl", marks=pytest.mark.deep), "Python", pytest.param("JavaScript", marks=pytest.mark.deep)],

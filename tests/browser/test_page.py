@@ -256,6 +256,7 @@ async def test_the_queue_and_refusals_are_shown(narrow: Server, open_tab: OpenTa
     await expect(other.questions.locator("p")).to_have_text(["Is there room?", "And for two?"])
 
 
+@pytest.mark.deep
 async def test_a_failed_answer_shows_the_reason_and_can_be_retried(narrow: Server, open_tab: OpenTab) -> None:
     """The control token is text in a chat, so the engine is told by a number to fail."""
     tab = await open_tab(narrow.url)

@@ -22,6 +22,7 @@ _TABLE = (
 )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.deep)])
 async def test_axe_finds_nothing_serious(river: Server, browser: Browser, scheme: Any) -> None:  # Any: a literal
     async with await browser.new_context(color_scheme=scheme) as context:

@@ -22,6 +22,7 @@ Serve = Callable[..., Server]
 Plug = Callable[[Server], Awaitable[Cable]]
 
 
+@pytest.mark.deep
 async def test_a_key_opens_the_page_until_it_is_revoked(
     serve: Serve, open_tab: OpenTab, context: BrowserContext, plug: Plug, tmp_path: Path
 ) -> None:

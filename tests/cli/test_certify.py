@@ -30,6 +30,7 @@ def _certify(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.deep
 def test_the_scripted_engine_is_exact_and_its_certificate_is_kept(tmp_path: Path) -> None:
     done = _certify(tmp_path, "scripted", "--runs", "11", "--json", str(tmp_path / "found.json"))
     spec = EngineSpec(engine="scripted")

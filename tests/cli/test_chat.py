@@ -101,6 +101,7 @@ def test_a_key(tmp_path: Path) -> None:
     locked.close()
 
 
+@pytest.mark.deep
 def test_tls(tmp_path: Path) -> None:
     certificate, key = write_certificate(tmp_path, "one")
     locked = Server("scripted", "--tls-cert", str(certificate), "--tls-key", str(key))

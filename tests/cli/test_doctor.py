@@ -34,6 +34,7 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert report["model"] is None
 
 
+@pytest.mark.deep
 def test_a_directory_of_hugging_face(tiny_gpt2_dir: Path) -> None:
     status, report, _ = ask("--quick", str(tiny_gpt2_dir))
     assert status == 0

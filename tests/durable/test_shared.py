@@ -120,7 +120,7 @@ async def test_a_reader_sees_what_other_servers_append(url: str) -> None:
         assert [chunk.pieces for chunk in stream.chunks] == [(b"%d" % number,) for number in range(1, 20)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(st.tuples(steps, st.integers(0, 1)), max_size=6))
 def test_servers_in_turn_do_what_one_server_does(taken: list[tuple[list[tuple[object, ...]], int]]) -> None:
     async def scenario(url: str) -> None:

@@ -105,6 +105,7 @@ def _machine(house: House, most_deaths: int) -> type[RuleBasedStateMachine]:
     return Faults
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("num_runs", "num_steps", "most_deaths"),
     [

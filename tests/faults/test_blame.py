@@ -66,6 +66,7 @@ def _wait_killed(server: Server, count: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("num_clients", "num_chats", "num_texts"),
     [

@@ -146,6 +146,7 @@ def test_a_full_disk_loses_no_visible_event(small_disk: Path) -> None:
         assert house.server.http.get(f"{streams[0].path}/events").content.endswith(streams[0].end)
 
 
+@pytest.mark.deep
 def test_no_server_starts_on_a_full_disk(small_disk: Path) -> None:
     with House(small_disk / "data", PACED) as house:
         stream = house.begin(Answer("Before.", 200, seed=1)).seen(9)
@@ -185,6 +186,7 @@ def _read_only(directory: Path, *, is_on: bool) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
+@pytest.mark.deep
 def test_no_server_starts_where_nothing_can_be_written(small_disk: Path) -> None:
     with House(small_disk / "data", PACED) as house:
         house.stop()

@@ -398,6 +398,7 @@ def _engines(server: Server) -> list[psutil.Process]:
     return sorted(psutil.Process(server.process.pid).children(), key=lambda child: child.create_time())
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("victims", ["first", *(pytest.param(who, marks=pytest.mark.deep) for who in _MORE)])
 def test_with_a_spare_the_stream_continues(tmp_path: Path, victims: str) -> None:
     with House(tmp_path, PACED, "--spare-engine") as house:

@@ -254,6 +254,7 @@ def test_many_readers_reconnect_at_once(house: House, num_readers: int) -> None:
 # They do not read
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "flow",
     [Flow(end_after_bytes=3000, end="hole"), pytest.param(Flow(bytes_per_s=1), marks=pytest.mark.deep)],

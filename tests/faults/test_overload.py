@@ -142,6 +142,7 @@ def _wait_normal(server: Server) -> float:
 _EIGHT = ("--max-sequences", "8", "--max-concurrent-requests", "16", "--keep-alive-s", "120")  # lines lie idle
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("duration_s", [2, pytest.param(60, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
 @pytest.mark.parametrize("kind", ["arrivals", "retries"])
 def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: float) -> None:
@@ -169,6 +170,7 @@ def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: floa
     assert ratio >= 0.5, "it collapses; how well it holds is a matter for bench"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("duration_s", [2, pytest.param(30, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
 def test_the_engine_dies_repeatedly_under_load(tmp_path: Path, duration_s: float) -> None:
     """Admitted requests wait for the next engine; others wait for a limited time."""
@@ -233,6 +235,7 @@ def _without_descriptors(server: Server) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
+@pytest.mark.deep
 def test_without_descriptors_the_journal_is_written_and_an_engine_is_waited_for(tmp_path: Path) -> None:
     """A new engine needs descriptors, too. The server survives."""
     with House(tmp_path, PACED) as house:

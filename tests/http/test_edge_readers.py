@@ -156,6 +156,7 @@ def test_a_websocket_that_does_not_read_is_cut_off(serve: Callable[..., Server])
 # Places
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "flags",
     [("--max-connections", "4", "--client-connections", "4"), ("--client-connections", "4")],

@@ -180,6 +180,7 @@ def test_prompt_in_pieces_changes_no_bit(exact: Shared, num_neighbours: int) -> 
     assert steps.bits(pieces) == expected
 
 
+@pytest.mark.deep
 def test_companion_that_is_replaced_changes_no_bit(exact: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _alone(exact, (5, 6, 7, 8), 40)
     _alone(exact, (9, 10), 1)

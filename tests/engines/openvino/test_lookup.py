@@ -89,6 +89,7 @@ def test_it_gives_several_tokens_and_none_after_an_end(
     assert most == 6
 
 
+@pytest.mark.deep
 def test_grammar_is_obeyed(engine: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]) -> None:
     sampling = Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=Grammar("regex", "(river mill ){4}bridge"))
     deltas = _answer(engine, chat(f"river mill river mill river mill. {TEXT}"), sampling)
