@@ -201,8 +201,6 @@ def groups(options: argparse.Namespace) -> Iterator[list[Server]]:
             our_server(here, "llamacpp", path, second, *as_much, "--max-sequences", str(SLOTS)),
             our_server(here, "openvino", path, third),
         ]
-    if not options.huggingface:
-        return
     path = options.huggingface
     dtype = ["--dtype", options.dtype]
     if options.transformers:
@@ -263,7 +261,7 @@ def plot(lines: list[Line], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Each engine behind tailrace against its own server.")
     parser.add_argument("--gguf", type=Path)
-    parser.add_argument("--huggingface", type=Path)
+    parser.add_argument("--huggingface", type=Path, required=True, help="the model's directory; its tokenizer is used")
     parser.add_argument("--transformers", type=Path, help="the command `transformers`, installed with its server")
     parser.add_argument("--vllm-python", type=Path)
     parser.add_argument("--dtype", default="float32")
