@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import httpx
 from tests.api.process import Server
+from tests.http.turns import Turns
 from tests.testing.redis_server import delete_keys, shared_url
 from tests.waiting import LONG_S
 
@@ -37,7 +38,7 @@ class Pair(Server):
     @property
     def http(self) -> httpx.Client:
         if self._client is None:
-            turns = _Turns([self.port, self.other.port])
+            turns = Turns([self.port, self.other.port])
             self._client = httpx.Client(base_url=self.url, timeout=LONG_S, transport=turns)
         return self._client
 
@@ -47,19 +48,6 @@ class Pair(Server):
         finally:
             super().close()
             delete_keys(self._prefix)
-
-
-class _Turns(httpx.BaseTransport):
-    def __init__(self, ports: list[int]) -> None:
-        self._ports = itertools.cycle(ports)
-        self._transport = httpx.HTTPTransport()
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        request.url = request.url.copy_with(port=next(self._ports))
-        return self._transport.handle_request(request)
-
-    def close(self) -> None:
-        self._transport.close()
 
 
 def durable_server(kind: str, *, source: str = "scripted", flags: Sequence[str] = ()) -> Server:

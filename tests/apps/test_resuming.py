@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 from httpx_sse import connect_sse
 from tests.apps.process import AppServer, write
+from tests.http.turns import Turns
 from tests.testing.redis_server import prefix_of, shared_url
 from tests.waiting import LONG_S
 from websockets.sync.client import connect
@@ -61,21 +61,6 @@ applications:
 UNKNOWN = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
-class _Balancer(httpx.BaseTransport):
-    """Sends each request to the next server, as a load balancer without sticky sessions does."""
-
-    def __init__(self, servers: Sequence[AppServer]) -> None:
-        self._ports = itertools.cycle([server.port for server in servers])
-        self._transport = httpx.HTTPTransport()
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        request.url = request.url.copy_with(port=next(self._ports))
-        return self._transport.handle_request(request)
-
-    def close(self) -> None:
-        self._transport.close()
-
-
 @pytest.fixture(scope="module", params=["one server", "two servers over one Redis"])
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[AppServer]]:
     directory = tmp_path_factory.mktemp("counting")
@@ -98,7 +83,9 @@ def apps(servers: list[AppServer]) -> AppServer:
 
 @pytest.fixture
 def http(servers: list[AppServer]) -> Iterator[httpx.Client]:
-    with httpx.Client(transport=_Balancer(servers), base_url="http://127.0.0.1", timeout=LONG_S) as client:
+    with httpx.Client(
+        transport=Turns([server.port for server in servers]), base_url="http://127.0.0.1", timeout=LONG_S
+    ) as client:
         yield client
 
 

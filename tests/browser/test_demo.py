@@ -153,7 +153,7 @@ async def test_one_thing_runs_at_a_time(page: Page) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize(
     "language",
-    [pytest.param("curl", marks=pytest.mark.deep), "Python", pytest.param("JavaScript", marks=pytest.mark.deep)],
+    ["curl", "Python", "JavaScript"],
 )
 async def test_programs_run_as_they_are_copied(context: BrowserContext, page: Page, language: str) -> None:
     """With quotes of all kinds in the question."""

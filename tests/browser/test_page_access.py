@@ -23,7 +23,7 @@ _TABLE = (
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing_serious(river: Server, browser: Browser, scheme: Any) -> None:  # Any: a literal
     async with await browser.new_context(color_scheme=scheme) as context:
         context.set_default_timeout(30_000)

@@ -110,7 +110,7 @@ def _machine(house: House, most_deaths: int) -> type[RuleBasedStateMachine]:
     ("num_runs", "num_steps", "most_deaths"),
     [
         pytest.param(3, 15, 3, marks=pytest.mark.timeout(300)),
-        pytest.param(60, 30, 30, marks=[pytest.mark.deep, pytest.mark.timeout(1800)]),
+        pytest.param(60, 30, 30, marks=pytest.mark.timeout(1800)),
     ],
     ids=["short", "long"],
 )

@@ -72,9 +72,9 @@ def _wait_killed(server: Server, count: int) -> None:
     [
         pytest.param(3, 6, 1, id="one-chat"),
         pytest.param(16, 16, 16, id="distinct"),
-        pytest.param(3, 45, 1, id="one-chat-long", marks=pytest.mark.deep),
-        pytest.param(64, 64, 64, id="distinct-long", marks=pytest.mark.deep),
-        pytest.param(10, 130, 130, id="many-long", marks=pytest.mark.deep),
+        pytest.param(3, 45, 1, id="one-chat-long"),
+        pytest.param(64, 64, 64, id="distinct-long"),
+        pytest.param(10, 130, 130, id="many-long"),
     ],
 )
 @pytest.mark.timeout(400)

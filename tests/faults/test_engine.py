@@ -399,7 +399,7 @@ def _engines(server: Server) -> list[psutil.Process]:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("victims", ["first", *(pytest.param(who, marks=pytest.mark.deep) for who in _MORE)])
+@pytest.mark.parametrize("victims", ["first", *_MORE])
 def test_with_a_spare_the_stream_continues(tmp_path: Path, victims: str) -> None:
     with House(tmp_path, PACED, "--spare-engine") as house:
         until(lambda: len(_engines(house.server)) == 2)

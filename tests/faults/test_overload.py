@@ -143,7 +143,7 @@ _EIGHT = ("--max-sequences", "8", "--max-concurrent-requests", "16", "--keep-ali
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("duration_s", [2, pytest.param(60, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
+@pytest.mark.parametrize("duration_s", [2, pytest.param(60, marks=pytest.mark.timeout(300))])
 @pytest.mark.parametrize("kind", ["arrivals", "retries"])
 def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: float) -> None:
     """Clients arrive independently, or retry at once, ignoring Retry-After."""
@@ -171,7 +171,7 @@ def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: floa
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("duration_s", [2, pytest.param(30, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
+@pytest.mark.parametrize("duration_s", [2, pytest.param(30, marks=pytest.mark.timeout(300))])
 def test_the_engine_dies_repeatedly_under_load(tmp_path: Path, duration_s: float) -> None:
     """Admitted requests wait for the next engine; others wait for a limited time."""
     with House(tmp_path, PACED, *_EIGHT) as house:

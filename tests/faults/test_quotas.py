@@ -138,7 +138,7 @@ def test_limits_hold_while_engine_and_server_are_killed(tmp_path: Path, num_clie
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("away_s", [3, pytest.param(30, marks=[pytest.mark.deep, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize("away_s", [3, pytest.param(30, marks=pytest.mark.timeout(300))])
 def test_an_unreachable_database_delays_no_token_and_loses_no_row(tmp_path: Path, away_s: int) -> None:
     with OwnPostgresql(tmp_path / "pg") as postgresql:
         database = RecordDatabase(postgresql.url)

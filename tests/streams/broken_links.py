@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 __all__ = ["breaking", "slow"]
+
+_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
 async def breaking(url: str, command: bytes) -> AsyncIterator[str]:
     """Yields the URL of a proxy that forwards the first such command, and breaks the connection when its answer
     comes."""
-    parts = urlsplit(url)
     was_seen = False
-    connections: list[asyncio.Task[None]] = []
 
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(parts.hostname, parts.port)
+    async def forward(near: _Ends, far: _Ends) -> None:
+        (reader, writer), (far_reader, far_writer) = near, far
         breaks = False
 
         async def send() -> None:
@@ -39,23 +40,14 @@ async def breaking(url: str, command: bytes) -> AsyncIterator[str]:
                 writer.write(piece)
             sending.cancel()
 
-    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(asyncio.create_task(forward(reader, writer)))
-
-    async with await asyncio.start_server(connect, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        yield parts._replace(netloc=parts.netloc.replace(str(parts.port), str(port))).geturl()
-    for connection in connections:
-        connection.cancel()
-    await asyncio.gather(*connections, return_exceptions=True)
+    async with _proxy(url, forward) as there:
+        yield there
     assert was_seen
 
 
 @asynccontextmanager
 async def slow(url: str, delay_s: float) -> AsyncIterator[str]:
     """Yields the URL of a proxy that passes everything on later."""
-    parts = urlsplit(url)
-    tasks: list[asyncio.Task[None]] = []
 
     async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError), contextlib.closing(target):
@@ -63,16 +55,28 @@ async def slow(url: str, delay_s: float) -> AsyncIterator[str]:
                 await asyncio.sleep(delay_s)
                 target.write(piece)
 
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection(parts.hostname, parts.port)
-        await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))
+    async def forward(near: _Ends, far: _Ends) -> None:
+        await asyncio.gather(pump(near[0], far[1]), pump(far[0], near[1]))
+
+    async with _proxy(url, forward) as there:
+        yield there
+
+
+@asynccontextmanager
+async def _proxy(url: str, forward: Callable[[_Ends, _Ends], Coroutine[Any, Any, None]]) -> AsyncIterator[str]:
+    """Yields the URL of a server that connects to `url` for each of its connections, and calls `forward` with both."""
+    parts = urlsplit(url)
+    connections: list[asyncio.Task[None]] = []
+
+    async def run(near: _Ends) -> None:
+        await forward(near, await asyncio.open_connection(parts.hostname, parts.port))
 
     def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        tasks.append(asyncio.create_task(forward(reader, writer)))
+        connections.append(asyncio.create_task(run((reader, writer))))
 
     async with await asyncio.start_server(connect, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         yield parts._replace(netloc=parts.netloc.replace(str(parts.port), str(port))).geturl()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    for connection in connections:
+        connection.cancel()
+    await asyncio.gather(*connections, return_exceptions=True)
