@@ -1,14 +1,15 @@
 """Compares tailrace with each engine's own server, with the same weights, in one run.
 
     python bench/engines.py --gguf FILE --huggingface DIRECTORY [--transformers PATH] [--vllm-python PATH]
-                            [--output JSON] [--plot SVG]
+                            [--before PYTHON] [--output JSON] [--plot SVG]
 
 FILE and DIRECTORY have the same model (tests/checkpoints.py makes the directory from the file). An engine's own server
 (llama.cpp's is the one in xllamacpp) and tailrace with that engine run together, with memory for the same number of
 tokens. They are measured in turns, so that a slow phase of the machine affects both. The load is the same for all: POST
-/v1/completions, streamed, greedy, 128 tokens, at 1, 4, 16 and 32 streams, in several rounds. The model's tokenizer
+/v1/completions, streamed, greedy, 128 tokens, at 1 to 32 streams, in several rounds. The model's tokenizer
 counts the tokens of the text, because servers differ in the tokens per event. Times are those of received bytes.
-`transformers serve` refuses ignore_eos, so its answers may be shorter.
+`transformers serve` refuses ignore_eos, so its answers may be shorter. With --before, the default engine of an earlier
+version is measured too, in turns with llama.cpp's server and this version.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import httpx
 from tokenizers import Tokenizer
 
 FIRST_PORT = 8987
-LOADS = (1, 4, 16, 32)
+LOADS = (1, 2, 4, 8, 16, 32)
 MAX_TOKENS = 128
 PAUSE_S = 0.5  # for the cleanup of the server that was measured before
 SLOTS, SLOT_TOKENS = 32, 512  # llama.cpp's server divides its memory into slots
@@ -184,7 +185,7 @@ def running(server: Server) -> Iterator[None]:
 
 def groups(options: argparse.Namespace) -> Iterator[list[Server]]:
     """Yield the groups of servers that are measured in turns."""
-    first, second, third = (str(FIRST_PORT + index) for index in range(3))
+    first, second, third, fourth = (str(FIRST_PORT + index) for index in range(4))
 
     def our_server(python: object, engine: str, path: Path, port: str, *flags: str) -> Server:
         more = ["--engine", engine, "--port", port, "--journal", options.journal, *flags]
@@ -196,10 +197,12 @@ def groups(options: argparse.Namespace) -> Iterator[list[Server]]:
         path, name, here = options.gguf, options.gguf.stem, sys.executable
         as_much = ["--context-tokens", str(SLOT_TOKENS), "--kv-tokens", str(SLOTS * SLOT_TOKENS)]
         own = [here, "-c", LLAMA_SERVER, str(path), first, str(SLOTS), str(SLOTS * SLOT_TOKENS)]
+        before = our_server(options.before, "openvino", path, fourth) if options.before else None
         yield [
             Server("llama.cpp's server", name, int(first), own, {}),
             our_server(here, "llamacpp", path, second, *as_much, "--max-sequences", str(SLOTS)),
             our_server(here, "openvino", path, third),
+            *([replace(before, name="tailrace before, openvino")] if before else []),
         ]
     path = options.huggingface
     dtype = ["--dtype", options.dtype]
@@ -264,6 +267,7 @@ def main() -> None:
     parser.add_argument("--huggingface", type=Path, required=True, help="the model's directory; its tokenizer is used")
     parser.add_argument("--transformers", type=Path, help="the command `transformers`, installed with its server")
     parser.add_argument("--vllm-python", type=Path)
+    parser.add_argument("--before", type=Path, help="the interpreter of an environment with an earlier version")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--journal", default="disk", choices=["disk", "memory"])
     parser.add_argument("--rounds", type=int, default=3)
