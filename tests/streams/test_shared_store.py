@@ -18,7 +18,7 @@ from tests.waiting import LONG_S, wait_until
 from tailrace.errors import ClaimTaken, LeaseLost, ModelError, SeqOutOfRange, StorageError, StreamExpired, UnknownStream
 from tailrace.streams import Claim, Ender, Reader
 from tailrace.streams.redis import RedisLogStore, open_redis
-from tailrace.types import ANONYMOUS, End, Failure, Usage
+from tailrace.types import ANONYMOUS, End, Failure, TextDelta, Usage
 
 
 @pytest.fixture
@@ -59,6 +59,24 @@ async def test_a_reader_elsewhere_sees_every_event(prefix: str) -> None:
         assert await other.read(ANONYMOUS, writer.lease.stream_id) is log
 
 
+async def test_many_streams_begin_at_the_same_time(prefix: str) -> None:
+    """More than there are connections to Redis."""
+    async with pair(prefix) as (one, other):
+        writers = await asyncio.gather(*(begin(one, delta(1)) for _ in range(200)))
+        logs = await asyncio.gather(*(other.read(ANONYMOUS, writer.lease.stream_id) for writer in writers))
+        assert [log.events for log in logs] == [[delta(1)]] * 200
+        assert one.write_error is None
+
+
+async def test_an_ended_stream_that_many_read_at_once_takes_its_memory_once(prefix: str) -> None:
+    """It leaves room for others: the memory for ended streams of other servers is limited."""
+    async with pair(prefix) as (one, other):
+        small, large = [await begin(one, *events) for events in ([DONE], [TextDelta("x" * 2**20, ()), DONE])]
+        kept = await other.read(ANONYMOUS, small.lease.stream_id)
+        await asyncio.gather(*(other.read(ANONYMOUS, large.lease.stream_id) for _ in range(80)))
+        assert await other.read(ANONYMOUS, small.lease.stream_id) is kept
+
+
 async def test_a_reader_changes_to_a_server_that_is_behind(prefix: str) -> None:
     """A client may have seen events of which its next server has not heard yet."""
     async with (
@@ -76,6 +94,36 @@ async def test_a_reader_changes_to_a_server_that_is_behind(prefix: str) -> None:
         for store in (one, other):
             with pytest.raises(SeqOutOfRange):
                 await store.read(ANONYMOUS, stream_id, 4)
+    delete_keys(prefix)
+
+
+async def test_the_writer_knows_of_a_reader_that_came_while_redis_did_not_answer(tmp_path: Path) -> None:
+    """Otherwise it would cancel a stream that is read."""
+    with own_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as (url, process):
+        async with open_redis(url, lease_s=60.0) as one, open_redis(url, lease_s=60.0) as other:
+            writer = await begin(one, delta(1))
+            log = await other.read(ANONYMOUS, writer.lease.stream_id)
+            process.kill()
+            with Reader(log):
+                await asyncio.sleep(0.5)  # the first attempt to tell it fails
+                process.start()
+                await wait_until(lambda: writer.heard == ["read"])
+
+
+async def test_a_server_that_follows_many_streams_keeps_its_lease(prefix: str) -> None:
+    """Looking after them takes longer than the lease lasts if Redis is far away and they are looked after in turn."""
+    async with (
+        server(prefix) as one,
+        slow(f"{shared_url()}?prefix={prefix}", 0.01) as url,
+        open_redis(url, lease_s=LEASE_S) as other,
+    ):
+        epoch = other.epoch
+        logs = [await other.read(ANONYMOUS, (await begin(one)).lease.stream_id) for _ in range(60)]
+        with contextlib.ExitStack() as readers:
+            for log in logs:
+                readers.enter_context(Reader(log))
+            await asyncio.sleep(3 * LEASE_S)
+        assert other.epoch == epoch
     delete_keys(prefix)
 
 

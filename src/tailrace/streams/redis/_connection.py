@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qs, urlsplit
@@ -23,6 +24,7 @@ _T = TypeVar("_T")
 
 _COMMAND_S = 2.0  # after which a command has failed
 _CONNECT_S = 5.0
+_AT_ONCE = 64  # commands, each on a connection of its own; others wait
 _OLDEST = (6, 2)  # of Redis; Valkey begins with 7.2
 _SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 _URL_HINT = (
@@ -39,6 +41,7 @@ class Connection:
     def __init__(self, client: Any, keys: Keys) -> None:
         self.client = client  # Any: the three clients have the same commands and no common type
         self.keys = keys
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -78,11 +81,14 @@ class Connection:
     async def ask(self, command: Awaitable[_T], *, within_s: float = _COMMAND_S) -> _T:
         """Return the answer of a command of `client`. Raises: StorageError."""
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(within_s), self._turns:
                 answer = await command
         except Exception as error:  # of the client library and the event loop, which have errors of many kinds
             _require_uncancelled()
             raise _as_storage_error(error) from error
+        finally:
+            if inspect.iscoroutine(command):
+                command.close()  # if it has not begun
         _require_uncancelled()
         return answer
 
@@ -146,7 +152,6 @@ async def _connect(parts: SplitResult, url: str, stack: contextlib.AsyncExitStac
         "socket_connect_timeout": _CONNECT_S,
         "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 0),  # the store itself tries again, and knows how often
-        "max_connections": 64,
         "protocol": 2,
     }
     if parts.scheme.endswith("+sentinel"):

@@ -69,6 +69,7 @@ class FinishedStreams:
         self._own_bytes += log.num_bytes
 
     def cache(self, log: StreamLog, expires_in_s: float | None = None) -> None:
+        self._uncache(log.stream_id)
         log.expires_s = time.monotonic() + (self._retention_s if expires_in_s is None else expires_in_s)
         self._cached[log.stream_id] = log
         self._cached_bytes += log.num_bytes

@@ -96,7 +96,7 @@ class Members:
         else:
             await self.forget(self.epoch)
 
-    async def run(self, on_tick: Callable[[], Awaitable[None]], on_dead: Callable[[], Awaitable[None]]) -> None:
+    async def run(self, on_tick: Callable[[], None], on_dead: Callable[[], Awaitable[None]]) -> None:
         """Renew the lease until cancelled. `on_tick` is called after each renewal; `on_dead` if other servers have
         declared this one dead."""
         while True:
@@ -108,7 +108,7 @@ class Members:
                 await self._list()
                 await self.find_dead()
                 await self._find_strangers()
-                await on_tick()
+                on_tick()
             except StorageError:
                 self._missing_since_s.clear()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
+from collections import OrderedDict
 from collections.abc import Container, Mapping
 
 from tailrace.errors import StorageError
@@ -18,6 +18,7 @@ from tailrace.streams.redis._scripts import STOP
 __all__ = ["Messages"]
 
 _DAY_MS = 24 * 3600 * 1000
+_RETRY_S = 0.05
 
 
 class Messages:
@@ -28,14 +29,18 @@ class Messages:
         self._connection = connection
         self._members = members
         self._running = running
-        self._outbox: asyncio.Queue[tuple[int, str, Wish]] = asyncio.Queue()  # epoch, stream id, wish
+        self._outbox: OrderedDict[tuple[Mirror, bool], Wish] = OrderedDict()  # by mirror and whether it is a stop
+        self._is_due = asyncio.Event()
         self._remote_readers: dict[str, dict[int, Reader]] = {}  # by stream and epoch of the reading server
 
     # Wishes of this server
 
     def ask(self, mirror: Mirror, wish: Wish) -> None:
+        """Tell the server that writes the stream, as soon as Redis answers. Of "join" and "leave", the last one
+        counts."""
         mirror.unread_since_s = time.monotonic()
-        self._outbox.put_nowait((mirror.epoch, mirror.log.stream_id, wish))
+        self._outbox[mirror, wish == "stop"] = wish
+        self._is_due.set()
 
     async def stop(self, stream_id: str) -> None:
         """Ask the server that writes a stream to end it; if that server is dead, the next one does. Raises:
@@ -55,12 +60,22 @@ class Messages:
     async def run(self) -> None:
         """Send wishes until cancelled."""
         while True:
-            epoch, stream_id, wish = await self._outbox.get()
-            with contextlib.suppress(StorageError):  # the store says again what matters
-                if wish == "stop":
-                    await self.stop(stream_id)
-                else:
-                    await self._tell(epoch, stream_id, wish)
+            await self._is_due.wait()
+            self._is_due.clear()
+            while self._outbox:
+                key, wish = self._outbox.popitem(last=False)
+                try:
+                    await self._send(key[0], wish)
+                except StorageError:
+                    self._outbox.setdefault(key, wish)  # unless there is a later one
+                    await asyncio.sleep(_RETRY_S)
+
+    async def _send(self, mirror: Mirror, wish: Wish) -> None:
+        """Raises: StorageError."""
+        if wish == "stop":
+            await self.stop(mirror.log.stream_id)
+        else:
+            await self._tell(mirror.epoch, mirror.log.stream_id, wish)
 
     # Wishes of others
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ __all__ = ["Mirrors"]
 logger = logging.getLogger("tailrace.journal")
 
 _UNREAD_S = 30.0  # how long a stream of another server is followed without readers
+_AT_ONCE = 32  # streams that are looked after at the same time
 _MISSING = 4  # how often Redis must not have a stream until it is given up
 
 
@@ -100,8 +102,9 @@ class Mirrors:
 
     async def check(self) -> None:
         """Look after each followed stream. Raises: StorageError."""
-        for mirror in list(self._mirrors.values()):
-            await self._check(mirror)
+        mirrors = list(self._mirrors.values())
+        for start in range(0, len(mirrors), _AT_ONCE):
+            await asyncio.gather(*map(self._check, mirrors[start : start + _AT_ONCE]))
 
     async def catch_up(self, log: StreamLog) -> None:
         """Add the events that Redis has, if this is the log of a followed stream. Raises: StorageError."""
@@ -120,6 +123,8 @@ class Mirrors:
             return
         client = self._connection.client
         epoch, last = await self._connection.ask(client.hmget(self._keys.stream(log.stream_id), "epoch", "last"))
+        if self.get(log.stream_id) is not mirror:
+            return
         if epoch is None:
             mirror.num_missing += 1  # its server may store it again, if Redis has lost it
             if mirror.num_missing == _MISSING:

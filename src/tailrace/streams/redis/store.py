@@ -93,6 +93,7 @@ class RedisLogStore:
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
         self._has_new_epoch = asyncio.Event()
+        self._is_due = asyncio.Event()  # to look after streams
         self._is_closed = False
 
     # Facts
@@ -317,6 +318,7 @@ class RedisLogStore:
             group.create_task(self._finished.run())
             group.create_task(self._durable.run())
             group.create_task(self._run_followers())
+            group.create_task(self._look_after_streams())
 
     async def _run_followers(self) -> None:
         while True:
@@ -340,21 +342,30 @@ class RedisLogStore:
             self._on_lease_lost(log)
         self._mirrors.give_up_all()
 
-    async def _on_tick(self) -> None:
+    def _on_tick(self) -> None:
         if self._members.dead:
             self._orphaned.set()
-        if await self._members.num_streams(self.epoch) < len(self._running):
-            await self._store_again()
         self._messages.keep_readers(self._members.alive)
         self._durable.on_tick()
-        await self._mirrors.check()
+        self._is_due.set()
+
+    async def _look_after_streams(self) -> None:
+        """After each tick, until cancelled. The lease is renewed meanwhile, however many streams there are."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            with contextlib.suppress(StorageError):
+                if await self._members.num_streams(self.epoch) < len(self._running):
+                    await self._store_again()
+                await self._mirrors.check()
 
     async def _store_again(self) -> None:
         """Store streams that Redis has lost, which they would find out only with their next events. Raises:
         StorageError."""
         logs = list(self._running.values())
         for start in range(0, len(logs), _AT_ONCE):
-            await asyncio.gather(*(self._store(log) for log in logs[start : start + _AT_ONCE]))
+            some = [log for log in logs[start : start + _AT_ONCE] if self._running.get(log.stream_id) is log]
+            await asyncio.gather(*map(self._store, some))
 
     async def close(self) -> None:
         """Write what waits, and give the lease back. What cannot be written is lost."""
