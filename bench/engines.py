@@ -6,8 +6,8 @@
 FILE and DIRECTORY have the same model (tests/checkpoints.py makes the directory from the file). An engine's own server
 (llama.cpp's is the one in xllamacpp) and tailrace with that engine run together, with memory for the same number of
 tokens. They are measured in turns, so that a slow phase of the machine affects both. The load is the same for all: POST
-/v1/completions, streamed, greedy, 128 tokens, at 1 to 32 streams, in several rounds. The model's tokenizer
-counts the tokens of the text, because servers differ in the tokens per event. Times are those of received bytes.
+/v1/completions, streamed, greedy, 128 tokens, at 1 to 32 streams, in several rounds. The answers state their numbers of
+tokens; where one does not, the model's tokenizer counts them in the text. Times are those of received bytes.
 `transformers serve` refuses ignore_eos, so its answers may be shorter. With --before, the default engine of an earlier
 version is measured too, in turns with llama.cpp's server and this version.
 """
@@ -36,7 +36,6 @@ from tokenizers import Tokenizer
 
 FIRST_PORT = 8987
 LOADS = (1, 2, 4, 8, 16, 32)
-MAX_TOKENS = 128
 PAUSE_S = 0.5  # for the cleanup of the server that was measured before
 SLOTS, SLOT_TOKENS = 32, 512  # llama.cpp's server divides its memory into slots
 
@@ -92,14 +91,16 @@ async def send_request(port: int, body: dict[str, object]) -> Answer:
     return answer
 
 
-def text_of(answer: Answer) -> str:
-    """Return the text of a streamed answer."""
+def num_tokens_of(answer: Answer, tokenizer: Tokenizer) -> int:
+    """Return the number of tokens that a streamed answer states, or else the number in its text."""
     text = []
     for line in answer.raw.decode("utf-8", "replace").splitlines():
         if line.startswith("data: {"):
             event = json.loads(line[6:])
+            if usage := event.get("usage"):
+                return int(usage["completion_tokens"])
             text += [choice.get("text") or "" for choice in event.get("choices", [])]
-    return "".join(text)
+    return len(tokenizer.encode("".join(text)).ids)
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,9 @@ class Server:
     environment: dict[str, str]
 
 
-async def measure(servers: list[Server], tokenizer: Tokenizer, rounds: int) -> list[Line]:
+async def measure(
+    servers: list[Server], tokenizer: Tokenizer, loads: list[int], rounds: int, max_tokens: int
+) -> list[Line]:
     """Measure running servers in turns."""
     number = 0
 
@@ -121,15 +124,16 @@ async def measure(servers: list[Server], tokenizer: Tokenizer, rounds: int) -> l
         return {
             "model": server.model,
             "prompt": f"{number}. A story about a river, a dog and a mill:",
-            "max_tokens": MAX_TOKENS,
+            "max_tokens": max_tokens,
             "temperature": 0,
             "stream": True,
+            "stream_options": {"include_usage": True},
         } | ({} if server.name == "transformers serve" else {"ignore_eos": True})
 
     lines = []
     for server in servers:
         await asyncio.gather(*(send_request(server.port, body(server)) for _ in range(2)))
-    for streams in LOADS:
+    for streams in loads:
         measurements: dict[str, list[tuple[float, float, float]]] = {server.name: [] for server in servers}
         for _ in range(rounds):
             for server in servers:
@@ -137,7 +141,7 @@ async def measure(servers: list[Server], tokenizer: Tokenizer, rounds: int) -> l
                 start_s = time.perf_counter()
                 answers = await asyncio.gather(*(send_request(server.port, body(server)) for _ in range(streams)))
                 wall_s = time.perf_counter() - start_s
-                num_tokens = sum(len(tokenizer.encode(text_of(answer)).ids) for answer in answers)
+                num_tokens = sum(num_tokens_of(answer, tokenizer) for answer in answers)
                 if not num_tokens:
                     raise SystemExit(f"{server.name} gave nothing: {answers[0].raw[:500]!r}")
                 firsts = sorted(answer.first_s for answer in answers)
@@ -225,12 +229,13 @@ def groups(options: argparse.Namespace) -> Iterator[list[Server]]:
 def plot(lines: list[Line], path: Path) -> None:
     """Write an SVG: tokens per second by number of streams, one line for each server."""
     names = list(dict.fromkeys(line.server for line in lines))
+    loads = sorted({line.streams for line in lines})
     colours = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5"]
     largest = max(line.tokens_per_s for line in lines)
     left, top, width, height = 60, 20, 420, 300
 
     def point(line: Line) -> str:
-        x = left + width * LOADS.index(line.streams) / (len(LOADS) - 1)
+        x = left + width * loads.index(line.streams) / (len(loads) - 1)
         return f"{x:.0f},{top + height * (1 - line.tokens_per_s / largest):.0f}"
 
     parts = [
@@ -241,8 +246,8 @@ def plot(lines: list[Line], path: Path) -> None:
         y = top + height * (1 - share)
         parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.0f}" y2="{y:.0f}" stroke="#ddd"/>')
         parts.append(f'<text x="{left - 8}" y="{y + 4:.0f}" text-anchor="end">{largest * share:.0f}</text>')
-    for index, load in enumerate(LOADS):
-        x = left + width * index / (len(LOADS) - 1)
+    for index, load in enumerate(loads):
+        x = left + width * index / (len(loads) - 1)
         parts.append(f'<text x="{x:.0f}" y="{top + height + 18}" text-anchor="middle">{load}</text>')
     parts.append(
         f'<text x="{left + width / 2:.0f}" y="{top + height + 38}" text-anchor="middle">streams at once</text>'
@@ -270,21 +275,24 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="the interpreter of an environment with an earlier version")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--journal", default="disk", choices=["disk", "memory"])
+    parser.add_argument("--streams", default=",".join(map(str, LOADS)), help="numbers of streams at once, with commas")
+    parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
+    loads = [int(load) for load in options.streams.split(",")]
     tokenizer = Tokenizer.from_file(str(options.huggingface / "tokenizer.json"))
     lines: list[Line] = []
     for servers in groups(options):
         with contextlib.ExitStack() as up:
             for server in servers:
                 up.enter_context(running(server))
-            lines += asyncio.run(measure(servers, tokenizer, options.rounds))
+            lines += asyncio.run(measure(servers, tokenizer, loads, options.rounds, options.max_tokens))
     if options.output:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "commit": commit, "dtype": options.dtype}
-        measurements = {"machine": machine, "max_tokens": MAX_TOKENS, "lines": [asdict(line) for line in lines]}
+        measurements = {"machine": machine, "max_tokens": options.max_tokens, "lines": [asdict(line) for line in lines]}
         options.output.write_text(json.dumps(measurements, indent=2) + "\n")
     if options.plot:
         plot(lines, options.plot)
