@@ -36,6 +36,13 @@ async def test_an_inexact_engine_is_detected() -> None:
     assert sum(finding.differences for finding in findings) > sum(finding.runs for finding in findings) // 2
 
 
+async def test_an_engine_with_one_sequence_at_a_time_has_no_batches() -> None:
+    asker = Asker(find_source("scripted", NoProgress()).card)
+    spec = EngineSpec(engine="scripted", context_tokens=65_536, max_sequences=1)
+    _, findings = await certify(spec, asker, runs=4, seed=3, max_tokens=8)
+    assert [finding.name for finding in findings] == ["alone, greedy", "alone, seeded"]
+
+
 async def test_an_engine_that_cannot_load_is_an_error() -> None:
     asker = Asker(find_source("scripted", NoProgress()).card)
     with pytest.raises(ModelError, match="no engine named"):

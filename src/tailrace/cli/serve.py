@@ -126,6 +126,9 @@ def serve(
     is_first = not named or ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     first = model if is_first else None
     if on == "ray":
+        is_fixed, source = replicas[0] == replicas[1], ctx.get_parameter_source("target_requests")
+        if is_fixed and source is not ParameterSource.DEFAULT:
+            raise click.UsageError("--target-requests needs a range in --replicas, such as 2-8.")
         raise SystemExit(_run_on_ray(_Models(first, named, own), settings, replicas, target_requests))
     for name in ("replicas", "target_requests"):
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:

@@ -144,6 +144,9 @@ class ServerSpec:
             replicas = read_replicas(str(args.get("replicas", 1)))
         except ValueError as error:
             raise ValueError(f"args.replicas {error}") from None
+        for name in ("target_requests", "autoscaling"):
+            if name in args and replicas[0] == replicas[1]:
+                raise ValueError(f"args.{name} needs a range in args.replicas, such as 2-8.")
         variables = {name: os.environ.get(f"TAILRACE_{name.upper()}") for name in _SECRET}
         secret = {name: value for name, value in variables.items() if value is not None}
         return cls(

@@ -37,7 +37,7 @@ class Situation:
 
 
 def situations(capabilities: Capabilities, max_tokens: int) -> list[Situation]:
-    """Return the situations that an engine supports. Answers have `max_tokens` if the engine supports `ignore_eos`."""
+    """Return the situations that an engine supports. One with a single sequence at a time has no batches. Answers have `max_tokens` if the engine supports `ignore_eos`."""
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos="ignore_eos" in capabilities.parameters)
     seeded = replace(greedy, temperature=0.8)
     both = (greedy, seeded)
@@ -77,7 +77,8 @@ def situations(capabilities: Capabilities, max_tokens: int) -> list[Situation]:
         ),
         Situation("grammar", "batch", grammars, _questions, frozenset({"grammar"})),
     ]  # fmt: skip
-    return [row for row in rows if row.needs <= capabilities.parameters]
+    has_batches = capabilities.max_sequences > 1
+    return [row for row in rows if row.needs <= capabilities.parameters and (has_batches or row.company == "alone")]
 
 
 def _questions(asker: Asker, draw: Random, count: int) -> list[Prompt]:
