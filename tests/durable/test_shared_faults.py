@@ -350,6 +350,38 @@ async def test_a_ttl_runs_on_all_servers(tmp_path: Path, monkeypatch: pytest.Mon
             assert await create(one, b"a")
 
 
+async def test_repeated_requests_restart_a_ttl_on_all_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = types.SimpleNamespace(now_s=1_000.0, time=lambda: 0.0)
+    clock.monotonic = lambda: clock.now_s
+    monkeypatch.setattr(stream_module, "time", clock)
+    with own_redis(tmp_path) as (url, _):
+        async with servers(url) as (one, other):
+            wanted, stamp = Creation("text/plain", ttl_s=100), Stamp("p", 0, 0)
+            assert await create(one, b"a", wanted)
+            await other.find(b"a")
+            clock.now_s += 95
+            assert not await create(one, b"a", wanted)
+            await other.find(b"a")
+            clock.now_s += 95
+            await append(other, b"a", b"x", stamp=stamp)
+            await one.find(b"a")
+            clock.now_s += 95
+            assert (await append(one, b"a", b"x", stamp=stamp)).outcome == "repeated"
+            await other.find(b"a")
+            clock.now_s += 95
+            await other.find(b"a")
+
+
+async def test_a_log_without_its_entries_is_damaged(tmp_path: Path) -> None:
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with servers(url, 1) as (one,):
+            await create(one, b"a")
+            client.delete(f"{_KEY}:log")
+        async with open_redis(url) as store:
+            with pytest.raises(ModelError, match="damaged"):
+                await store.durable_streams(BUDGET_BYTES)
+
+
 async def test_the_key_encrypts_them(tmp_path: Path) -> None:
     with own_redis(tmp_path) as (url, process), process.client() as client:
         async with servers(url, key=bytes(32)) as (one, other):

@@ -105,9 +105,7 @@ class DurableStore:
     def use(self, key: bytes) -> DurableStream:
         """Find a stream for a reader, which restarts its TTL. Raises: as `find`."""
         stream = self.find(key)
-        stream.touch()
-        if self.records_use and stream.is_use_due:
-            self._commit(key, Used())
+        self._touch(stream)
         return stream
 
     def create(self, key: bytes, creation: Creation, body: bytes) -> tuple[DurableStream, bool]:
@@ -122,7 +120,7 @@ class DurableStore:
             return self.streams[key], True
         if not matches_creation(present, creation):
             raise StreamConflict("This path already has a stream with other settings.")
-        present.touch()
+        self._touch(present)
         return present, False
 
     def append(self, key: bytes, batch: ProducerBatch) -> Receipt:
@@ -193,10 +191,16 @@ class DurableStore:
 
     def _receipt(self, key: bytes, outcome: Literal["appended", "closed", "repeated"], stamp: Stamp | None) -> Receipt:
         stream = self.streams[key]
-        stream.touch()
+        self._touch(stream)
         known = stream.producers.get(stamp.producer) if stamp is not None else None
         last = Stamp(stamp.producer, *known) if stamp is not None and known is not None else None
         return Receipt(outcome, stream.end, stream.is_closed, last)
+
+    def _touch(self, stream: DurableStream) -> None:
+        """Restart the TTL, also on the other servers."""
+        stream.touch()
+        if self.records_use and stream.is_use_due:
+            self._commit(stream.key, Used())
 
     def _remove(self, stream: DurableStream) -> None:
         """Hide a stream that has forks. Drop a stream without forks, and also its hidden source if no other fork needs

@@ -225,6 +225,8 @@ class DurableLog:
                 rows += some
                 answer = await self._connection.run(_LOAD, self._keys, len(rows))
                 last, last_id, first, first_id, length, some = answer
+            if length < last - first:
+                raise JournalDamaged(_UNREADABLE)
             end = rows[-1][:_TOKEN_BYTES] if last > first else first_id
             if (first, first_id) == snapshot and len(rows) == length and end == last_id:
                 break

@@ -123,9 +123,7 @@ class Orphans:
                 events += self._rows.read_events(stream_id, row)
         except JournalDamaged:
             logger.error("stream %s was damaged and ends before the damage", stream_id)
-            return Orphan(
-                own, record, events, ("error", Failure(JournalDamaged.code, "The rest of this stream was damaged."))
-            )
+            return Orphan(own, record, events, ("error", _DAMAGED))
         if stop == b"1":
             return Orphan(own, record, events, ("cancelled", _STOPPED))
         if takes > MAX_RECOVERIES:
