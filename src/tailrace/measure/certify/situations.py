@@ -37,7 +37,8 @@ class Situation:
 
 
 def situations(capabilities: Capabilities, max_tokens: int) -> list[Situation]:
-    """Return the situations that an engine supports. One with a single sequence at a time has no batches. Answers have `max_tokens` if the engine supports `ignore_eos`."""
+    """Return the situations that an engine supports. One that runs a single sequence at a time has no batches. Answers
+    have `max_tokens` if the engine supports `ignore_eos`."""
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos="ignore_eos" in capabilities.parameters)
     seeded = replace(greedy, temperature=0.8)
     both = (greedy, seeded)
