@@ -28,7 +28,7 @@ RUN rm -rf openvino/libs/libopenvino_intel_gpu_plugin.so openvino/libs/libopenvi
 FROM debian:bookworm-slim AS server
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates python3 \
+    && apt-get install --yes --no-install-recommends ca-certificates libgomp1 python3 \
     && rm -rf /var/lib/apt/lists/* /var/cache/debconf/*-old \
     && useradd --uid 10001 --no-create-home --home-dir /var/lib/tailrace tailrace \
     && install --directory --owner=tailrace --group=tailrace --mode=0700 /var/lib/tailrace

@@ -2,8 +2,9 @@
 
     sudo python -m scripts.try_dockerfile DIRECTORY [--base DIRECTORY]
 
-Needs root, Linux and debootstrap. It makes DIRECTORY/build and DIRECTORY/server, and measures the size of the latter.
-Then it starts the server in it as the image's user, with a read-only root: a key, the health check, an answer, SIGTERM.
+Needs root, Linux and debootstrap. It makes DIRECTORY/build and DIRECTORY/server, and fails if the latter is larger than
+450 MB. Then it imports the libraries of engines and drivers, and starts the server, as the image's user and with a
+read-only root: a key, the health check, an answer, SIGTERM.
 The base is Debian's minimal system, made from the same packages as the image debian:bookworm-slim. Package registries,
 certificates and proxies are those of this machine.
 """
@@ -26,6 +27,11 @@ from pathlib import Path
 _ROOT = Path(__file__).parent.parent
 _MOUNTS = ("proc", "sys", "dev")
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_MAX_MB = 450  # without a model
+_LIBRARIES = (  # of which the Dockerfile removes parts, or which need libraries of the system
+    "cryptography.hazmat.primitives.ciphers.aead", "hiredis", "llguidance", "openvino_genai", "openvino_tokenizers",
+    "psycopg", "redis.asyncio", "sqlalchemy", "tokenizers", "uvloop", "xllamacpp",
+)  # fmt: skip
 
 
 @dataclass
@@ -167,6 +173,7 @@ def serve(stage: Stage, directory: Path) -> None:
     assert "there are no keys" in refused.stderr, refused.stderr
     written = subprocess.run(inside("touch", "/etc/x"), capture_output=True, text=True)
     assert "Read-only file system" in written.stderr, written.stderr
+    subprocess.run(inside("python3", "-c", f"import {', '.join(_LIBRARIES)}"), check=True)
     made = subprocess.run(inside(*stage.entrypoint, "keys", "create", "me", "--json"), capture_output=True, check=True)
     token = json.loads(made.stdout)["token"]
     server = subprocess.Popen(inside(*stage.entrypoint, "serve", "scripted"))
@@ -212,7 +219,9 @@ def main() -> None:
         _run("cp", "-a", str(args.base), str(base))
     _slim(base)
     stage = build(directory, base)
-    print(f"{size_bytes(stage.path) / 1e6:.0f} MB, of which {size_bytes(base) / 1e6:.0f} MB are the base")
+    size_mb = size_bytes(stage.path) / 1e6
+    print(f"{size_mb:.0f} MB, of which {size_bytes(base) / 1e6:.0f} MB are the base")
+    assert size_mb < _MAX_MB
     serve(stage, directory)
 
 
