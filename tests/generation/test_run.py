@@ -13,7 +13,7 @@ from tests.waiting import idle
 
 from tailrace.errors import EngineError, EngineLost
 from tailrace.generation import Limits
-from tailrace.streams import Reader
+from tailrace.streams import Reader, Record, new_stream_id
 from tailrace.types import End, Failure, GenerateRequest, Usage
 
 # Cancel
@@ -369,6 +369,25 @@ async def test_without_linger_time_leaving_cancels_a_queued_stream() -> None:
         assert queued.status == "queued"
     assert (queued.status, harness.gate.num_waiting) == ("cancelled", 0)
     harness.finish(running)
+    harness.check_idle()
+
+
+async def test_without_linger_time_a_stream_of_another_server_needs_a_reader() -> None:
+    """The server that had it is gone. With a reader here it goes on, and without one it ends."""
+    harness = Harness()
+    prompts = await harness.generator.prompts.encode(GenerateRequest(prompts=("Hi",)))
+    leases = [
+        await harness.store.open(Record(new_stream_id(), 1.0, "scripted", prompts=prompts, sampling=greedy(20)))
+        for _ in range(2)
+    ]
+    read, unread = (lease.log for lease in leases)
+    with Reader(read):
+        assert harness.generator.recover(leases) == 1
+        assert end_of(unread).status == "interrupted"
+        (run,) = harness.generator.live
+        harness.finish(run)
+    assert end_of(read).status == "done"
+    assert text_of(read) == oracle(prompts[0].ids, 1, 20)
     harness.check_idle()
 
 

@@ -11,7 +11,7 @@ from tailrace.streams import Claim, Lease, Reader, Record, StreamLog, new_stream
 from tailrace.streams.redis import RedisLogStore
 from tailrace.types import End, Event, Failure, Prompt, Sampling, TextDelta, Usage
 
-__all__ = ["DONE", "LEASE_S", "Writer", "begin", "delta", "seen", "takes"]
+__all__ = ["DONE", "LEASE_S", "Writer", "begin", "delta", "new_record", "seen", "takes"]
 
 LEASE_S = 1.0
 DONE = End("done", Usage(2, 3))
@@ -54,8 +54,8 @@ class Writer:
         self.lease.log.park()
 
 
-async def begin(store: RedisLogStore, *events: Event, claim: Claim | None = None, model: str = "m") -> Writer:
-    record = Record(
+def new_record(*, claim: Claim | None = None, model: str = "m") -> Record:
+    return Record(
         new_stream_id(),
         1.5,
         model=model,
@@ -64,7 +64,10 @@ async def begin(store: RedisLogStore, *events: Event, claim: Claim | None = None
         num_prompt_tokens=2,
         claim=claim,
     )
-    writer = Writer(store, await store.open(record))
+
+
+async def begin(store: RedisLogStore, *events: Event, claim: Claim | None = None, model: str = "m") -> Writer:
+    writer = Writer(store, await store.open(new_record(claim=claim, model=model)))
     if events:
         writer.write(*events)
         await seen(writer.lease.log, len(events))

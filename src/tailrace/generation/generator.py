@@ -210,7 +210,7 @@ class Generator:
     def recover(self, leases: Iterable[Lease]) -> int:
         """Continue streams of an earlier process. Returns how many continue.
 
-        Streams without linger time, and streams that cannot run here, end as `interrupted`.
+        Streams without linger time and readers, and streams that cannot run here, end as `interrupted`.
         """
         runs = [self._make_run(lease, time.monotonic()) for lease in leases]
         for run in sorted(runs, key=lambda run: not run.was_alone):
@@ -218,7 +218,7 @@ class Generator:
             run.restore()
             if run.end is not None:
                 continue
-            if record.model != self.model or not record.linger_s:
+            if record.model != self.model or not (record.linger_s or run.log.num_readers):
                 run.interrupt()
                 continue
             assert record.sampling.max_tokens is not None

@@ -10,6 +10,7 @@ import msgspec
 from tailrace.errors import ClaimTaken, IdempotencyConflict
 from tailrace.streams.log import Claim, Record
 from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._scripts import RECALL
 
 __all__ = ["Claims"]
 
@@ -46,6 +47,11 @@ class Claims:
             raise IdempotencyConflict("This Idempotency-Key was used for another request.", param="idempotency-key")
         return kept.stream_id
 
+    async def recall(self, stream_id: str, epoch: int) -> bool:
+        """Return whether Redis still has the stream. Its server, which may not know that it has, will not delete it: a
+        client of this server, which has that epoch, gets the id. Raises: StorageError."""
+        return bool(await self._connection.run(RECALL, self._keys.of_stream(stream_id), epoch))
+
     async def take(self, record: Record, claim: Claim) -> None:
         """Take the key for a new stream. Raises: ClaimTaken if another server has a stream of it, StorageError."""
         client, ask, key = self._connection.client, self._connection.ask, self._keys.claim(record.owner, claim.key)
@@ -56,6 +62,8 @@ class Claims:
             if present is None:
                 continue
             stream_id = _decode(present).stream_id
+            if stream_id == record.stream_id:  # taken before, and the answer was lost
+                return
             if await ask(client.exists(self._keys.stream(stream_id))):
                 raise ClaimTaken("Another server began a stream with this Idempotency-Key.")
             # Its stream has expired, or another server stores it now, or that server died before it could.

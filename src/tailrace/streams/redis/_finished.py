@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 
 from tailrace.errors import StorageError
 from tailrace.streams._rows import Rows
-from tailrace.streams.log import Record, StreamLog
+from tailrace.streams.log import StreamLog
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
@@ -39,8 +39,6 @@ class FinishedStreams:
         budget_bytes: int,
         keeps: bool,
     ) -> None:
-        self._abandoned: dict[str, Record] = {}  # streams whose opening failed or was cancelled, by id
-        self._deleting = asyncio.Lock()
         self._connection = connection
         self._keys = connection.keys
         self._rows = rows
@@ -133,8 +131,6 @@ class FinishedStreams:
             await self.delete(next(iter(self._own)))
         while self._own and next(iter(self._own.values()))[0] <= time.monotonic():
             self._forget(next(iter(self._own)))
-        while self._abandoned:
-            await self._delete_abandoned()
 
     async def _compact(self, epoch: int, log: StreamLog) -> None:
         """Move the events of a stream into one field. Raises: StorageError."""
@@ -146,25 +142,3 @@ class FinishedStreams:
         else:
             await self._connection.run(DELETE, keys, log.stream_id)
         await self._claims.keep(log.record, lifetime_s=self._retention_s)
-
-    def abandon(self, record: Record) -> None:
-        """Delete a stream later that may have been stored, or not."""
-        self._abandoned[record.stream_id] = record
-
-    async def keep(self, record: Record) -> None:
-        """Do not delete an abandoned stream: it is opened again."""
-        async with self._deleting:
-            self._abandoned.pop(record.stream_id, None)
-
-    async def _delete_abandoned(self) -> None:
-        """Delete the first one. Raises: StorageError."""
-        async with self._deleting:
-            if not self._abandoned:
-                return
-            stream_id = next(iter(self._abandoned))
-            client = self._connection.client
-            stream, events, _, owned = self._keys.of_owned(stream_id, self._members.epoch)
-            for key in (stream, events):
-                await self._connection.ask(client.delete(key))
-            await self._connection.ask(client.zrem(owned, stream_id))
-            del self._abandoned[stream_id]

@@ -10,7 +10,8 @@ Servers of users' apps have PREFIX:apps in place of PREFIX: they and servers of 
     PREFIX:{0}:owned:EPOCH      sorted set: streams of this shard which that server writes, in the order in which it got
                                 them
     PREFIX:{0}:inbox:EPOCH      stream: messages to that server about streams of this shard
-    PREFIX:{0}:stream:ID        hash: epoch of the writer, owner, model, record, last event, whether it has ended
+    PREFIX:{0}:stream:ID        hash: epoch of the writer, owner, model, record, last event, whether it has ended,
+                                epoch of a server that gave its id to a client by its idempotency key
     PREFIX:{0}:events:ID        stream: the events. The entry LAST-0 has the events up to number LAST
     PREFIX:{0}:gone:ID          the owner of a stream that is no longer kept
     PREFIX:{0}:claim:HASH       fingerprint and stream of an idempotency key; HASH is of owner and key

@@ -88,14 +88,24 @@ class Messages:
             log = self._running.get(stream_id)
             if log is None:
                 continue
-            readers = self._remote_readers.setdefault(stream_id, {})
             match message[b"kind"]:
                 case b"stop":
                     log.cancel()
-                case b"join" if reading_epoch not in readers:
-                    readers[reading_epoch] = Reader(log, log.last_seq).__enter__()
-                case b"leave" if reading_epoch in readers:
-                    readers.pop(reading_epoch).__exit__()
+                case b"join":
+                    self.join(log, reading_epoch)
+                case b"leave":
+                    self._leave(log, reading_epoch)
+
+    def join(self, log: StreamLog, reading_epoch: int) -> None:
+        """A stream of this server has a reader on another server."""
+        readers = self._remote_readers.setdefault(log.stream_id, {})
+        if reading_epoch not in readers:
+            readers[reading_epoch] = Reader(log, log.last_seq).__enter__()
+
+    def _leave(self, log: StreamLog, reading_epoch: int) -> None:
+        readers = self._remote_readers.get(log.stream_id, {})
+        if reading_epoch in readers:
+            readers.pop(reading_epoch).__exit__()
 
     def keep_readers(self, alive: Container[int]) -> None:
         """Drop the readers on servers that are gone."""

@@ -1,4 +1,4 @@
-"""Takes the streams of dead servers from Redis."""
+"""Takes streams that nobody writes from Redis: mostly those of dead servers."""
 
 from __future__ import annotations
 
@@ -38,10 +38,17 @@ class Orphan:
 
 
 class Orphans:
-    """Reads from Redis which streams dead servers have left, and takes them."""
+    """Takes streams that dead servers have left, and those of this server that it must continue."""
 
     def __init__(
-        self, connection: Connection, members: Members, rows: Rows, *, retention_s: float, running: Container[str]
+        self,
+        connection: Connection,
+        members: Members,
+        rows: Rows,
+        *,
+        retention_s: float,
+        running: Container[str],
+        recalled: dict[str, int],
     ) -> None:
         self._connection = connection
         self._keys = connection.keys
@@ -49,10 +56,15 @@ class Orphans:
         self._rows = rows
         self._retention_s = retention_s
         self._running = running  # streams that this server writes already
+        self._recalled = recalled  # `Openings.recalled`
         self._taken_from: dict[str, int] = {}  # epochs of the servers that had them, by stream
 
     async def take(self, models: Container[str] | None) -> AsyncIterator[Orphan]:
         """Take streams of these models, or of all. Raises: StorageError."""
+        for stream_id in list(self._recalled):
+            for orphan in await self._take_some(self._members.epoch, [stream_id]):
+                yield orphan
+            self._recalled.pop(stream_id, None)
         await self._members.find_dead()
         ask, client = self._connection.ask, self._connection.client
         for epoch in sorted(self._members.dead):

@@ -10,8 +10,8 @@ import hashlib
 from typing import NamedTuple
 
 __all__ = [
-    "APPEND", "BURY", "COMPACT", "DELETE", "LOAD", "LOOK", "MISSING", "NEW_EPOCH", "OPEN", "OTHER_WRITER", "RENEW",
-    "STOP", "TAKE", "Script", "script",
+    "APPEND", "BURY", "COMPACT", "DELETE", "LOAD", "LOOK", "MISSING", "NEW_EPOCH", "OPEN", "OTHER_WRITER", "RECALL",
+    "RENEW", "SETTLE", "STOP", "TAKE", "Script", "script",
 ]  # fmt: skip
 
 
@@ -124,6 +124,26 @@ local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended')
 if not has[1] or has[2] then return false end
 redis.call('HSET', KEYS[1], 'stop', 1)
 return has[1]
+""")
+
+# Keys: `of_stream`. Arguments: epoch of this server, which gives the id of the stream to a client. Returns 1; 0 if
+# there is no such stream.
+RECALL = script("""
+if redis.call('EXISTS', KEYS[1]) == 0 then return 0 end
+redis.call('HSET', KEYS[1], 'recalled', ARGV[1])
+return 1
+""")
+
+# Keys: `of_stream`, `owned` of this server. Arguments: epoch, stream id. Deletes a stream of this server that nobody
+# writes, or returns the epoch of the server that gave its id to a client.
+SETTLE = script("""
+local has = redis.call('HMGET', KEYS[1], 'epoch', 'recalled')
+if has[1] == ARGV[1] then
+  if has[2] then return has[2] end
+  redis.call('DEL', KEYS[1], KEYS[2])
+end
+redis.call('ZREM', KEYS[4], ARGV[2])
+return false
 """)
 
 # Keys: `of_stream`, `owned` of this server. Arguments: stream id. Deletes a stream that has ended.

@@ -24,6 +24,7 @@ from tailrace.streams.redis._lookup import Lookup
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirrors import Mirrors
+from tailrace.streams.redis._openings import Openings
 from tailrace.streams.redis._orphans import Orphans
 from tailrace.streams.redis._writer import Writer
 from tailrace.streams.redis.durable import SharedDurableStreams
@@ -88,7 +89,15 @@ class RedisLogStore:
         self._lookup = Lookup(
             connection, rows, self._finished, self._mirrors, running=self._running, queued=self._writer.queued
         )
-        self._orphans = Orphans(connection, self._members, rows, retention_s=retention_s, running=self._running)
+        self._openings = Openings(connection, self._members, running=self._running)
+        self._orphans = Orphans(
+            connection,
+            self._members,
+            rows,
+            retention_s=retention_s,
+            running=self._running,
+            recalled=self._openings.recalled,
+        )
         self._durable = SharedDurableStreams(connection, rows, give_up_after_s=give_up_after_s)
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
@@ -134,19 +143,17 @@ class RedisLogStore:
         if self.write_error is not None:
             raise self.write_error.with_traceback(None)
         log, epoch = StreamLog(record), self.epoch
-        await self._finished.keep(record)
+        await self._openings.retry(record.stream_id)
         try:
             if record.claim is not None:
                 await self._claims.take(record, record.claim)
             await self._store(log)
         except ClaimTaken:
             raise
-        except StorageError as error:
-            self._finished.abandon(record)
-            self._writer.failed(error)
-            raise
-        except BaseException:
-            self._finished.abandon(record)
+        except BaseException as error:
+            self._openings.fail(record.stream_id)
+            if isinstance(error, StorageError):
+                self._writer.failed(error)
             raise
         if epoch != self.epoch:  # the others take it over
             self._members.list_again(epoch)
@@ -206,9 +213,12 @@ class RedisLogStore:
         if stream_id is None:
             return None
         try:
-            return await self.read(owner, stream_id)
+            log = await self.read(owner, stream_id)
         except StreamError:
             return None
+        if log.end is not None or stream_id in self._running or await self._claims.recall(stream_id, self.epoch):
+            return log
+        return None
 
     # Reading
 
@@ -274,11 +284,14 @@ class RedisLogStore:
         async with self._taking_over:
             try:
                 async for orphan in self._orphans.take(models):
+                    await self._claims.keep(orphan.record)
                     if orphan.epoch != self.epoch:  # this server was declared dead meanwhile
                         self._members.list_again(orphan.epoch)
                         continue
                     lease = Lease(self._mirrors.replace(orphan.record, orphan.events), self.epoch)
                     self._running[lease.stream_id] = lease.log
+                    if lease.stream_id in self._openings.recalled:
+                        self._messages.join(lease.log, self._openings.recalled[lease.stream_id])
                     if orphan.end is None:
                         leases.append(lease)
                     else:
@@ -355,13 +368,15 @@ class RedisLogStore:
             await self._is_due.wait()
             self._is_due.clear()
             with contextlib.suppress(StorageError):
+                await self._openings.settle()
+                if self._openings.recalled:
+                    self._orphaned.set()
                 if await self._members.num_streams(self.epoch) < len(self._running):
                     await self._store_again()
                 await self._mirrors.check()
 
     async def _store_again(self) -> None:
-        """Store streams that Redis has lost, which they would find out only with their next events. Raises:
-        StorageError."""
+        """Store streams that Redis has lost; it would show only with their next events. Raises: StorageError."""
         logs = list(self._running.values())
         for start in range(0, len(logs), _AT_ONCE):
             some = [log for log in logs[start : start + _AT_ONCE] if self._running.get(log.stream_id) is log]
@@ -374,6 +389,7 @@ class RedisLogStore:
             async with asyncio.timeout(_CLOSE_S):
                 await self._writer.flush()
                 await self._finished.tidy_up()
+                await self._openings.settle()
                 await self._members.leave()
 
 

@@ -1,0 +1,57 @@
+"""Openings of streams that got no answer: Redis may have the stream, or not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container
+
+from tailrace.errors import ClaimTaken
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._members import Members
+from tailrace.streams.redis._scripts import SETTLE
+
+__all__ = ["Openings"]
+
+
+class Openings:
+    """Deletes streams that nobody writes, unless another client has the id.
+
+    A client that repeats its idempotency key gets the id of a stream as soon as Redis has it. `recalled` are the
+    streams of which this is known, with the epochs of the servers that gave the ids out: this server must continue
+    them. `running` are the streams that it writes.
+    """
+
+    def __init__(self, connection: Connection, members: Members, *, running: Container[str]) -> None:
+        self.recalled: dict[str, int] = {}
+        self._connection = connection
+        self._members = members
+        self._running = running
+        self._unanswered: dict[str, None] = {}  # ids, in order
+        self._settling = asyncio.Lock()
+
+    def fail(self, stream_id: str) -> None:
+        """The opening of a stream failed, or was cancelled."""
+        self._unanswered[stream_id] = None
+
+    async def retry(self, stream_id: str) -> None:
+        """The stream is opened again. Raises: ClaimTaken if this server continues it already."""
+        async with self._settling:
+            self._unanswered.pop(stream_id, None)
+        if stream_id in self.recalled or stream_id in self._running:
+            raise ClaimTaken("This server continues the stream of this Idempotency-Key.")
+
+    async def settle(self) -> None:
+        """Delete the streams, or find out that they are recalled. Raises: StorageError."""
+        while self._unanswered:
+            async with self._settling:
+                await self._settle_next()
+
+    async def _settle_next(self) -> None:
+        stream_id = next(iter(self._unanswered), None)
+        if stream_id is None:
+            return
+        epoch = self._members.epoch
+        found = await self._connection.run(SETTLE, self._connection.keys.of_owned(stream_id, epoch), epoch, stream_id)
+        del self._unanswered[stream_id]
+        if found is not None:
+            self.recalled[stream_id] = int(found)

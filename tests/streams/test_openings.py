@@ -1,0 +1,114 @@
+"""Redis has a stream whose server does not know it: the answer to its opening was lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from tests.streams.broken_links import breaking
+from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, new_record, seen, takes
+from tests.testing.redis_server import own_redis
+from tests.waiting import wait_until
+
+from tailrace.errors import ClaimTaken, StorageError
+from tailrace.streams import Claim, Reader, Record
+from tailrace.streams.redis import RedisLogStore, open_redis
+from tailrace.streams.redis._scripts import OPEN
+from tailrace.types import ANONYMOUS
+
+_BASE = "tailrace:{0}:"
+_CLAIM = Claim("key", b"request")
+
+
+@asynccontextmanager
+async def unanswered(
+    tmp_path: Path, claim: Claim | None = _CLAIM
+) -> AsyncIterator[tuple[RedisLogStore, RedisLogStore, Record, redis.Redis]]:
+    """Yields a server that has opened a stream and got no answer, another server, the record, and a client."""
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with open_redis(url, lease_s=LEASE_S) as other, breaking(url, OPEN.sha.encode()) as broken:
+            await begin(other)  # so that Redis knows the script
+            async with open_redis(broken, lease_s=LEASE_S) as store:
+                record = new_record(claim=claim)
+                with pytest.raises(StorageError):
+                    await store.open(record)
+                assert client.exists(_stream(record))
+                await store.wait_writable()
+                yield store, other, record, client
+
+
+def _stream(record: Record) -> str:
+    return f"{_BASE}stream:{record.stream_id}"
+
+
+@pytest.mark.parametrize("claim", [None, _CLAIM], ids=["no key", "key"])
+async def test_it_is_opened_again(tmp_path: Path, claim: Claim | None) -> None:
+    async with unanswered(tmp_path, claim) as (store, other, record, _):
+        writer = Writer(store, await store.open(record))
+        writer.write(delta(1), DONE)
+        await seen(writer.lease.log, 2)
+        assert (await other.read(ANONYMOUS, record.stream_id)).events == [delta(1), DONE]
+        if claim is not None:
+            found = await other.recall(ANONYMOUS, claim)
+            assert found is not None
+            assert found.stream_id == record.stream_id
+
+
+@pytest.mark.parametrize("claim", [None, _CLAIM], ids=["no key", "key"])
+async def test_it_is_deleted(tmp_path: Path, claim: Claim | None) -> None:
+    """Nobody knows its id."""
+    async with unanswered(tmp_path, claim) as (store, other, record, client):
+        await wait_until(lambda: not client.exists(_stream(record)))
+        assert not client.zcard(f"{_BASE}owned:{store.epoch}")
+        assert (await begin(other, claim=claim)).lease.stream_id != record.stream_id
+
+
+async def test_a_client_that_repeats_its_key_elsewhere_gets_it(tmp_path: Path) -> None:
+    """Its server continues it, and knows of the reader."""
+    async with unanswered(tmp_path) as (store, other, record, client):
+        log = await other.recall(ANONYMOUS, _CLAIM)
+        assert log is not None
+        assert log.stream_id == record.stream_id
+        with Reader(log):
+            (lease,) = await takes(store)
+            assert lease.log.num_readers == 1
+            with pytest.raises(ClaimTaken):
+                await store.open(record)
+            assert await store.recall(ANONYMOUS, _CLAIM) is lease.log
+            writer = Writer(store, lease)
+            writer.write(delta(1))
+            await seen(log, 1)
+        await wait_until(lambda: writer.heard == ["unread"])
+        assert [client.ttl(key) for key in client.keys(f"{_BASE}claim:*")] == [-1]
+        assert await store.take_over({"m"}) == []
+
+
+async def test_a_client_that_repeats_its_key_at_the_same_server_gets_it(tmp_path: Path) -> None:
+    async with unanswered(tmp_path) as (store, _, _, _):
+        log = await store.recall(ANONYMOUS, _CLAIM)
+        assert log is not None
+        with Reader(log):
+            (lease,) = await takes(store)
+            assert lease.log is log
+            Writer(store, lease).write(delta(1), DONE)
+            await seen(log, 2)
+
+
+async def test_its_key_is_repeated_too_late(tmp_path: Path) -> None:
+    """Another server has found it, and meanwhile it is deleted."""
+    async with unanswered(tmp_path) as (_, other, record, client):
+        await other.read(ANONYMOUS, record.stream_id)
+        await wait_until(lambda: not client.exists(_stream(record)))
+        assert await other.recall(ANONYMOUS, _CLAIM) is None
+        assert not client.exists(_stream(record))
+
+
+async def test_another_server_has_taken_it_over(tmp_path: Path) -> None:
+    """It is not deleted: that server writes it."""
+    async with unanswered(tmp_path, None) as (store, other, record, client):
+        client.hset(_stream(record), "epoch", other.epoch)
+        await wait_until(lambda: client.zscore(f"{_BASE}owned:{store.epoch}", record.stream_id) is None)
+        assert client.exists(_stream(record))
