@@ -14,6 +14,7 @@ _HOST_NAME = re.compile(r"[^\s/:@?#\[\]*]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE)
 _METRIC_FAMILIES = ("tgi", "vllm")
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_MOST = 10**15  # of a whole number: fits into every message, database and library that it goes to
 _REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://")
 
 __all__ = ["Setting", "Settings", "checked_settings", "settings_table"]
@@ -26,11 +27,14 @@ def _setting(
     *,
     kind: type | None = None,
     least: float = 0,
-    most: float = math.inf,
+    most: float | None = None,
     choices: tuple[str, ...] = (),
     of_model: bool = False,
 ) -> Any:
-    row = {"text": text, "kind": kind or type(default), "least": least, "most": most}
+    kind = kind or type(default)
+    if most is None:
+        most = _MOST if kind is int else math.inf
+    row = {"text": text, "kind": kind, "least": least, "most": most}
     return field(default=default, metadata=row | {"choices": choices, "of_model": of_model})
 
 

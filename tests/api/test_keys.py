@@ -214,7 +214,9 @@ async def test_keys_are_administered_over_http(tmp_path: Path) -> None:
             ("POST", "/v1/admin/keys", {"owner": "anonymous"}, 400),
             ("POST", "/v1/admin/keys", {"owner": "a", "scopes": ["everything"]}, 400),
             ("POST", "/v1/admin/keys", {"owner": "a", "expires_in_s": -1}, 400),
-            ("POST", "/v1/admin/keys", {"owner": "a", "scope": ["read"]}, 400),
+            ("POST", "/v1/admin/keys", {"owner": "a", "name": "a\0"}, 400),
+            ("GET", "/v1/admin/keys?owner=%00", None, 400),
+            ("GET", "/v1/admin/keys/%00", None, 404),
         ):
             answer = await admin.request(method, path, json=body)
             assert answer.status_code == status, (path, body, answer.text)
@@ -243,3 +245,20 @@ async def test_metrics_can_be_public(tmp_path: Path) -> None:
         async with house.client() as client:
             assert "tailrace_ready 1.0" in (await client.get("/metrics")).text
             assert (await client.get("/v1/models")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "name"),
+    [
+        ("POST", "/v1/admin/keys", {"owner": "a", "scope": ["read"]}, "scope"),
+        ("POST", "/v1/admin/keys", {"owner": "a", "quota": {"tokens_a_minute": 5}}, "quota.tokens_a_minute"),
+        ("POST", "/v1/admin/keys/abcdefghjkmn/rotate", {"grace": 5}, "grace"),
+        ("PUT", "/v1/admin/owners/alice/quota", {"tokens_a_minute": 5}, "tokens_a_minute"),
+    ],
+)
+async def test_an_unknown_field_is_named(tmp_path: Path, method: str, path: str, body: object, name: str) -> None:
+    async with serving_with_keys(tmp_path) as house, house.client(house.key("root", scopes=("admin",))) as admin:
+        answer = await admin.request(method, path, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == name
+        assert answer.json()["error"]["message"] == f"Unknown field: {name}."

@@ -111,7 +111,7 @@ async def test_an_answer_without_max_tokens_is_as_long_as_a_small_limit_allows(t
         ("PUT", "/v1/admin/owners/a b/quota", {}, 400),
         ("PUT", "/v1/admin/owners/alice/quota", {"tokens_per_minute": 0}, 400),
         ("PUT", "/v1/admin/owners/alice/quota", {"tokens_per_minute": 1.5}, 400),
-        ("PUT", "/v1/admin/owners/alice/quota", {"tokens_a_minute": 5}, 400),
+        ("GET", "/v1/admin/owners/%00/quota", None, 400),
         ("PUT", "/v1/admin/owners/alice/quota", [], 400),
         ("GET", "/v1/usage?by=owner,owner", None, 400),
         ("GET", "/v1/usage?by=hour", None, 400),
@@ -121,7 +121,8 @@ async def test_an_answer_without_max_tokens_is_as_long_as_a_small_limit_allows(t
         ("GET", "/v1/usage?until=0001-01-01T00:00:00%2B23:59", None, 200),
         ("GET", "/v1/usage?format=xml", None, 400),
         ("GET", "/v1/usage?form=csv", None, 400),
-        ("GET", "/v1/usage?owner=%00", None, 200),
+        ("GET", "/v1/usage?owner=%00", None, 400),
+        ("GET", "/v1/usage?key=%00", None, 400),
     ],
 )
 async def test_mistakes(tmp_path: Path, method: str, path: str, body: object, status: int) -> None:

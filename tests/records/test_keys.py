@@ -150,3 +150,15 @@ async def test_a_server_whose_keys_cannot_be_read_does_not_start(tmp_path: Path)
     with pytest.raises(ModelError, match="cannot be used"):
         async with open_records(Settings(database=f"sqlite:///{tmp_path / 'records.sqlite'}")):
             pass
+
+
+def test_nul_characters(store: KeyStore) -> None:
+    """PostgreSQL refuses them in text. This must not look like an unreachable database, which clients try again."""
+    for call in (store.get, store.revoke, lambda key_id: store.rotate(key_id, grace_s=0)):
+        with pytest.raises(UnknownKey):
+            call("a\0")
+    with pytest.raises(ValueError, match="NUL"):
+        store.create("alice", name="a\0")
+    for of_owner in (store.list, store.quota_of, store.create):
+        with pytest.raises(ValueError, match="owner's name"):
+            of_owner("a\0")

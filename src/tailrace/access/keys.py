@@ -92,7 +92,9 @@ def new_key(
     expires_s: float | None = None,
     quota: Quota = NO_LIMITS,
 ) -> NewKey:
-    """Create a key. Raises: ValueError for an invalid owner or scope."""
+    """Create a key. Raises: ValueError for an invalid owner, name or scope."""
+    if "\0" in name:
+        raise ValueError("A key's name must not contain NUL characters.")
     key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(12))
     key = Key(key_id, check_owner(owner), name, check_scopes(scopes), created_s=now_s, expires_s=expires_s, quota=quota)
     return _with_secret(key)

@@ -27,7 +27,7 @@ class Rate(msgspec.Struct, frozen=True):
 RATES = tuple(Rate(unit, period) for period in ("minute", "month") for unit in ("requests", "tokens"))
 
 
-class Quota(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True):
     """Limits; None is no limit. Minutes and months are those of the clock, in UTC. Tokens are those of prompts and
     answers together. They count in the minute and month in which their request arrived."""
 

@@ -33,7 +33,7 @@ _Result = TypeVar("_Result")
 _MAX_LIFETIME_S = 100 * 365 * 86_400.0
 
 
-class _NewKeyBody(msgspec.Struct, forbid_unknown_fields=True):
+class _NewKeyBody(msgspec.Struct):
     owner: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     name: Annotated[str, msgspec.Meta(max_length=200)] = ""
     scopes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=100)] = DEFAULT_SCOPES
@@ -41,11 +41,11 @@ class _NewKeyBody(msgspec.Struct, forbid_unknown_fields=True):
     quota: Quota = NO_LIMITS
 
 
-class _RotateBody(msgspec.Struct, forbid_unknown_fields=True):
+class _RotateBody(msgspec.Struct):
     grace_s: Annotated[float, msgspec.Meta(ge=0, le=_MAX_LIFETIME_S)] = 86_400.0
 
 
-class _TicketBody(msgspec.Struct, forbid_unknown_fields=True):
+class _TicketBody(msgspec.Struct):
     stream_id: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 

@@ -47,6 +47,9 @@ class UsageRoutes:
         owner = query.get("owner") if is_admin else principal.owner
         if not is_admin and query.get("owner", owner) != owner:
             raise RequestError("A key without the scope admin sees only the usage of its own owner.", param="owner")
+        for name in ("owner", "key"):
+            if "\0" in query.get(name, ""):
+                raise RequestError(f"{name} must not contain NUL characters.", param=name)
         since_s = _moment("since", query.get("since"))
         until_s = _moment("until", query.get("until"))
         form = query.get("format", "json")

@@ -43,7 +43,7 @@ class KeyStore:
         lifetime_s: float | None = None,
         quota: Quota = NO_LIMITS,
     ) -> NewKey:
-        """Raises: ValueError for an invalid owner or scope."""
+        """Raises: ValueError for an invalid owner, name or scope."""
         now_s = time.time()
         expires_s = now_s + lifetime_s if lifetime_s is not None else None
         made = new_key(owner, now_s=now_s, name=name, scopes=scopes, expires_s=expires_s, quota=quota)
@@ -52,22 +52,23 @@ class KeyStore:
         return made
 
     def list(self, owner: str | None = None) -> Sequence[Key]:
-        """Return keys, the newest first."""
+        """Return keys, the newest first. Raises: ValueError for an invalid owner."""
         query = select(keys).order_by(keys.c.created_s.desc(), keys.c.key_id)
-        return self._found(query if owner is None else query.where(keys.c.owner == owner))
+        if owner is not None:
+            query = query.where(keys.c.owner == check_owner(owner))
+        with self._database.begin() as connection:
+            return [_key(row) for row in connection.execute(query)]
 
     def get(self, key_id: str) -> Key:
         """Raises: UnknownKey."""
-        found = self._found(select(keys).where(keys.c.key_id == key_id))
-        if not found:
-            raise UnknownKey("There is no key with this id.")
-        return found[0]
+        with self._database.begin() as connection:
+            return _existing(connection, key_id)
 
     def revoke(self, key_id: str) -> Key:
         """Revoke a key. Revoking it again changes nothing. Raises: UnknownKey."""
         with self._database.begin() as connection:
             version = next_version(connection)  # first, since this row is the lock of all writers
-            key = _locked(connection, key_id)
+            key = _existing(connection, key_id)
             if key.revoked_s is None:
                 key = msgspec.structs.replace(key, revoked_s=time.time())
                 _save(connection, key, version)
@@ -78,7 +79,7 @@ class KeyStore:
         key."""
         with self._database.begin() as connection:
             version = next_version(connection)
-            key = _locked(connection, key_id)
+            key = _existing(connection, key_id)
             if key.revoked_s is not None:
                 raise ValueError("A revoked key cannot be rotated. Create a new key.")
             made = rotated(key, now_s=time.time(), grace_s=grace_s)
@@ -89,7 +90,7 @@ class KeyStore:
         """Set a key's quota. Raises: UnknownKey."""
         with self._database.begin() as connection:
             version = next_version(connection)
-            key = msgspec.structs.replace(_locked(connection, key_id), quota=quota)
+            key = msgspec.structs.replace(_existing(connection, key_id), quota=quota)
             _save(connection, key, version)
         return key
 
@@ -103,7 +104,8 @@ class KeyStore:
         return quota
 
     def quota_of(self, owner: str) -> Quota:
-        """Return an owner's quota; no limits if none were set."""
+        """Return an owner's quota; no limits if none were set. Raises: ValueError for an invalid owner."""
+        check_owner(owner)
         with self._database.begin() as connection:
             text = connection.execute(select(owners.c.quota).where(owners.c.owner == owner)).scalar()
         return _quota(text or "{}")
@@ -125,17 +127,16 @@ class KeyStore:
             connection.execute(delete(owners).where(owners.c.owner == owner))
             return connection.execute(delete(keys).where(keys.c.owner == owner)).rowcount
 
-    def _found(self, query: Any) -> Sequence[Key]:  # Any: a select of whole rows
-        with self._database.begin() as connection:
-            return [_key(row) for row in connection.execute(query)]
-
 
 def next_version(connection: Connection) -> int:
     connection.execute(update(key_changes).values(version=key_changes.c.version + 1))
     return int(connection.execute(select(key_changes.c.version)).scalar_one())
 
 
-def _locked(connection: Connection, key_id: str) -> Key:
+def _existing(connection: Connection, key_id: str) -> Key:
+    """Raises: UnknownKey."""
+    if "\0" in key_id:  # PostgreSQL refuses such text
+        raise UnknownKey("There is no key with this id.")
     row = connection.execute(select(keys).where(keys.c.key_id == key_id)).one_or_none()
     if row is None:
         raise UnknownKey("There is no key with this id.")
