@@ -7,7 +7,17 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 from tests.waiting import LONG_S
+
+from tailrace.cli import main
+
+
+@pytest.mark.parametrize("streams", ["x", "0", "1,-1", "1,99999999999999999999"])
+def test_loads_that_cannot_be_measured(streams: str) -> None:
+    result = CliRunner().invoke(main, ["bench", "scripted", "--streams", streams])
+    assert result.exit_code == 2
+    assert "numbers from 1 to 10000" in result.stderr
 
 
 @pytest.mark.deep

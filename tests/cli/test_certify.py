@@ -58,6 +58,12 @@ def test_an_unknown_model_is_one_line_and_exit_1() -> None:
     assert result.stderr.startswith("tailrace: No model is called `smolm2`.")
 
 
+def test_a_missing_directory_is_reported_before_the_measurement(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["certify", "scripted", "--json", str(tmp_path / "missing" / "one.json")])
+    assert result.exit_code == 2
+    assert "its directory does not exist" in result.stderr
+
+
 def test_help_names_the_engines_settings_and_no_others() -> None:
     output = CliRunner().invoke(certify, ["--help"]).output
     assert "--no-prefix-cache" in output

@@ -76,6 +76,8 @@ def test_requests_that_are_refused(server: Server) -> None:
             (server.url, ["Why do rivers bend?", "Hi."], 2, "Give the model before the prompt"),
             (free, ["scripted", "Hi."], 1, "Start one with `tailrace serve`"),
             ("ftp://x", ["scripted", "Hi."], 2, "An address should look like http://host:port"),
+            ("http://a..b", ["scripted", "Hi."], 2, "An address should look like http://host:port"),
+            ("http://xn--", ["scripted", "Hi."], 2, "An address should look like http://host:port"),
             ("http://me@x", ["scripted", "Hi."], 2, "The address must not contain a key."),
             (server.url, ["scripted", "x" * 70_000], 1, "tokens"),
         ):

@@ -65,6 +65,8 @@ def test_sums_and_rows_in_each_form(tmp_path: Path, database: RecordDatabase) ->
         (("usage", "--since", "tomorrow"), "is not a date"),
         (("usage", "--by", "name"), "owner"),
         (("usage", "--requests", "--format", "table"), "csv and json"),
+        (("usage", "--requests", "--by", "day"), "--by cannot group"),
+        (("usage",), "There is no database at"),
         (("keys", "limit", "--tokens-per-minute", "5"), "either a key's id or --owner"),
         (("keys", "limit", "abcdefghjkmn", "--tokens-per-minute", "5"), "no key with this id"),
         (("keys", "limit", "--owner", "a b", "--tokens-per-minute", "5"), "owner's name"),
@@ -77,6 +79,12 @@ def test_mistakes(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     assert ended.returncode != 0
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_usage_creates_no_database(tmp_path: Path) -> None:
+    """A server records requests as soon as there is one."""
+    _tailrace(tmp_path, "usage")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_limits_are_set_changed_and_removed(tmp_path: Path, database: RecordDatabase) -> None:

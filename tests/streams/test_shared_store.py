@@ -413,6 +413,8 @@ async def test_a_redis_that_cannot_keep_streams(tmp_path: Path, options: tuple[s
         ("redis://127.0.0.1:1/0", "cannot be reached"),
         ("redis://", "another kind"),
         ("http://127.0.0.1/", "another kind"),
+        ("redis://127.0.0.1/main", "not a number"),
+        ("rediss://127.0.0.1/0/main", "not a number"),
         ("redis://127.0.0.1/0?prefx=a", "unknown parameter: prefx"),
         ("redis+sentinel://127.0.0.1/main", "Sentinel without a port"),
         ("redis+sentinel://127.0.0.1:26379/", "does not name the service"),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bench"]
 
+_MAX_STREAMS = 10_000
+
 
 @click.command()
 @click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
@@ -31,8 +33,14 @@ __all__ = ["bench"]
 @click.option(
     "--rounds", default=3, type=click.IntRange(min=1), show_default=True, help="Rounds of each load; medians are shown."
 )
-@click.option("--server-streams", default=64, show_default=True, help="Streams of the server benchmark; 0 skips it.")
-@click.option("--server-tokens", default=4000, show_default=True, help="Length of each of these streams, in tokens.")
+@click.option(
+    "--server-streams", default=64, type=click.IntRange(0, _MAX_STREAMS), show_default=True,
+    help="Streams of the server benchmark; 0 skips it.",
+)  # fmt: skip
+@click.option(
+    "--server-tokens", default=4000, type=click.IntRange(min=2), show_default=True,
+    help="Length of each of these streams, in tokens.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @setting_options("engine", "for_")
 def bench(
@@ -58,7 +66,11 @@ def bench(
     try:
         loads = tuple(int(part) for part in streams.split(",") if part.strip())
     except ValueError:
-        raise click.BadParameter("should be numbers separated by commas.", param_hint="--streams") from None
+        loads = (0,)
+    if any(not 1 <= load <= _MAX_STREAMS for load in loads):
+        raise click.BadParameter(
+            f"should be numbers from 1 to {_MAX_STREAMS}, separated by commas.", param_hint="--streams"
+        )
     try:
         found = found_model(model, Settings(engine=engine, for_=for_)) if loads else None
         flags = ("--engine", engine, "--for", for_)

@@ -61,6 +61,8 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
     from tailrace.models.places import data_path
     from tailrace.settings import Settings
 
+    if json_path is not None and not json_path.parent.is_dir():  # otherwise the measurement would be lost
+        raise click.BadParameter("its directory does not exist.", param_hint="--json")
     logging.getLogger("tailrace.engine").setLevel(logging.CRITICAL)  # it would log every kill
     try:
         source, spec = found_model(model, Settings(**values))

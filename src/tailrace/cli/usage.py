@@ -33,8 +33,7 @@ _TITLES = ("requests", "refused", "prompt tokens", "answer tokens", "seconds")
 @click.option("--since", type=Moment(), help="Start, such as 2026-11-01 or 7d. Default: the start of this month (UTC).")
 @click.option("--until", type=Moment(), help="End. Default: now.")
 @click.option(
-    "--by", type=click.Choice(_GROUPS), multiple=True, default=["owner"], show_default=True,
-    help="What to group by. May be repeated.",
+    "--by", type=click.Choice(_GROUPS), multiple=True, help="What to group by. May be repeated.  [default: owner]",
 )  # fmt: skip
 @click.option("--requests", "as_rows", is_flag=True, help="Print single requests instead of sums, as csv or json.")
 @click.option(
@@ -63,6 +62,9 @@ def usage(
     """
     from tailrace.access.quotas import month_start
 
+    if as_rows and by:
+        raise click.UsageError("--requests prints single requests, which --by cannot group.")
+    by = by or ("owner",)
     if as_rows and form == "table":
         raise click.UsageError("--requests supports only the formats csv and json.")
     if since is None:
@@ -125,10 +127,16 @@ def _store(values: dict[str, Any]) -> Iterator[RequestStore]:  # Any: of each se
     """Open the records in the database of the options. Converts its errors to errors of the command line."""
     from tailrace.errors import ModelError, StorageError
     from tailrace.records.requests import RequestStore
-    from tailrace.records.service import open_database
+    from tailrace.records.service import absent_database, open_database
 
+    settings = Settings(**values)
+    if (path := absent_database(settings)) is not None:  # opening would create it, and servers would record requests
+        raise click.ClickException(
+            f"There is no database at {path}. Is this the server's --data-dir or --database? A server without "
+            "--database creates it with the first key or conversation."
+        )
     try:
-        with contextlib.closing(open_database(Settings(**values))) as database:
+        with contextlib.closing(open_database(settings)) as database:
             yield RequestStore(database)
     except (ModelError, StorageError) as error:
         raise click.ClickException(error.message) from None

@@ -108,10 +108,12 @@ def find_upstream(source: str) -> tuple[ModelCard, Address]:
 
 def _checked(scheme: str, url: str) -> str:
     """Check an address; returns the base URL of the routes. Raises: ModelError."""
+    import httpx
+
     try:
         parts = urlsplit(url)
-        has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-    except ValueError:
+        has_host = bool(httpx.URL(url).host.encode("idna")) and (parts.port is None or parts.port > 0)
+    except (ValueError, httpx.InvalidURL):
         has_host = False
     if not has_host or parts.scheme not in ("http", "https"):
         raise ModelError(f"Write {scheme}:http://host:port{'/v1' if scheme == 'openai' else ''}, or https.")

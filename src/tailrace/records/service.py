@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tailrace.records.requests import RequestStore
     from tailrace.records.sessions import SessionStore
 
-__all__ = ["Records", "open_database", "open_records"]
+__all__ = ["Records", "absent_database", "open_database", "open_records"]
 
 _Store = TypeVar("_Store")
 _Result = TypeVar("_Result")
@@ -51,6 +51,13 @@ _SQLITE = "sqlite:///"
 def _url(settings: Settings) -> str:
     directory = Path(settings.data_dir).expanduser() if settings.data_dir else data_path()
     return settings.database or f"{_SQLITE}{directory / 'records.sqlite'}"
+
+
+def absent_database(settings: Settings) -> Path | None:
+    """Return the database of the settings if it is an SQLite file that does not exist yet."""
+    url = _url(settings)
+    path = Path(url.removeprefix(_SQLITE))
+    return path if url.startswith(_SQLITE) and not path.exists() else None
 
 
 def open_database(settings: Settings) -> RecordDatabase:
@@ -262,8 +269,7 @@ class Records:
 
     def is_absent(self) -> bool:
         """Return whether the database is an SQLite file that does not exist yet."""
-        url = _url(self._settings)
-        return url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists()
+        return absent_database(self._settings) is not None
 
 
 @contextlib.asynccontextmanager

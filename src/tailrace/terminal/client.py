@@ -262,8 +262,9 @@ def _checked(url: str) -> str:
     url = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
+        host = httpx.URL(url).host.encode("idna")  # fails if the name cannot be looked up
+        is_one = parts.scheme in ("http", "https") and bool(host) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
         is_one = False
     if not is_one or parts.query or parts.fragment or not url.isprintable():
         raise ValueError("An address should look like http://host:port or https://host/v1.")

@@ -339,6 +339,7 @@ def test_unavailable_models(models: object, name: str, reason: str) -> None:
 
 def test_addresses_that_are_none() -> None:
     assert "Write openai:http://host:port/v1" in _refusal("openai:localhost:8000")
+    assert "Write openai:http://host:port/v1" in _refusal("openai:http://a..b/v1")
     assert "Write tgi:http://host:port," in _refusal("tgi:")
     assert "TAILRACE_UPSTREAM_KEY" in _refusal("openai:http://sk-1@there/v1")
     assert "127.0.0.1:1 cannot be reached" in _refusal("openai:http://127.0.0.1:1")

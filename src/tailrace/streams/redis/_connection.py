@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qs, urlsplit
@@ -132,6 +133,9 @@ def _parse(url: str) -> SplitResult:
         raise ModelError(f"--journal has a URL that cannot be read. {_URL_HINT}") from None
     if parts.scheme not in _SCHEMES or not parts.netloc.rpartition("@")[2]:
         raise ModelError(f"--journal has a URL of another kind. {_URL_HINT}")
+    is_watched = parts.scheme.endswith("+sentinel")  # then the path names the service, too
+    if not is_watched and re.fullmatch("(/[0-9]*)?", parts.path) is None:  # the library would take database 0
+        raise ModelError(f"The URL of --journal has a database that is not a number. {_URL_HINT}")
     if unknown:
         raise ModelError(f"The URL of --journal has an unknown parameter: {min(unknown)}. {_URL_HINT}")
     return parts
