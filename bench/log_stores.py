@@ -4,7 +4,8 @@
 
 Each turn writes 200 steps to 1, 16 and 64 streams in each store, one token a stream and step, and waits until all can
 be read. The next step begins when the last one can be read, as with an engine that is faster than the store. Then a
-reader on a second server follows one stream. Numbers are medians over the turns.
+reader on a second server follows one stream. Numbers are medians over the turns, and the least processor times of this
+process and of Redis.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,9 @@ from tailrace.types import ANONYMOUS, End, Sampling, TextDelta, Usage
 STEPS = 200
 LOADS = (1, 16, 64)
 PREFIX = "bench-log-stores"
+SUMMARIES: dict[str, Callable[[Iterable[float]], float]] = {
+    "events_per_s": statistics.median, "open_ms": statistics.median, "server_us": min, "redis_us": min
+}  # fmt: skip
 
 
 async def wait_for(logs: Sequence[StreamLog], count: int) -> None:
@@ -44,20 +48,32 @@ async def open_streams(store: LogStore, count: int) -> list[Lease]:
     return leases
 
 
-async def write(store: LogStore, num_streams: int) -> dict[str, float]:
+def redis_s(client: redis.Redis) -> float:
+    """Return the processor time that Redis has used."""
+    return sum(float(value) for name, value in client.info("cpu").items() if name in ("used_cpu_sys", "used_cpu_user"))
+
+
+async def write(store: LogStore, num_streams: int, client: redis.Redis) -> dict[str, float]:
     begun_s = time.perf_counter()
     leases = await open_streams(store, num_streams)
     open_s = (time.perf_counter() - begun_s) / num_streams
-    begun_s = time.perf_counter()
+    begun_s, used_s, redis_used_s = time.perf_counter(), time.process_time(), redis_s(client)
     for step in range(1, STEPS + 1):
         for lease in leases:
             store.append(lease, (TextDelta(" word", (step,)),))
         await wait_for([lease.log for lease in leases], step)
     seconds = time.perf_counter() - begun_s
+    used_s, redis_used_s = time.process_time() - used_s, redis_s(client) - redis_used_s
     for lease in leases:
         store.append(lease, (End("done", Usage(1, STEPS)),))
     await wait_for([lease.log for lease in leases], STEPS + 1)
-    return {"events_per_s": num_streams * STEPS / seconds, "open_ms": 1000 * open_s}
+    events = num_streams * STEPS
+    return {
+        "events_per_s": events / seconds,
+        "open_ms": 1000 * open_s,
+        "server_us": 1e6 * used_s / events,
+        "redis_us": 1e6 * redis_used_s / events,
+    }
 
 
 async def delays(store: LogStore, other: LogStore, num_streams: int) -> list[float]:
@@ -124,7 +140,7 @@ async def main() -> None:
     late: dict[int, list[float]] = {1: [], 16: []}
     try:
         for _ in range(options.turns):
-            with tempfile.TemporaryDirectory() as directory:
+            with tempfile.TemporaryDirectory() as directory, redis.Redis.from_url(options.redis) as client:
                 stores: dict[str, AbstractAsyncContextManager[LogStore]] = {
                     "sqlite": open_sqlite(Path(directory)),
                     "redis": open_redis(f"{options.redis}?prefix={PREFIX}"),
@@ -132,7 +148,7 @@ async def main() -> None:
                 for name, opened in stores.items():
                     async with opened as store:
                         for load in LOADS:
-                            rows.setdefault((name, load), []).append(await write(store, load))
+                            rows.setdefault((name, load), []).append(await write(store, load, client))
             url = f"{options.redis}?prefix={PREFIX}"
             async with open_redis(url) as one, open_redis(url) as other:
                 for load, found in late.items():
@@ -144,7 +160,7 @@ async def main() -> None:
                 client.delete(key)
     table = [
         {"store": name, "streams": load}
-        | {key: round(statistics.median(row[key] for row in found), 2) for key in found[0]}
+        | {key: round(summary(row[key] for row in found), 2) for key, summary in SUMMARIES.items()}
         for (name, load), found in rows.items()
     ]
     for load in LOADS:

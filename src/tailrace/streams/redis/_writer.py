@@ -122,14 +122,10 @@ class Writer:
         if not batch:  # only to see whether Redis answers
             await self._connection.ask(self._connection.client.ping())
             return
-        # All of them end before the next try: two tries at once could add the same events twice.
-        outcomes = await asyncio.gather(*self._commits(batch), return_exceptions=True)
+        await _all(self._commits(batch))
         if self._num_restored:
             logger.warning("Redis had lost the last events of %d streams. They are written again.", self._num_restored)
             self._num_restored = 0
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
 
     def _commits(self, batch: _Batch) -> list[Awaitable[None]]:
         """Return what commits the batch: calls of the script with streams of one shard each."""
@@ -163,9 +159,10 @@ class Writer:
         instead where the events could not be added, by position. Raises: StorageError."""
         numbers, rows = [], []
         for log, first, events in group:
-            row = self._rows.encode_events(log.stream_id, events)
+            stream_id = log.record.stream_id
+            row = self._rows.encode_events(stream_id, events)
             rows.append(row)
-            numbers.append((log.stream_id, first, first + len(events) - 1, type(events[-1]) is End, len(row)))
+            numbers.append((stream_id, first, first + len(events) - 1, type(events[-1]) is End, len(row)))
         times = self._retention_ms, self._retention_ms + _TOMBSTONE_MS
         found = await self._connection.run(
             APPEND, [self._connection.keys.base(shard)], self._members.epoch, *times, _encode(numbers), b"".join(rows)
@@ -224,3 +221,13 @@ class Writer:
         self._give_up(error)
         for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
             log.park()
+
+
+async def _all(calls: Sequence[Awaitable[None]]) -> None:
+    """Await all of them, and then raise the first error: two tries at once could add the same events twice."""
+    if len(calls) == 1:  # mostly; a task and two turns of the event loop less
+        await calls[0]
+        return
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
