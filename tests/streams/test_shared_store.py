@@ -385,7 +385,7 @@ async def test_redis_loses_everything(tmp_path: Path) -> None:
             async with open_redis(url, lease_s=20.0) as other:
                 log = await other.read(ANONYMOUS, writer.lease.stream_id)
                 assert log.events == [delta(1), delta(2), delta(3)]
-                await wait_until(lambda: store.num_servers == other.num_servers == 2)
+                await wait_until(lambda: store.peers.num_servers == other.peers.num_servers == 2)
                 assert await other.take_over({"m"}) == []
                 await store.close()
                 (lease,) = await takes(other)

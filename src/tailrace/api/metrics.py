@@ -85,15 +85,15 @@ class Metrics(Observer):
         streams = Gauge("tailrace_streams", "Readable streams, including finished ones.", registry=self._registry)
         streams.set_function(lambda: store.num_streams)
         servers = Gauge("tailrace_servers", "Servers that share the log store, with this one.", registry=self._registry)
-        servers.set_function(lambda: store.num_servers)
+        servers.set_function(lambda: store.peers.num_servers)
         strangers = Gauge("tailrace_servers_other_models", "Those with other models.", registry=self._registry)
-        strangers.set_function(lambda: store.num_strangers)
+        strangers.set_function(lambda: store.peers.num_strangers)
         offset = Gauge(
             "tailrace_clock_offset_seconds",
             "Seconds by which this server's clock is ahead of that of the machine that keeps the streams.",
             registry=self._registry,
         )
-        offset.set_function(lambda: store.clock_offset_s)
+        offset.set_function(lambda: store.peers.clock_offset_s)
         for name, text, value in _STATES:
             gauge = self._gauge(name, text)
             for generator in generators:

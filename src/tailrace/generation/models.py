@@ -83,7 +83,8 @@ class Served:
     @property
     def shared_store(self) -> dict[str, int]:
         store = self.generator.store
-        found = {"clock_offset_s": round(store.clock_offset_s), "servers_other_models": store.num_strangers}
+        peers = store.peers
+        found = {"clock_offset_s": round(peers.clock_offset_s), "servers_other_models": peers.num_strangers}
         return {name: number for name, number in found.items() if number}
 
     @property

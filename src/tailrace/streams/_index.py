@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from tailrace.durable.damage import missing_stream_error
 from tailrace.errors import IdempotencyConflict, JournalDamaged, StreamExpired
 from tailrace.streams.log import Claim, StreamLog, is_stream_id
-from tailrace.streams.log_store import Lease
+from tailrace.streams.log_store import Lease, Peers
 from tailrace.types import ANONYMOUS
 
 __all__ = ["Archive", "Finished", "LocalLogStore", "StreamIndex"]
@@ -217,9 +217,7 @@ class StreamIndex:
 class LocalLogStore:
     """The part of `LogStore` that all stores on one machine share. No other server can take over their streams."""
 
-    num_servers = 1
-    num_strangers = 0
-    clock_offset_s = 0.0
+    peers = Peers()
 
     def __init__(self, index: StreamIndex, epoch: int) -> None:
         self.index = index

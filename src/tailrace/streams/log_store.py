@@ -18,7 +18,7 @@ from tailrace.errors import StorageError
 from tailrace.streams.log import Claim, Record, StreamLog
 from tailrace.types import Event
 
-__all__ = ["Lease", "LogStore"]
+__all__ = ["Lease", "LogStore", "Peers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,17 @@ class Lease:
     @property
     def stream_id(self) -> str:
         return self.log.stream_id
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """The servers that share a store."""
+
+    num_servers: int = 1  # with this one
+    num_strangers: int = 0  # of them, have other models than this one
+    clock_offset_s: float = (
+        0.0  # by how much this server's clock is ahead of that of the machine that keeps the streams
+    )
 
 
 class LogStore(Protocol):
@@ -57,16 +68,8 @@ class LogStore(Protocol):
         """Return how many streams of this server can be read, running or finished."""
 
     @property
-    def num_servers(self) -> int:
-        """Return how many servers share this store now, with this one."""
-
-    @property
-    def num_strangers(self) -> int:
-        """Return how many of these have other models than this one."""
-
-    @property
-    def clock_offset_s(self) -> float:
-        """Return by how much the clock of this server is ahead of that of the machine that keeps the streams."""
+    def peers(self) -> Peers:
+        """Return what this server knows of those that share this store with it."""
 
     @property
     def write_error(self) -> StorageError | None:

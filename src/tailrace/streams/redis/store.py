@@ -14,7 +14,7 @@ from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, Un
 from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import end_of
 from tailrace.streams.log import Claim, Ender, Reader, Record, StreamLog
-from tailrace.streams.log_store import Lease
+from tailrace.streams.log_store import Lease, Peers
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection, start_error
 from tailrace.streams.redis._facts import check_facts
@@ -116,16 +116,9 @@ class RedisLogStore:
         return len(self._running) + len(self._finished)
 
     @property
-    def num_servers(self) -> int:
-        return 1 + len(self._members.alive)
-
-    @property
-    def num_strangers(self) -> int:
-        return len(self._members.strangers)
-
-    @property
-    def clock_offset_s(self) -> float:
-        return self._members.clock_offset_s
+    def peers(self) -> Peers:
+        members = self._members
+        return Peers(1 + len(members.alive), len(members.strangers), members.clock_offset_s)
 
     @property
     def write_error(self) -> StorageError | None:
