@@ -11,14 +11,14 @@ from tailrace.engines.certificate import Finding
 from tailrace.engines.scripted.engine import CRASH_ID
 from tailrace.errors import ModelError
 from tailrace.generation.source import find_source
-from tailrace.measure.certify import Asker, certify
+from tailrace.measure.certify import PromptMaker, certify
 from tailrace.models import NoProgress
 
 
 async def _findings(**options: float) -> list[Finding]:
     spec = EngineSpec(engine="scripted", context_tokens=65_536, options={"tokens_per_s": 400.0, **options})
-    asker = Asker(find_source("scripted", NoProgress()).card)
-    engine, findings = await certify(spec, asker, runs=20, seed=3, max_tokens=40)
+    prompts = PromptMaker(find_source("scripted", NoProgress()).card)
+    engine, findings = await certify(spec, prompts, runs=20, seed=3, max_tokens=40)
     assert engine == "scripted 1"
     return findings
 
@@ -37,26 +37,26 @@ async def test_an_inexact_engine_is_detected() -> None:
 
 
 async def test_an_engine_with_one_sequence_at_a_time_has_no_batches() -> None:
-    asker = Asker(find_source("scripted", NoProgress()).card)
+    prompts = PromptMaker(find_source("scripted", NoProgress()).card)
     spec = EngineSpec(engine="scripted", context_tokens=65_536, max_sequences=1)
-    _, findings = await certify(spec, asker, runs=4, seed=3, max_tokens=8)
+    _, findings = await certify(spec, prompts, runs=4, seed=3, max_tokens=8)
     assert [finding.name for finding in findings] == ["alone, greedy", "alone, seeded"]
 
 
 async def test_an_engine_that_cannot_load_is_an_error() -> None:
-    asker = Asker(find_source("scripted", NoProgress()).card)
+    prompts = PromptMaker(find_source("scripted", NoProgress()).card)
     with pytest.raises(ModelError, match="no engine named"):
-        await certify(EngineSpec(engine="none"), asker, runs=1, seed=1, max_tokens=8)
+        await certify(EngineSpec(engine="none"), prompts, runs=1, seed=1, max_tokens=8)
     assert len(asyncio.all_tasks()) == 1, "and nothing of it is left running"
 
 
 async def test_a_sequence_that_fails_is_an_error() -> None:
-    asker = Asker(find_source("scripted", NoProgress()).card)
+    prompts = PromptMaker(find_source("scripted", NoProgress()).card)
     with pytest.raises(ModelError, match="failed a sequence"):
-        await certify(EngineSpec(engine="scripted", context_tokens=64), asker, runs=1, seed=1, max_tokens=60)
+        await certify(EngineSpec(engine="scripted", context_tokens=64), prompts, runs=1, seed=1, max_tokens=60)
 
 
-class _DeadlyAsker(Asker):
+class _DeadlyPromptMaker(PromptMaker):
     """A number of questions are answered, and each later one kills the worker that gets it."""
 
     def __init__(self, num_harmless: int) -> None:
@@ -74,4 +74,4 @@ class _DeadlyAsker(Asker):
 async def test_an_engine_that_dies_by_itself_is_an_error(num_harmless: int) -> None:
     spec = EngineSpec(engine="scripted", context_tokens=65_536)
     with pytest.raises(ModelError, match="The engine stopped"):
-        await certify(spec, _DeadlyAsker(num_harmless), runs=20, seed=1, max_tokens=8)
+        await certify(spec, _DeadlyPromptMaker(num_harmless), runs=20, seed=1, max_tokens=8)

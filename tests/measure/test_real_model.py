@@ -9,7 +9,7 @@ from tailrace.engines import load_engine
 from tailrace.errors import ModelError
 from tailrace.generation.service import engine_spec
 from tailrace.generation.source import find_source
-from tailrace.measure.certify import Asker, certify
+from tailrace.measure.certify import PromptMaker, certify
 from tailrace.models import NoProgress, models_path
 from tailrace.settings import Settings
 
@@ -28,7 +28,7 @@ async def test_no_replay_differs() -> None:
     engine.close()
     if not is_exact:
         pytest.skip("the engine does not promise it on this processor")
-    _, findings = await certify(spec, Asker(source.card), runs=30, seed=5, max_tokens=24)
+    _, findings = await certify(spec, PromptMaker(source.card), runs=30, seed=5, max_tokens=24)
     known = "repetition penalty"  # whose prompts the library wants to see as they are
     assert sum(finding.runs for finding in findings) >= 28
     assert [finding for finding in findings if finding.differences and not finding.name.startswith(known)] == []

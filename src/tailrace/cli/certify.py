@@ -81,12 +81,12 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
 
 async def _measure(source: Source, spec: EngineSpec, runs: int, seed: int, max_tokens: int) -> Certificate:
     from tailrace.engines.certificate import Certificate, subject
-    from tailrace.measure.certify import Asker
+    from tailrace.measure.certify import PromptMaker
     from tailrace.measure.certify import certify as measure
 
     with _bar(runs) as advance:
         engine, findings = await measure(
-            spec, Asker(source.card), runs=runs, seed=seed, max_tokens=max_tokens, on_progress=advance
+            spec, PromptMaker(source.card), runs=runs, seed=seed, max_tokens=max_tokens, on_progress=advance
         )
     return Certificate(subject(engine, spec), datetime.now(UTC).date().isoformat(), seed, findings)
 

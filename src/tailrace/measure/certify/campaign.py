@@ -8,9 +8,9 @@ from random import Random
 
 from tailrace.engines import EngineSpec
 from tailrace.engines.certificate import Finding
-from tailrace.measure.certify.lives import Lives, SequenceTranscript, again, from_there
-from tailrace.measure.certify.prompts import Asker
+from tailrace.measure.certify.prompts import PromptMaker
 from tailrace.measure.certify.situations import Situation, situations
+from tailrace.measure.certify.worker import RestartedWorker, SequenceTranscript, continuation_of, replay_of
 
 __all__ = ["Tally", "certify"]
 
@@ -42,7 +42,7 @@ class Tally:
 
 async def certify(
     spec: EngineSpec,
-    asker: Asker,
+    prompts: PromptMaker,
     *,
     runs: int,
     seed: int,
@@ -54,24 +54,24 @@ async def certify(
     Raises: ModelError if the engine does not load or a sequence fails.
     """
     draw = Random(seed)
-    async with Lives.begin(spec) as lives:
-        rows = situations(lives.capabilities, max_tokens)
+    async with RestartedWorker.begin(spec) as worker:
+        rows = situations(worker.capabilities, max_tokens)
         shares = sum(row.share for row in rows)
         tallies = [Tally(row, max(1, round(runs * row.share / shares))) for row in rows]
         while open_tallies := [tally for tally in tallies if tally.is_open]:
             for tally in open_tallies:  # alternating, so that changes of the machine's speed affect all situations
                 before = tally.runs
-                await _Trial(lives, asker, draw, tally).run()
+                await _Trial(worker, prompts, draw, tally).run()
                 on_progress(tally.situation.name, tally.runs - before)
-        return lives.capabilities.engine, [tally.finding() for tally in tallies]
+        return worker.capabilities.engine, [tally.finding() for tally in tallies]
 
 
 class _Trial:
     """One kill of a worker with several sequences. The interrupted sequences are replayed."""
 
-    def __init__(self, lives: Lives, asker: Asker, draw: Random, tally: Tally) -> None:
-        self._lives = lives
-        self._asker = asker
+    def __init__(self, worker: RestartedWorker, prompts: PromptMaker, draw: Random, tally: Tally) -> None:
+        self._worker = worker
+        self._prompts = prompts
         self._draw = draw
         self._tally = tally
         self._situation = tally.situation
@@ -82,10 +82,10 @@ class _Trial:
         chosen = self._draw.choice(answers)
         await chosen.reach(self._draw.randint(1, (chosen.sampling.max_tokens or 2) - 1))
         cut_off = [answer for answer in answers if answer.ids and not answer.is_over]
-        await self._lives.kill()
+        await self._worker.kill()
         self._draw.shuffle(cut_off)
         cut_off = cut_off[: self._tally.wanted - self._tally.runs]
-        replays = [again(answer) for answer in cut_off]
+        replays = [replay_of(answer) for answer in cut_off]
         await self._finish(replays)
         pairs = list(zip(cut_off, replays, strict=True))
         self._tally.runs += len(pairs)
@@ -97,7 +97,7 @@ class _Trial:
     async def _refill(self, pairs: list[tuple[SequenceTranscript, SequenceTranscript]]) -> None:
         """Compare re-prefills. Skips grammars, which would start from the beginning again."""
         pairs = [pair for pair in pairs if pair[0].sampling.grammar is None]
-        others = [from_there(old) for old, _ in pairs]
+        others = [continuation_of(old) for old, _ in pairs]
         await self._finish(others)
         self._tally.refill_runs += len(pairs)
         self._tally.refill_differences += sum(
@@ -112,16 +112,16 @@ class _Trial:
     async def _start(self, answers: list[SequenceTranscript]) -> None:
         is_visited = self._situation.company == "visited"
         count = self._draw.randint(1, _VISITORS) if is_visited else len(answers)
-        strangers = [self._answer(ids, place) for place, ids in enumerate(self._questions(count))]
+        neighbours = [self._answer(ids, place) for place, ids in enumerate(self._questions(count))]
         if is_visited:
-            for stranger in strangers:
-                stranger.sampling = replace(stranger.sampling, max_tokens=self._draw.randint(1, _VISIT_TOKENS))
-        await self._lives.run(answers, self._situation.company, self._draw, strangers)
+            for neighbour in neighbours:
+                neighbour.sampling = replace(neighbour.sampling, max_tokens=self._draw.randint(1, _VISIT_TOKENS))
+        await self._worker.run(answers, self._situation.company, self._draw, neighbours)
 
     async def _answers(self) -> list[SequenceTranscript]:
-        company, capabilities = self._situation.company, self._lives.capabilities
+        company, capabilities = self._situation.company, self._worker.capabilities
         width = 1 if company in ("alone", "visited") else min(_WIDTH, capabilities.max_sequences // 2)
-        prompts = self._situation.prompts(self._asker, self._draw, width)
+        prompts = self._situation.prompts(self._prompts, self._draw, width)
         answers = [self._answer(ids, place) for place, ids in enumerate(prompts)]
         if not self._situation.has_first_turn:
             return answers
@@ -133,7 +133,7 @@ class _Trial:
         ]
 
     def _questions(self, count: int) -> list[tuple[int, ...]]:
-        return [self._asker.ids(self._asker.question(self._draw)) for _ in range(count)]
+        return [self._prompts.ids(self._prompts.question(self._draw)) for _ in range(count)]
 
     def _answer(self, ids: tuple[int, ...], place: int) -> SequenceTranscript:
         samplings = self._situation.samplings

@@ -8,7 +8,7 @@ from tailrace.models import ModelCard
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.types import Message
 
-__all__ = ["Asker"]
+__all__ = ["PromptMaker"]
 
 _TOPICS = (
     "rivers", "bread", "Ada Lovelace", "the colour of the sky", "counting to ten", "a dog", "mills", "glass", "trains",
@@ -23,7 +23,7 @@ _QUESTIONS = (
 )
 
 
-class Asker:
+class PromptMaker:
     """Encodes questions as token ids, as a chat if the model has a chat template."""
 
     def __init__(self, card: ModelCard) -> None:

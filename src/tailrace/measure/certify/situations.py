@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from tailrace.engines.promise import Capabilities
-from tailrace.measure.certify.prompts import Asker
+from tailrace.measure.certify.prompts import PromptMaker
 from tailrace.types import Grammar, Sampling
 
 __all__ = ["Company", "Situation", "situations"]
@@ -30,7 +30,7 @@ class Situation:
     name: str
     company: Company
     samplings: tuple[Sampling, ...]  # used alternately; each sequence gets its own seed
-    prompts: Callable[[Asker, Random, int], list[Prompt]]
+    prompts: Callable[[PromptMaker, Random, int], list[Prompt]]
     needs: frozenset[str] = frozenset()  # among the engine's parameters
     has_first_turn: bool = False  # the prompt is a follow-up to a first answer
     share: int = 4  # of the runs
@@ -82,19 +82,19 @@ def situations(capabilities: Capabilities, max_tokens: int) -> list[Situation]:
     return [row for row in rows if row.needs <= capabilities.parameters and (has_batches or row.company == "alone")]
 
 
-def _questions(asker: Asker, draw: Random, count: int) -> list[Prompt]:
-    return [asker.ids(asker.question(draw)) for _ in range(count)]
+def _questions(prompts: PromptMaker, draw: Random, count: int) -> list[Prompt]:
+    return [prompts.ids(prompts.question(draw)) for _ in range(count)]
 
 
-def _shared_prefix(asker: Asker, draw: Random, count: int) -> list[Prompt]:
-    system = asker.text(draw, 6)
-    return [asker.ids(asker.question(draw), system=system) for _ in range(count)]
+def _shared_prefix(prompts: PromptMaker, draw: Random, count: int) -> list[Prompt]:
+    system = prompts.text(draw, 6)
+    return [prompts.ids(prompts.question(draw), system=system) for _ in range(count)]
 
 
-def _twins(asker: Asker, draw: Random, count: int) -> list[Prompt]:
-    return [asker.ids(asker.question(draw))] * count
+def _twins(prompts: PromptMaker, draw: Random, count: int) -> list[Prompt]:
+    return [prompts.ids(prompts.question(draw))] * count
 
 
-def _long(asker: Asker, draw: Random, count: int) -> list[Prompt]:
+def _long(prompts: PromptMaker, draw: Random, count: int) -> list[Prompt]:
     """Return prompts of which every fourth has several hundred tokens."""
-    return [asker.ids(asker.text(draw, draw.randint(20, 40) if place % 4 == 0 else 1)) for place in range(count)]
+    return [prompts.ids(prompts.text(draw, draw.randint(20, 40) if place % 4 == 0 else 1)) for place in range(count)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Iterable
@@ -18,7 +19,7 @@ from tailrace.errors import EngineError, EngineLost, ModelError
 from tailrace.measure.certify.situations import Company
 from tailrace.types import Sampling
 
-__all__ = ["Lives", "SequenceTranscript"]
+__all__ = ["RestartedWorker", "SequenceTranscript"]
 
 
 class SequenceTranscript:
@@ -62,25 +63,25 @@ class SequenceTranscript:
             raise ModelError(f"The engine failed a sequence: {self.failure}.")
 
 
-class Lives:
+class RestartedWorker:
     """Runs one worker at a time, and restarts it after every kill."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._ready = asyncio.Event()
         self._supervisor = Supervisor(spec, on_change=self._on_change)
-        self._life: asyncio.Task[None] | None = None
+        self._running: asyncio.Task[None] | None = None
         self._sequence_ids = count(1)
 
     @classmethod
     @asynccontextmanager
-    async def begin(cls, spec: EngineSpec) -> AsyncIterator[Lives]:
+    async def begin(cls, spec: EngineSpec) -> AsyncIterator[RestartedWorker]:
         """Start the first worker. Raises: ModelError if the engine cannot load the model."""
-        lives = cls(spec)
+        worker = cls(spec)
         try:
-            await lives._start()
-            yield lives
+            await worker._start()
+            yield worker
         finally:
-            await lives._end()
+            await worker._end()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -100,64 +101,72 @@ class Lives:
     async def kill(self) -> None:
         """Kill the worker with SIGKILL at any point, and start the next one. Raises: ModelError if the worker was lost
         before, or the next one does not start."""
-        if self._supervisor.pid is None:
+        assert self._running is not None
+        pid, is_killed = self._supervisor.pid, False
+        with contextlib.suppress(ProcessLookupError):  # it has just died by itself
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+                is_killed = True
+        await self._running
+        if not is_killed:
             raise ModelError(self._supervisor.last_reason)
-        assert self._life is not None
-        os.kill(self._supervisor.pid, signal.SIGKILL)
-        await self._life
         await self._start()
 
     async def run(
-        self, answers: Iterable[SequenceTranscript], company: Company, draw: Random, strangers: list[SequenceTranscript]
+        self,
+        answers: Iterable[SequenceTranscript],
+        company: Company,
+        draw: Random,
+        neighbours: list[SequenceTranscript],
     ) -> None:
         """Submit sequences in the way that `company` names; returns when all are submitted.
 
-        Replays that need steps of their own come first, as in the server. With "changing", sequences of `strangers` run
-        next to them, of which about half are aborted early. With "visited", they run next to a single sequence, one
-        after the other with pauses.
+        Replays that need steps of their own come first, as in the server. With "changing", `neighbours` run next to
+        them, of which about half are aborted early. With "visited", they run next to a single sequence, one after the
+        other with pauses.
         """
         for answer in sorted(answers, key=lambda answer: not answer.replayed.alone_end):
             self.submit(answer)
             if company == "changing":
                 await answer.reach(draw.randint(0, 3))
-                if strangers and draw.random() < 0.5:
-                    await self._visit(strangers.pop(), draw)
-            while company == "visited" and strangers and not answer.is_over:
+                if neighbours and draw.random() < 0.5:
+                    await self._visit(neighbours.pop(), draw)
+            while company == "visited" and neighbours and not answer.is_over:
                 await answer.reach(len(answer.ids) + draw.randint(0, 6))
-                await self._visit(strangers.pop(), draw)
+                await self._visit(neighbours.pop(), draw)
 
-    async def _visit(self, stranger: SequenceTranscript, draw: Random) -> None:
+    async def _visit(self, neighbour: SequenceTranscript, draw: Random) -> None:
         """Submit a sequence, and abort it early in about half of the cases."""
-        sequence_id = self.submit(stranger)
+        sequence_id = self.submit(neighbour)
         if draw.random() < 0.5:
-            await stranger.reach(draw.randint(0, 2))
+            await neighbour.reach(draw.randint(0, 2))
             self._supervisor.abort(sequence_id)
 
     async def _start(self) -> None:
         self._ready.clear()
-        self._life = asyncio.create_task(self._supervisor.run(once=True))
+        self._running = asyncio.create_task(self._supervisor.run(once=True))
         ready = asyncio.create_task(self._ready.wait())
-        await asyncio.wait([ready, self._life], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([ready, self._running], return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if not self._supervisor.is_ready:
             raise ModelError(self._supervisor.last_reason)
 
     async def _end(self) -> None:
-        if self._life is not None:
-            self._life.cancel()
-            await asyncio.wait([self._life])
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
 
     def _on_change(self) -> None:
         if self._supervisor.is_ready:
             self._ready.set()
 
 
-def again(answer: SequenceTranscript) -> SequenceTranscript:
+def replay_of(answer: SequenceTranscript) -> SequenceTranscript:
     """Return a replay of the sequence from its beginning."""
     return SequenceTranscript(answer.prompt_ids, answer.sampling, answer.schedule)
 
 
-def from_there(answer: SequenceTranscript) -> SequenceTranscript:
+def continuation_of(answer: SequenceTranscript) -> SequenceTranscript:
     """Return a sequence that continues after all tokens so far."""
     left = (answer.sampling.max_tokens or 0) - len(answer.ids)
     return SequenceTranscript((*answer.prompt_ids, *answer.ids), replace(answer.sampling, max_tokens=left))
