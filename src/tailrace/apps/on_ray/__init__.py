@@ -9,9 +9,8 @@ Ray is imported by the modules of this package, but not by this one.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tailrace.apps.on_ray.spec import RayError
@@ -27,36 +26,39 @@ __all__ = ["run_on_ray", "serve_on_ray", "server"]
 
 def serve_on_ray(spec: ServerSpec) -> int:
     """Deploy the built-in server, and wait for a signal. Returns the exit status."""
-    with _told() as failures:
+
+    def serve() -> None:
         from tailrace.apps.on_ray.deployment import serve_models
 
         serve_models(spec)
-    return len(failures)
+
+    return _status_of(serve)
 
 
 def run_on_ray(plan: Plan, settings: Settings) -> int:
     """Deploy the apps of a plan, and wait for a signal. Returns the exit status."""
-    with _told() as failures:
+
+    def run() -> None:
         from tailrace.apps.on_ray.apps import run_apps
 
         run_apps(plan, settings)
-    return len(failures)
+
+    return _status_of(run)
 
 
-@contextlib.contextmanager
-def _told() -> Iterator[list[str]]:
-    """Print an error, and list it."""
-    failures: list[str] = []
+def _status_of(run: Callable[[], None]) -> int:
+    """Run, and print an error in one line. Returns the exit status."""
     try:
-        yield failures
+        run()
+        return 0
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
-        failures.append(f"Ray is not installed. Try: {install_command(extra='ray')}")
+        reason = f"Ray is not installed. Try: {install_command(extra='ray')}"
     except RayError as error:
-        failures.append(str(error))
-    for failure in failures:
-        sys.stderr.write(f"tailrace: {failure}\n")
+        reason = str(error)
+    sys.stderr.write(f"tailrace: {reason}\n")
+    return 1
 
 
 def server(args: Mapping[str, Any]) -> Any:  # Any: of a YAML file; Ray's application
