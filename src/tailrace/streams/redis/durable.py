@@ -93,7 +93,7 @@ class SharedDurableStreams:
         self._ids: deque[EntryId] = deque([EntryId()], maxlen=_IDS)  # that the state has had; the last is the present
         self._waiting: deque[_Waiting] = deque()
         self._is_behind = False  # other servers may have appended
-        self._told = 0  # the number of the last entry, as Redis says unasked
+        self._announced = 0  # the number of the last entry, as `take` has heard
         self._is_due = asyncio.Event()
         self._snapshot_due = asyncio.Event()
         self._erase_at_s = math.inf  # monotonic; there is deleted content in the log
@@ -138,7 +138,7 @@ class SharedDurableStreams:
     def take(self, entries: Entries) -> None:
         """Entries of the key `DurableLog.tail_key` have come: a server has appended to the log."""
         if self._is_loaded:
-            self._told = int(entries[-1][1][b"n"])
+            self._announced = int(entries[-1][1][b"n"])
             self._is_due.set()
 
     def on_failure(self) -> None:
@@ -203,8 +203,8 @@ class SharedDurableStreams:
         while True:
             await self._is_due.wait()
             self._is_due.clear()
-            while self._waiting or self._is_behind or self._told > self._last_id.number:
-                self._is_behind, self._told = False, 0
+            while self._waiting or self._is_behind or self._announced > self._last_id.number:
+                self._is_behind, self._announced = False, 0
                 await self._settle(self._take_some())
 
     def _take_some(self) -> list[_Waiting]:
