@@ -120,6 +120,18 @@ async def test_the_writer_knows_of_a_reader_that_came_while_redis_did_not_answer
                 await wait_until(lambda: writer.heard == ["read"])
 
 
+async def test_the_writer_knows_of_readers_on_a_server_that_redis_had_forgotten(prefix: str) -> None:
+    async with pair(prefix) as (one, other):
+        writer = await begin(one, delta(1))
+        log = await other.read(ANONYMOUS, writer.lease.stream_id)
+        with Reader(log), redis.Redis.from_url(shared_url()) as client:
+            await wait_until(lambda: writer.heard == ["read"])
+            while writer.heard[-1] == "read":  # the writer has not seen yet that it is missing
+                client.srem(f"{prefix}:{{0}}:servers", str(other.epoch))
+                await asyncio.sleep(0)
+            await wait_until(lambda: writer.heard[-1] == "read")
+
+
 async def test_a_server_that_follows_many_streams_keeps_its_lease(prefix: str) -> None:
     """Looking after them takes longer than the lease lasts if Redis is far away and they are looked after in turn."""
     async with (

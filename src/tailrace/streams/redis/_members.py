@@ -41,6 +41,7 @@ class Members:
         self.dead: frozenset[int] = frozenset()  # epochs of dead servers of which something may be left
         self._missing_since_s: dict[int, float] = {}  # by epoch; loop time
         self._dead_since_s: dict[int, float] = {}  # by epoch; loop time
+        self.was_forgotten = False  # Redis did not list this server, when it was last listed
         self._former: set[int] = set()  # epochs of this server that are to be listed as dead again
         self.clock_offset_s = 0.0  # by how much the clock of this server is ahead of Redis's
         self.models: frozenset[str] = frozenset()  # of this server; empty until they are known
@@ -119,7 +120,7 @@ class Members:
         before that.
         """
         keys = self._connection.keys
-        await self._command("sadd", keys.servers, str(self.epoch))
+        self.was_forgotten = bool(await self._command("sadd", keys.servers, str(self.epoch)))
         if self.models:
             await self._command("hset", keys.models, str(self.epoch), self._shown_models)
         for epoch in tuple(self._former):

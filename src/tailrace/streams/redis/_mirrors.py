@@ -81,6 +81,12 @@ class Mirrors:
         for mirror in list(self._mirrors.values()):
             self._give_up(mirror)
 
+    def join_again(self) -> None:
+        """Tell the writers of all followed streams of the readers here: they may have seen that this server is gone."""
+        for mirror in self._mirrors.values():
+            if mirror.log.num_readers:
+                self._messages.ask(mirror, "join")
+
     def unfollow(self, mirror: Mirror) -> None:
         stream_id = mirror.log.stream_id
         self._mirrors.pop(stream_id, None)

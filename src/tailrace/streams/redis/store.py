@@ -352,6 +352,8 @@ class RedisLogStore:
         if self._members.dead:
             self._orphaned.set()
         self._messages.keep_readers(self._members.alive)
+        if self._members.was_forgotten:
+            self._mirrors.join_again()
         self._durable.on_tick()
         self._is_due.set()
 
