@@ -16,9 +16,18 @@ from tests.http.turns import Turns
 from tests.testing.redis_server import delete_keys, shared_url
 from tests.waiting import LONG_S
 
-__all__ = ["KINDS", "Pair", "durable_server", "in_turn"]
+__all__ = ["BEGINNING", "JSON", "KINDS", "TEXT", "Pair", "durable_server", "in_turn", "new_path"]
 
 KINDS = ("one server", "two servers")
+TEXT = {"content-type": "text/plain"}
+JSON = {"content-type": "application/json"}
+BEGINNING = "0000000000000000_0000000000000000"  # the offset of an empty stream
+_NUMBERS = itertools.count()
+
+
+def new_path() -> str:
+    """Return the path of a new stream."""
+    return f"/v1/durable/tests/{next(_NUMBERS)}"
 
 
 class Pair(Server):

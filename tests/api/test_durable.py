@@ -7,25 +7,20 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 import httpx
 import pytest
-from tests.api.durable_servers import KINDS, durable_server
+from tests.api.durable_servers import JSON, KINDS, TEXT, durable_server, new_path
 from tests.api.process import Server
 from tests.waiting import LONG_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "durable-streams.md"
-_NAMES = count()
-TEXT = {"content-type": "text/plain"}
-JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture
 def path() -> str:
-    """Return the path of a new stream."""
-    return f"/v1/durable/tests/{next(_NAMES)}"
+    return new_path()
 
 
 @pytest.fixture(scope="module", params=KINDS)

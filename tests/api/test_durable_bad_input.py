@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from itertools import count
 
 import httpx
 import pytest
-from tests.api.durable_servers import KINDS, durable_server
+from tests.api.durable_servers import BEGINNING, JSON, KINDS, TEXT, durable_server, new_path
 from tests.api.process import Server
 from tests.api.refusals import CANARY
-
-_NAMES = count()
-TEXT = {"content-type": "text/plain"}
-JSON = {"content-type": "application/json"}
-BEGINNING = "0000000000000000_0000000000000000"
 
 
 @pytest.fixture
 def path() -> str:
-    """Return the path of a new stream."""
-    return f"/v1/durable/bad/{next(_NAMES)}"
+    return new_path()
 
 
 @pytest.fixture(scope="module", params=KINDS)

@@ -6,13 +6,12 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from itertools import count
 from typing import Any
 
 import httpx
 import pytest
 from starlette.types import Message
-from tests.api.durable_servers import KINDS, durable_server
+from tests.api.durable_servers import BEGINNING, JSON, KINDS, TEXT, durable_server, new_path
 from tests.api.process import Server
 from tests.streams import virtual_time
 
@@ -20,16 +19,10 @@ from tailrace.api.durable_live import Tail
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.store import DurableStore
 
-_NAMES = count()
-TEXT = {"content-type": "text/plain"}
-JSON = {"content-type": "application/json"}
-BEGINNING = "0000000000000000_0000000000000000"
-
 
 @pytest.fixture
 def path() -> str:
-    """Return the path of a new stream."""
-    return f"/v1/durable/live/{next(_NAMES)}"
+    return new_path()
 
 
 @pytest.fixture(scope="module", params=KINDS)

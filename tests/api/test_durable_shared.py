@@ -10,11 +10,10 @@ from contextlib import closing
 
 import httpx
 import pytest
-from tests.api.durable_servers import Pair
+from tests.api.durable_servers import TEXT, Pair
 from tests.api.process import Server
 from tests.waiting import LONG_S
 
-TEXT = {"content-type": "text/plain"}
 PATH = "/v1/durable/talk"
 _BATCHES = 60
 
