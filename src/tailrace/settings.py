@@ -197,7 +197,7 @@ class Settings:
     )
     max_connections: int = _setting(
         10_000,
-        "Connections open at once; more are refused with 503. The limit of open files (ulimit -n) minus 64 is also a "
+        "Connections open at once; more are refused with 503. The limit of open files (ulimit -n) minus 80 is also a "
         "limit.",
         least=1,
     )

@@ -27,7 +27,7 @@ if sys.platform != "win32":
 __all__ = ["PIECE_BYTES", "Connections", "Slot"]
 
 PIECE_BYTES = 64 * 2**10
-_RESERVED = 64  # descriptors for other files, of which the process has a few dozen
+_RESERVED = 80  # descriptors for other files, of which the process has a few dozen, and for listening
 _MAX_REFUSED = 16  # excess connections that get an error response at a time; further ones are closed at once
 _PROBE_S = 15  # idle time before the first keepalive probe, and between probes
 

@@ -20,6 +20,7 @@ from tailrace.settings import Settings
 __all__ = ["BACKLOG", "Signals", "Uvicorn"]
 
 BACKLOG = 2048
+_LISTENERS = 16  # of a port
 _CLOSE_S = 2.0  # for complete answers to reach their clients
 
 
@@ -32,6 +33,10 @@ class Uvicorn(uvicorn.Server):
         super().__init__(_config(app, settings, self._tls))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on listening sockets."""
+        # uvloop accepts one connection per socket and turn of the event loop, and while streams run, a turn takes
+        # milliseconds. With duplicates it accepts more of the clients that connect at once.
+        sockets = [sock.dup() for sock in sockets or () for _ in range(_LISTENERS - 1)] + (sockets or [])
         async with asyncio.TaskGroup() as group:
             following = group.create_task(self._tls.follow_files()) if self._tls is not None else None
             await super().serve(sockets)
