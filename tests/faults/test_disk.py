@@ -406,7 +406,7 @@ def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(
         logs.append(log)
         events: list[Event] = [TextDelta(answer.texts[i], (answer.token_ids[i],)) for i in range(200)]
         for event in events:
-            journal.append(log, event)
+            journal.append(log, [event])
             journal.flush()
             await asyncio.sleep(0.001)
         synced_events, synced_bytes = synced[-1]

@@ -97,7 +97,7 @@ async def test_a_stream_with_progress_is_taken_over_any_number_of_times(tmp_path
         logs = {log.stream_id: log for log in journal.unfinished()}
         if logs["does not"].end is not None:
             break
-        journal.append(logs["gets on"], TextDelta("a", (97,)))
+        journal.append(logs["gets on"], [TextDelta("a", (97,))])
         journal.flush()
         assert logs["gets on"].last_seq == number + 1
     end = logs["does not"].end
@@ -149,7 +149,7 @@ async def _leave(directory: Path, record: Record, *events: TextDelta) -> None:
     journal = DiskJournal(directory)
     log = journal.begin(record)
     for event in events:
-        journal.append(log, event)
+        journal.append(log, [event])
     journal.flush()
     journal.close()
 

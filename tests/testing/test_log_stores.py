@@ -106,7 +106,7 @@ class _EndlessOnDisk(_Broken):
         log.end = None
         for event in events:
             if event is not events[0]:
-                self._journal.append(log, event)
+                self._journal.append(log, [event])
         self._journal.flush()
 
 
@@ -261,7 +261,7 @@ class _ShowsFirst(_Broken):
         shadow = StreamLog(lease.log.record, lease.log.events, number=lease.log.number)
         for event in events:
             lease.log.append(event)
-            self._journal.append(shadow, event)
+            self._journal.append(shadow, [event])
 
 
 class _SameEpoch(_Broken):

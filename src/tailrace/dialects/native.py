@@ -199,6 +199,14 @@ class NativeEncoder:
         self._id = f"id: {facts.stream_id}-"
 
     def encode(self, seq: int, event: Event) -> bytes:
+        if (
+            type(event) is TextDelta
+            and len(event.token_ids) == 1
+            and seq > 1
+            and not (event.finish_reason or event.choice or event.logprobs or event.reasoning)
+        ):  # nearly all events; what follows would take a third longer
+            data = f'{{"text":{quote(event.text)},"token_ids":[{event.token_ids[0]}]}}'
+            return f"data: {data}\n{self._id}{seq}\n\n".encode("ascii")
         if type(event) is End:
             return f"event: {event.status}\ndata: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
         retry = f"retry: {RETRY_MS}\n" if seq == 1 else ""

@@ -84,7 +84,7 @@ class DiskJournal:
         self.on_write_failure: list[Callable[[StorageError], None]] = []
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_broken = False  # a sync failed, so the journal is unusable until a restart
-        self._pending: list[tuple[StreamLog, Event]] = []
+        self._pending: dict[StreamLog, list[Event]] = {}  # nothing follows a terminal event
         self._is_scheduled = False
         self._compaction = Compaction(self._database, self._rows, keeps=keep_finished)
         self._committed = asyncio.Event()  # set while commits are not synced
@@ -135,17 +135,26 @@ class DiskJournal:
             raise
         self._committed.set()
 
-    def append(self, log: StreamLog, event: Event) -> None:
-        """Queue an event. It is committed and shown at the end of this turn of the event loop. During a write error it
-        waits."""
-        self._pending.append((log, event))
+    def append(self, log: StreamLog, events: Sequence[Event]) -> None:
+        """Queue events. They are committed and shown at the end of this turn of the event loop. During a write error
+        they wait. Events after the terminal event are dropped."""
+        queue = self._pending.get(log)
+        last = queue[-1] if queue else log.end
+        if type(last) is End or not events:
+            return
+        if queue is None:
+            queue = self._pending[log] = []
+        for event in events:
+            queue.append(event)
+            if type(event) is End:
+                break
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
     def queued(self, log: StreamLog) -> Sequence[Event]:
         """Return the events of a log that are not committed yet."""
-        return [event for pending, event in self._pending if pending is log]
+        return self._pending.get(log, ())
 
     def flush(self, *, only_ends: bool = False) -> None:
         """Commit the queued events now, if that is possible. After a failed sync only terminal events are written."""
@@ -153,35 +162,22 @@ class DiskJournal:
         pending = self._pending
         if not pending or (self._is_broken and self.write_error is not None and not only_ends):
             return
+        encode_events = self._rows.encode_events
+        rows = [
+            TailRow(log.number, log.last_seq + 1, encode_events(log.stream_id, events))
+            for log, events in pending.items()
+        ]
         try:
-            rows = self._rows_of(pending)
-            if rows:
-                self._database.append(rows)
+            self._database.append(rows)
         except StorageError as error:
             self._write_failed(error)
             return
-        self._pending = []
+        self._pending = {}
         self._committed.set()
         if self.write_error is not None and not self._write_errors.has_given_up:
             self._recovered()
-        for log, event in pending:
-            log.append(event)
-
-    def _rows_of(self, pending: Sequence[tuple[StreamLog, Event]]) -> list[TailRow]:
-        """Return one row per stream that has not ended. Events after the terminal one are dropped."""
-        events_of: dict[StreamLog, list[Event]] = {}
-        for log, event in pending:
-            events = events_of.get(log)
-            if events is None:
-                if log.end is None:
-                    events_of[log] = [event]
-            elif type(events[-1]) is not End:
-                events.append(event)
-        encode_events = self._rows.encode_events
-        return [
-            TailRow(log.number, log.last_seq + 1, encode_events(log.stream_id, events))
-            for log, events in events_of.items()
-        ]
+        for log, events in pending.items():
+            log.extend(events)
 
     # Write errors
 
@@ -235,7 +231,7 @@ class DiskJournal:
         self._database.reserve.free()
         self.flush(only_ends=True)
         # The reserve was too small. Terminal events that cannot be written are not shown, so send the readers away.
-        for log, _ in self._pending:
+        for log in self._pending:
             log.park()
 
     # Ends
@@ -284,7 +280,7 @@ class DiskJournal:
         found = startup_recovery.unfinished(self._database, self._rows)
         for log, end in found:
             if end is not None:
-                self.append(log, end)
+                self.append(log, (end,))
         self.flush()
         return [log for log, _ in found]
 

@@ -212,23 +212,29 @@ class StreamLog:
     @property
     def num_bytes(self) -> int:
         """Return about how much memory the stream takes."""
-        text = sum(len(event.text) + len(event.reasoning) for event in self.events if isinstance(event, TextDelta))
+        text = sum([len(event.text) + len(event.reasoning) for event in self.events if type(event) is TextDelta])
         return text + _EVENT_BYTES * len(self.events) + len(self.record.memo) + len(self.record.turn)
 
     def append(self, event: Event) -> None:
-        """Add an event, and wake the readers that wait for it. Ignored after the terminal event.
+        """Add an event, as `extend`."""
+        self.extend((event,))
 
-        Only a log store calls this, after it has committed the event.
+    def extend(self, events: Sequence[Event]) -> None:
+        """Add events, of which only the last may be terminal, and wake the readers that wait for them. Ignored after
+        the terminal event.
+
+        Only a log store calls this, after it has committed the events.
         """
-        if self.end is not None:
+        if self.end is not None or not events:
             return
-        self.events.append(event)
+        self.events += events
         if self._waiting:
             waiting, self._waiting = self._waiting, set()
             for reader in waiting:
                 reader.wake()
-        if type(event) is End:
-            self.end = event
+        last = events[-1]
+        if type(last) is End:
+            self.end = last
             for reader in self._ending:
                 reader.wake()
             if self.producer is not None:

@@ -38,9 +38,8 @@ class MemoryLogStore(LocalLogStore):
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         if lease.epoch != self._valid_epoch:
             raise LeaseLost("Another server writes this stream now.")
-        log = lease.log
         for event in events:
-            log.append(event)
+            lease.log.extend((event,))
 
     def flush(self) -> None:
         pass

@@ -58,8 +58,7 @@ class SqliteLogStore(LocalLogStore):
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         if lease.epoch != self._valid_epoch:
             raise LeaseLost("Another server writes this stream now.")
-        for event in events:
-            self._journal.append(lease.log, event)
+        self._journal.append(lease.log, events)
 
     def flush(self) -> None:
         self._journal.flush()

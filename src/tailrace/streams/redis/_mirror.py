@@ -54,8 +54,7 @@ class Mirror:
         """Add the events that are new. `first` is the number of the first one. After a gap nothing is added."""
         if first > self.log.last_seq + 1:
             return
-        for event in events[self.log.last_seq + 1 - first :]:
-            self.log.append(event)
+        self.log.extend(events[self.log.last_seq + 1 - first :])
 
     def read(self) -> None:
         self._ask(self, "join")

@@ -175,8 +175,7 @@ class Writer:
             del queue[: len(events)]
             if not queue:
                 del self._queues[log]
-        for event in events:
-            log.append(event)
+        log.extend(events)
 
     async def open(self, log: StreamLog) -> None:
         """Store a new stream, or one that Redis has lost, with the events of its log. Raises: StorageError."""
@@ -205,8 +204,7 @@ class Writer:
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(new, events, strict=False)))
         if same:
             self._committed(log, events[:same])
-        for event in new[same:]:
-            log.append(event)
+        log.extend(new[same:])
 
     # Write errors
 
