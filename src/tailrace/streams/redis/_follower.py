@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from tailrace.errors import StorageError
 from tailrace.streams.redis._connection import Connection
 
-__all__ = ["KeyFollower"]
+__all__ = ["Followers", "KeyFollower"]
 
 _BLOCK_MS = 1_000
 _RETRY_S = 0.2
@@ -66,3 +66,34 @@ class KeyFollower:
                     continue  # it was followed anew from another position meanwhile
                 self._last_ids[key] = entries[-1][0].decode()
                 self._takers[key](entries)
+
+
+class Followers:
+    """A follower for each shard. `begin` first."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._of_shard: list[KeyFollower] = []
+        self._are_new = asyncio.Event()
+
+    def begin(self, epoch: int, take_messages: Callable[[Entries], None]) -> None:
+        """Follow the inboxes of this server under an epoch, and nothing else."""
+        keys = self._connection.keys
+        inboxes = [keys.inbox(shard, epoch) for shard in range(keys.num_shards)]
+        self._of_shard = [KeyFollower(self._connection, inbox) for inbox in inboxes]
+        for follower, inbox in zip(self._of_shard, inboxes, strict=True):
+            follower.follow(inbox, "0-0", take_messages)
+        self._are_new.set()
+
+    def of_shard(self, shard: int) -> KeyFollower:
+        return self._of_shard[shard]
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        while True:
+            self._are_new.clear()
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(follower.run()) for follower in self._of_shard]
+                await self._are_new.wait()
+                for task in tasks:
+                    task.cancel()

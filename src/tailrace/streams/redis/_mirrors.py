@@ -12,7 +12,7 @@ from tailrace.errors import JournalDamaged
 from tailrace.streams._rows import Rows
 from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._follower import Entries, KeyFollower
+from tailrace.streams.redis._follower import Entries, Followers, KeyFollower
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirror import Mirror
@@ -29,19 +29,20 @@ _MISSING = 4  # how often Redis must not have a stream until it is given up
 
 
 class Mirrors:
-    """Follows streams. `followers` has one for each shard. `on_end` is called with the log of one that has ended."""
+    """Follows streams. `on_end` is called with the log of one that has ended."""
 
     def __init__(
         self,
         connection: Connection,
+        followers: Followers,
         members: Members,
         rows: Rows,
         messages: Messages,
         *,
         on_end: Callable[[StreamLog], None],
     ) -> None:
-        self.followers: list[KeyFollower] = []
         self._connection = connection
+        self._followers = followers
         self._keys = connection.keys
         self._members = members
         self._rows = rows
@@ -104,7 +105,7 @@ class Mirrors:
         return mirror.log
 
     def _follower(self, stream_id: str) -> KeyFollower:
-        return self.followers[self._keys.shard_of(stream_id)]
+        return self._followers.of_shard(self._keys.shard_of(stream_id))
 
     async def check(self) -> None:
         """Look after each followed stream. Raises: StorageError."""

@@ -19,7 +19,7 @@ from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection, start_error
 from tailrace.streams.redis._facts import check_facts
 from tailrace.streams.redis._finished import FinishedStreams
-from tailrace.streams.redis._follower import KeyFollower
+from tailrace.streams.redis._follower import Followers
 from tailrace.streams.redis._lookup import Lookup
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._messages import Messages
@@ -58,7 +58,6 @@ class RedisLogStore:
         give_up_after_s: float,
     ) -> None:
         self._connection = connection
-        self._keys = connection.keys
         self._rows = rows
         self._lease_s = lease_s
         self._running: dict[str, StreamLog] = {}  # that this server writes
@@ -85,7 +84,10 @@ class RedisLogStore:
             keeps=keeps_finished,
         )
         self._messages = Messages(connection, self._members, running=self._running)
-        self._mirrors = Mirrors(connection, self._members, rows, self._messages, on_end=self._finished.cache)
+        self._followers = Followers(connection)
+        self._mirrors = Mirrors(
+            connection, self._followers, self._members, rows, self._messages, on_end=self._finished.cache
+        )
         self._lookup = Lookup(
             connection, rows, self._finished, self._mirrors, running=self._running, queued=self._writer.queued
         )
@@ -101,7 +103,6 @@ class RedisLogStore:
         self._durable = SharedDurableStreams(connection, rows, give_up_after_s=give_up_after_s)
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
-        self._has_new_epoch = asyncio.Event()
         self._is_due = asyncio.Event()  # to look after streams
         self._is_closed = False
 
@@ -308,12 +309,10 @@ class RedisLogStore:
         self._follow_inboxes()
 
     def _follow_inboxes(self) -> None:
-        inboxes = [self._keys.inbox(shard, self.epoch) for shard in range(self._keys.num_shards)]
-        self._mirrors.followers = [KeyFollower(self._connection, inbox) for inbox in inboxes]
-        for follower, inbox in zip(self._mirrors.followers, inboxes, strict=True):
-            follower.follow(inbox, "0-0", self._messages.take)
-        self._mirrors.followers[0].follow(self._durable.log.tail_key, "0-0", self._durable.take)
-        self._mirrors.followers[0].on_failure = self._durable.on_failure
+        self._followers.begin(self.epoch, self._messages.take)
+        first = self._followers.of_shard(0)
+        first.follow(self._durable.log.tail_key, "0-0", self._durable.take)
+        first.on_failure = self._durable.on_failure
 
     async def run(self) -> None:
         """Write, follow and tidy up until cancelled."""
@@ -323,17 +322,8 @@ class RedisLogStore:
             group.create_task(self._messages.run())
             group.create_task(self._finished.run())
             group.create_task(self._durable.run())
-            group.create_task(self._run_followers())
+            group.create_task(self._followers.run())
             group.create_task(self._look_after_streams())
-
-    async def _run_followers(self) -> None:
-        while True:
-            self._has_new_epoch.clear()
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(follower.run()) for follower in self._mirrors.followers]
-                await self._has_new_epoch.wait()
-                for task in tasks:
-                    task.cancel()
 
     async def _on_declared_dead(self) -> None:
         """Other servers take the streams of this one over. It begins again under a new epoch."""
@@ -341,7 +331,6 @@ class RedisLogStore:
         await self._members.rejoin()
         self._lose_all()  # what began meanwhile
         self._follow_inboxes()
-        self._has_new_epoch.set()
 
     def _lose_all(self) -> None:
         for log in list(self._running.values()):
