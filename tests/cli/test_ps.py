@@ -65,7 +65,7 @@ def test_one_of_several_answers(server: Server) -> None:
     for choice, flags in ((2, ["-f"]), (2, []), (1, ["-f"])):
         ran = _run("logs", stream_id, "--choice", str(choice), "--url", server.url, *flags)
         assert ran.stdout.rstrip("\n") == printable_text(texts[choice - 1]).rstrip("\n")
-    assert "This stream has 2 answers." in _run("logs", stream_id, "--choice", "3", "--url", server.url).stderr
+    assert "This stream has only 2 answers." in _run("logs", stream_id, "--choice", "3", "--url", server.url).stderr
 
 
 def test_ending_the_command_does_not_stop_the_stream(server: Server) -> None:

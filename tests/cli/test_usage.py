@@ -72,6 +72,7 @@ def test_sums_and_rows_in_each_form(tmp_path: Path, database: RecordDatabase) ->
         (("keys", "limit", "--owner", "a b", "--tokens-per-minute", "5"), "owner's name"),
         (("keys", "limit", "--owner", "alice", "--tokens-per-minute", "0"), "a number from 1"),
         (("keys", "create", "alice", "--streams-at-once", "many"), "a number from 1"),
+        (("keys", "create", "alice", "--tokens-per-month", "9" * 5000), "to 1000000000000000, or none"),
     ],
 )
 def test_mistakes(tmp_path: Path, words: tuple[str, ...], message: str) -> None:

@@ -46,7 +46,7 @@ async def _show(stream_id: str, url: str, key: str, *, follow: bool, choice: int
         state = await client.get(f"/v1/streams/{stream_id}")
         texts = state.get("choices", [state["text"]])
         if choice >= len(texts):
-            raise click.UsageError(f"This stream has {len(texts)} answers.")
+            raise click.UsageError(f"This stream has only {len(texts)} {'answer' if len(texts) == 1 else 'answers'}.")
         with contextlib.closing(PlainScreen(sys.stdout)) as screen:
             if not follow:
                 screen.show(texts[choice])

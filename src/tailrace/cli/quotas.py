@@ -33,8 +33,10 @@ class _Limit(click.ParamType[int | str]):
         # Any: click's
         if value == "none":
             return "none"
-        if not str(value).isascii() or not str(value).isdigit() or not 1 <= int(value) <= _MOST:
-            self.fail("should be a number from 1, or none.", param, ctx)
+        text = str(value)
+        is_number = text.isascii() and text.isdigit() and len(text) < 20  # int() refuses thousands of digits
+        if not is_number or not 1 <= int(text) <= _MOST:
+            self.fail(f"should be a number from 1 to {_MOST}, or none.", param, ctx)
         return int(value)
 
 
