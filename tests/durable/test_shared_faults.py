@@ -382,6 +382,17 @@ async def test_a_log_without_its_entries_is_damaged(tmp_path: Path) -> None:
                 await store.durable_streams(BUDGET_BYTES)
 
 
+async def test_a_snapshot_that_is_not_finished_expires(tmp_path: Path) -> None:
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with Connection.open(url) as connection:
+            assert await DurableLog(connection, Rows(None)).replace([EntryId()], [])
+        async with breaking(url, b"durable:new") as broken, Connection.open(broken) as connection:
+            with pytest.raises(StorageError):
+                await DurableLog(connection, Rows(None)).replace([EntryId()], [])
+        (part,) = client.scan_iter(f"{_KEY}:new:*")
+        assert client.pttl(part) > 0
+
+
 async def test_the_key_encrypts_them(tmp_path: Path) -> None:
     with own_redis(tmp_path) as (url, process), process.client() as client:
         async with servers(url, key=bytes(32)) as (one, other):

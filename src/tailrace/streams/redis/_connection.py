@@ -80,7 +80,8 @@ class Connection:
             return await self.client.eval(script.text, len(keys), *keys, *arguments)
 
     async def ask(self, command: Awaitable[_T], *, within_s: float = _COMMAND_S) -> _T:
-        """Return the answer of a command of `client`. Raises: StorageError."""
+        """Return the answer of a command of `client`. Waiting for a turn counts as time of the command. Raises:
+        StorageError."""
         try:
             async with asyncio.timeout(within_s), self._turns:
                 answer = await command

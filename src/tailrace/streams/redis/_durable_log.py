@@ -101,6 +101,12 @@ return {log.last, log.last_id, log.first, log.first_id, length, slice(tonumber(A
 """
 )
 
+# Keys: new. Arguments: a part of a snapshot; how long in ms it waits for the next one.
+_ADD = script("""
+redis.call('RPUSH', KEYS[1], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+""")
+
 # Keys: durable, log, tail, writer, new. Arguments: number and id of the last entry in the snapshot; its bytes; how many
 # parts it has; last entry and id of the log, if the log has lost that entry, else -1. Replaces all entries up to that
 # one. Returns 1 if it did.
@@ -263,8 +269,7 @@ class DurableLog:
         new_key = self._connection.keys.durable(f"new:{os.urandom(_TOKEN_BYTES).hex()}")  # of this call alone
         num_parts = num_bytes = 0
         for row in self._snapshot_rows(ids, changes):
-            await ask(client.rpush(new_key, row))
-            await ask(client.pexpire(new_key, _WRITER_MS))
+            await self._connection.run(_ADD, [new_key], row, _WRITER_MS)
             num_parts, num_bytes = num_parts + 1, num_bytes + len(row)
         at = ids[-1]
         keys = [*self._keys, self.tail_key, writer_key, new_key]
