@@ -66,6 +66,14 @@ def test_in_a_pipe(server: Server) -> None:
 
 
 @pytest.mark.deep
+def test_an_output_that_is_not_utf_8(server: Server) -> None:
+    ran = _run(server.url, *_asked("scripted", "Hi."), PYTHONIOENCODING="ascii")
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    expected = _expected("Hi.").decode()
+    assert not expected.isascii()
+    assert ran.stdout == expected.encode("ascii", "replace")
+
+
 def test_requests_that_are_refused(server: Server) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from importlib import import_module
@@ -64,6 +65,8 @@ class _Subcommands(click.Group):
     def main(self, *args: Any, **extra: Any) -> NoReturn:  # Any: as click declares it
         """Run a subcommand and exit: status 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
         show_log()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # in terminals that are not UTF-8, models write any character
         try:
             status = super().main(*args, **{**extra, "standalone_mode": False})
         except click.exceptions.NoArgsIsHelpError as error:
