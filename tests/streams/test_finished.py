@@ -1,0 +1,28 @@
+"""The cache of ended streams in a store that servers share."""
+
+from __future__ import annotations
+
+from tests.streams.shared_streams import DONE, LEASE_S
+from tests.testing.redis_server import shared_url
+
+from tailrace.streams import Record, StreamLog, new_stream_id
+from tailrace.streams._rows import Rows
+from tailrace.streams.redis._claims import Claims
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._finished import FinishedStreams
+from tailrace.streams.redis._members import Members
+from tailrace.types import TextDelta
+
+
+async def test_an_ended_stream_that_several_find_at_once_takes_its_memory_once() -> None:
+    """It leaves room for others: the memory for ended streams is limited."""
+    async with Connection.open(shared_url()) as connection:
+        members, claims = Members(connection, lease_s=LEASE_S), Claims(connection)
+        finished = FinishedStreams(
+            connection, members, claims, Rows(None), retention_s=60.0, budget_bytes=2**30, keeps=True
+        )
+        other, found = Record(new_stream_id(), 1.5), Record(new_stream_id(), 1.5)
+        finished.cache(StreamLog(other, [DONE]))
+        for _ in range(3):
+            finished.cache(StreamLog(found, [TextDelta("x" * 2**25, ()), DONE]))
+        assert finished.cached(other.stream_id) is not None
