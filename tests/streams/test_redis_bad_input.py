@@ -146,15 +146,17 @@ async def test_two_groups_of_servers_on_one_prefix(tmp_path: Path, caplog: pytes
         async with open_redis(url, lease_s=LEASE_S) as one, open_redis(url, lease_s=LEASE_S) as other:
             assert await one.take_over({"m", "n"}) == []
             await wait_until(lambda: one.peers.num_servers == 2)
-            assert one.peers.num_strangers == 0  # it does not know yet
+            assert one.peers.num_with_other_models == 0  # it does not know yet
             async with open_redis(url, lease_s=LEASE_S) as same:
                 await same.take_over({"n", "m"})
                 await other.take_over({"o"})
-                await wait_until(lambda: [store.peers.num_strangers for store in (one, same, other)] == [1, 1, 2])
+                await wait_until(
+                    lambda: [store.peers.num_with_other_models for store in (one, same, other)] == [1, 1, 2]
+                )
                 stream_id = (await begin(same, delta(1), model="n")).lease.stream_id
             assert caplog.text.count("A server with other models (o) shares this log store.") == 2
             assert caplog.text.count("A server with other models (m, n) shares this log store.") == 2
-            await wait_until(lambda: other.peers.num_strangers == 1)
+            await wait_until(lambda: other.peers.num_with_other_models == 1)
             assert await other.take_over({"o"}) == []
             (lease,) = await one.take_over({"m", "n"})
             assert lease.stream_id == stream_id

@@ -86,8 +86,8 @@ class Metrics(Observer):
         streams.set_function(lambda: store.num_streams)
         servers = Gauge("tailrace_servers", "Servers that share the log store, with this one.", registry=self._registry)
         servers.set_function(lambda: store.peers.num_servers)
-        strangers = Gauge("tailrace_servers_other_models", "Those with other models.", registry=self._registry)
-        strangers.set_function(lambda: store.peers.num_strangers)
+        others = Gauge("tailrace_servers_other_models", "Those with other models.", registry=self._registry)
+        others.set_function(lambda: store.peers.num_with_other_models)
         offset = Gauge(
             "tailrace_clock_offset_seconds",
             "Seconds by which this server's clock is ahead of that of the machine that keeps the streams.",

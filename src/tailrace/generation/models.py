@@ -84,7 +84,7 @@ class Served:
     def shared_store(self) -> dict[str, int]:
         store = self.generator.store
         peers = store.peers
-        found = {"clock_offset_s": round(peers.clock_offset_s), "servers_other_models": peers.num_strangers}
+        found = {"clock_offset_s": round(peers.clock_offset_s), "servers_other_models": peers.num_with_other_models}
         return {name: number for name, number in found.items() if number}
 
     @property

@@ -41,7 +41,7 @@ class Peers:
     """The servers that share a store."""
 
     num_servers: int = 1  # with this one
-    num_strangers: int = 0  # of them, have other models than this one
+    num_with_other_models: int = 0  # than this one
     clock_offset_s: float = (
         0.0  # by how much this server's clock is ahead of that of the machine that keeps the streams
     )

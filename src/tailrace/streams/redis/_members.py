@@ -45,7 +45,7 @@ class Members:
         self._former: set[int] = set()  # epochs of this server that are to be listed as dead again
         self.clock_offset_s = 0.0  # by how much the clock of this server is ahead of Redis's
         self.models: frozenset[str] = frozenset()  # of this server; empty until they are known
-        self.strangers: frozenset[int] = frozenset()  # epochs of the living servers that have other models
+        self.with_other_models: frozenset[int] = frozenset()  # epochs of the living servers that have other models
 
     async def join(self) -> None:
         """Get an epoch, and tell the other servers. Raises: StorageError."""
@@ -108,7 +108,7 @@ class Members:
                     await on_dead()
                 await self._list()
                 await self.find_dead()
-                await self._find_strangers()
+                await self._compare_models()
                 on_tick()
             except StorageError:
                 self._missing_since_s.clear()
@@ -170,21 +170,21 @@ class Members:
         self.dead = frozenset(dead)
         self.alive = frozenset(others) - self.dead
 
-    async def _find_strangers(self) -> None:
+    async def _compare_models(self) -> None:
         """Look which servers have other models: they may belong to another group. Raises: StorageError."""
-        strangers: dict[int, str] = {}
+        found: dict[int, str] = {}
         if self.models and self.alive:
-            others = sorted(self.alive)
-            rows = await self._command("hmget", self._connection.keys.models, others)
-            shown = {epoch: row.decode() for epoch, row in zip(others, rows, strict=True) if row is not None}
-            strangers = {epoch: names for epoch, names in shown.items() if names != self._shown_models}
-        for epoch in strangers.keys() - self.strangers:
+            epochs = sorted(self.alive)
+            rows = await self._command("hmget", self._connection.keys.models, epochs)
+            shown = {epoch: row.decode() for epoch, row in zip(epochs, rows, strict=True) if row is not None}
+            found = {epoch: names for epoch, names in shown.items() if names != self._shown_models}
+        for epoch in found.keys() - self.with_other_models:
             logger.warning(
                 "A server with other models (%s) shares this log store. A server continues only streams of its own "
                 "models. If this is another group of servers, give it its own ?prefix= in --journal.",
-                strangers[epoch].replace("\n", ", "),
+                found[epoch].replace("\n", ", "),
             )
-        self.strangers = frozenset(strangers)
+        self.with_other_models = frozenset(found)
 
     @property
     def _shown_models(self) -> str:

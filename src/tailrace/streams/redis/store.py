@@ -119,7 +119,7 @@ class RedisLogStore:
     @property
     def peers(self) -> Peers:
         members = self._members
-        return Peers(1 + len(members.alive), len(members.strangers), members.clock_offset_s)
+        return Peers(1 + len(members.alive), len(members.with_other_models), members.clock_offset_s)
 
     @property
     def write_error(self) -> StorageError | None:
