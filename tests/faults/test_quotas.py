@@ -139,8 +139,8 @@ def test_limits_hold_while_engine_and_server_are_killed(tmp_path: Path, num_clie
 
 @pytest.mark.deep
 @pytest.mark.parametrize("away_s", [3, pytest.param(30, marks=pytest.mark.timeout(300))])
-def test_an_unreachable_database_delays_no_token_and_loses_no_row(tmp_path: Path, away_s: int) -> None:
-    with OwnPostgresql(tmp_path / "pg") as postgresql:
+def test_an_unreachable_database_delays_no_token_and_loses_no_row(away_s: int) -> None:
+    with OwnPostgresql() as postgresql:
         database = RecordDatabase(postgresql.url)
         database.prepare()
         token = KeyStore(database).create("alice").token
@@ -168,8 +168,8 @@ def test_an_unreachable_database_delays_no_token_and_loses_no_row(tmp_path: Path
 
 
 @pytest.mark.deep
-def test_a_hanging_database_delays_no_stream_and_no_end(tmp_path: Path) -> None:
-    with OwnPostgresql(tmp_path / "pg") as postgresql:
+def test_a_hanging_database_delays_no_stream_and_no_end() -> None:
+    with OwnPostgresql() as postgresql:
         database = RecordDatabase(postgresql.url)
         database.prepare()
         token = KeyStore(database).create("alice").token

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 from pathlib import Path
 from types import TracebackType
 
@@ -42,20 +43,17 @@ def _free_port() -> int:
 
 
 class OwnPostgresql:
-    """A PostgreSQL server. Leaving the context stops it. It runs as `postgres` if the tests run as root."""
+    """A PostgreSQL server. Leaving the context stops it and removes its data. It runs as `postgres` if the tests run as
+    root; pytest's directories are closed to that user."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self) -> None:
         self._programs = _programs()
-        self._data = directory / "data"
         self._user = _USER if os.geteuid() == 0 else None
         self._port = _free_port()
-        directory.mkdir()
-        self._directory = directory
+        self._directory = Path(tempfile.mkdtemp(prefix="postgresql-"))
+        self._data = self._directory / "data"
         if self._user is not None:
-            directory.chmod(0o777)
-            for parent in directory.parents:
-                if parent.owner() == "root" and not parent.stat().st_mode & 0o001:
-                    parent.chmod(parent.stat().st_mode | 0o011)
+            shutil.chown(self._directory, self._user)
         self._run("initdb", "-D", str(self._data), "-A", "trust", "-U", _USER, "--no-sync")
 
     @property
@@ -70,6 +68,7 @@ class OwnPostgresql:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.kill()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def start(self) -> None:
         self._run(

@@ -23,7 +23,7 @@ from tests.testing.redis_server import own_redis
 from tests.waiting import until
 
 __all__ = [
-    "LEASE_S", "PACED", "REPLICA", "START_S", "RayHouse", "RayServer", "ServeRun", "free_port", "kill_tree",
+    "LEASE_S", "PACED", "REPLICA", "START_S", "RayHouse", "RayRun", "RayServer", "ServeRun", "free_port", "kill_tree",
     "processes", "ray_house", "ray_python", "two_machines",
 ]  # fmt: skip
 
@@ -107,6 +107,13 @@ class RayServer(Server):
     def close(self) -> None:
         with contextlib.suppress(AssertionError):  # Ray's own log has tracebacks of its own
             super().close()
+
+
+class RayRun(RayServer):
+    """`tailrace run … --on ray`."""
+
+    verb = "run"
+    usual_flags = ()
 
 
 class ServeRun(RayServer):

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import yaml
 from tests.api.process import Server
-from tests.apps.on_ray.cluster import START_S, RayServer, ServeRun, free_port
+from tests.apps.on_ray.cluster import START_S, RayRun, ServeRun, free_port
 from tests.apps.process import AppServer, write
 from tests.testing.redis_server import prefix_of, shared_url
 from tests.waiting import LONG_S, until
@@ -29,8 +29,7 @@ PROMPT = "Once upon a time"
 _TORCH = ("torch==2.13.0", "transformers>=5.19,<6")
 
 
-class _RunOnRay(RayServer):
-    verb = "run"
+class _RunOnRay(RayRun):
     packages = _TORCH
 
 

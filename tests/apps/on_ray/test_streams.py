@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from httpx_sse import connect_sse
-from tests.apps.on_ray.cluster import LEASE_S, START_S, RayHouse, RayServer, processes
+from tests.apps.on_ray.cluster import LEASE_S, START_S, RayHouse, RayRun, processes
 from tests.apps.process import AppServer, write
 from tests.faults.house import Follower
 from tests.faults.laws import status_of
@@ -93,16 +93,12 @@ _ENDLESS = 1_000_000
 _REPLICA = "ray::ServeReplica:default:Counting"
 
 
-class _RunOnRay(RayServer):
-    verb = "run"
-
-
 @contextlib.contextmanager
 def _house(directory: Path) -> Iterator[RayHouse]:
     write(directory, "counting.py", _APP)
     with own_redis(directory / "redis") as (url, _):
         flags = ("--journal", url, "--lease-s", str(LEASE_S))
-        server = _RunOnRay("counting:app", *flags, directory=directory)
+        server = RayRun("counting:app", *flags, directory=directory)
         house = RayHouse(server, journal=url)
         try:
             server.wait_ready(timeout_s=START_S)
