@@ -53,6 +53,13 @@ class TGIEncoder:
             return b"data: " + body + b"\n\n"
         assert type(event) is TextDelta
         self._text.append(event.text)
+        if event.text and len(event.token_ids) == 1 and not (event.finish_reason or event.top_logprobs):
+            # nearly all events; what follows takes almost twice as long
+            self._num_tokens += 1
+            token = _token(event.token_ids[0], event.text, event.logprobs[0] if event.logprobs else math.nan, False)
+            return (
+                f'data: {{"index":{self._num_tokens},"token":{token},"generated_text":null,"details":null}}\n\n'
+            ).encode("ascii")
         if not event.token_ids:
             return b""
         frames = []
