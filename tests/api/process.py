@@ -38,10 +38,10 @@ def environment() -> dict[str, str]:
     )
 
 
-def _environment_of(flags: tuple[str, ...]) -> dict[str, str]:
-    """Return the environment of a server with its own database, so that tests do not share records."""
+def _environment_of(flags: tuple[str, ...], *, has_database: bool) -> dict[str, str]:
+    """Return the environment of a server with its own database, so that tests do not share records, or without one."""
     variables = environment()
-    if "TAILRACE_DATABASE" in variables and "--data-dir" in flags:
+    if "TAILRACE_DATABASE" in variables and ("--data-dir" in flags or not has_database):
         del variables["TAILRACE_DATABASE"]
     elif "TAILRACE_DATABASE" in variables:
         variables["TAILRACE_DATABASE"] = f"sqlite:///{_records.name}/{next(_numbers)}.sqlite"
@@ -54,6 +54,7 @@ class Server:
     command: tuple[str, ...] = (TAILRACE,)
     verb = "serve"
     usual_flags: tuple[str, ...] = ("--port", "0", "--drain-s", "0.2")
+    has_database = True
     patience_s = 15.0
     listening = r"Listening on http://127\.0\.0\.1:([0-9]+)"
 
@@ -61,7 +62,7 @@ class Server:
         self.process = subprocess.Popen(
             [*self.command, self.verb, source, *self.usual_flags, *flags],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, env=_environment_of(flags), start_new_session=True,
+            text=True, env=_environment_of(flags, has_database=self.has_database), start_new_session=True,
         )  # fmt: skip
         self.port = 0
         self._lines: list[str] = []

@@ -114,6 +114,7 @@ class RayRun(RayServer):
 
     verb = "run"
     usual_flags = ()
+    has_database = False
 
 
 class ServeRun(RayServer):
