@@ -267,9 +267,9 @@ def test_an_event_cut_by_a_failure_is_dropped(http: httpx.Client, die: int, code
 def test_a_long_cut_event_ends_before_the_error() -> None:
     record = Record(stream_id=new_stream_id(), created_s=1.0, model="app", memo=b"", linger_s=1.0)
     log = StreamLog(record)
-    log.append(TextDelta("data: 1\n\n", ()))
-    log.append(TextDelta("data: " + "x" * 2**20, ()))
-    log.append(End("error", Usage(0, 0), Failure("app_failed", "The app failed.")))
+    log.extend([TextDelta("data: 1\n\n", ())])
+    log.extend([TextDelta("data: " + "x" * 2**20, ())])
+    log.extend([End("error", Usage(0, 0), Failure("app_failed", "The app failed."))])
     body = RecordedEncoder(log, "text/event-stream").whole(log.events)
     assert b"x\n\nevent: error\ndata: " in body
 

@@ -34,14 +34,14 @@ def long_log(num_words: int, *, ended: bool = True) -> StreamLog:
     log = StreamLog(Record("s", 0.0))
     grow(log, num_words)
     if ended:
-        log.append(TextDelta("", (256,), finish_reason="stop"))
-        log.append(End("done", Usage(4, num_words + 1)))
+        log.extend([TextDelta("", (256,), finish_reason="stop")])
+        log.extend([End("done", Usage(4, num_words + 1))])
     return log
 
 
 def grow(log: StreamLog, num_words: int) -> None:
     for _ in range(num_words):
-        log.append(TextDelta(_WORD, (265,)))
+        log.extend([TextDelta(_WORD, (265,))])
 
 
 async def written(log: StreamLog, view: View, on_write: Callable[[], Awaitable[None]] | None = None) -> list[bytes]:
@@ -111,7 +111,7 @@ async def test_events_during_a_slow_write_become_one() -> None:
         if num_writes < 5:
             grow(log, 100)
         elif num_writes == 5:
-            log.append(End("done", Usage(4, 12_400)))
+            log.extend([End("done", Usage(4, 12_400))])
 
     _, *writes, end = await written(log, VIEWS["cumulative"], wait)
     shown = [json.loads(message.text)["text"] for write in writes for message in parse(write)]

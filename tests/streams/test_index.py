@@ -24,8 +24,8 @@ def create(store: StreamIndex, claim: Claim | None = None) -> StreamLog:
 
 def finish(store: StreamIndex, log: StreamLog, text: str = "") -> None:
     if text:
-        log.append(TextDelta(text, (1,)))
-    log.append(END)
+        log.extend([TextDelta(text, (1,))])
+    log.extend([END])
     store.finish(log)
 
 
@@ -103,7 +103,7 @@ async def test_each_stream_has_its_own_time() -> None:
 async def test_the_oldest_finished_streams_are_dropped_for_space() -> None:
     kept = StreamIndex(budget_bytes=5_000)
     running = create(kept)
-    running.append(TextDelta("x" * 100_000, (1,)))
+    running.extend([TextDelta("x" * 100_000, (1,))])
     logs = [create(kept) for _ in range(5)]
     for log in logs:
         finish(kept, log, "x" * 1_000)
@@ -232,7 +232,7 @@ def test_against_a_list_of_what_is_kept(actions: list[tuple[str, int]]) -> None:
         for action, number in actions:
             if action == "create":
                 log = create(kept)
-                log.append(TextDelta("x" * number, (1,)))
+                log.extend([TextDelta("x" * number, (1,))])
                 running.append(log)
             elif action == "finish" and running:
                 log = running.pop(number % len(running))

@@ -77,14 +77,14 @@ class LogMachine(RuleBasedStateMachine):
     @rule(text=st.text(max_size=3), choice=st.integers(0, 1))
     def append_delta(self, text: str, choice: int) -> None:
         event = delta(text, choice)
-        self.log.append(event)
+        self.log.extend([event])
         if not self.has_ended:
             self.expected.append(event)
 
     @rule(status=st.sampled_from(["done", "error", "cancelled", "interrupted"]))
     def append_end(self, status: Status) -> None:
         event = End(status, Usage(1, len(self.expected)))
-        self.log.append(event)
+        self.log.extend([event])
         if not self.has_ended:
             self.expected.append(event)
 
@@ -173,28 +173,28 @@ TestLogAgainstAList = LogMachine.TestCase
 
 def test_nothing_is_added_after_the_terminal_event() -> None:
     log = new_log()
-    log.append(delta())
-    log.append(END)
-    log.append(delta("b"))
-    log.append(End("error", Usage(1, 1)))
+    log.extend([delta()])
+    log.extend([END])
+    log.extend([delta("b")])
+    log.extend([End("error", Usage(1, 1))])
     assert log.events == [delta(), END]
     assert log.end is END
 
 
 def test_bytes_grow_with_text_and_with_events() -> None:
     log = new_log()
-    log.append(delta(""))
+    log.extend([delta("")])
     one = log.num_bytes
-    log.append(delta("x" * 1000))
+    log.extend([delta("x" * 1000)])
     assert log.num_bytes == 2 * one + 1000
 
 
 def test_taken_events_do_not_change() -> None:
     log = new_log()
-    log.append(delta())
+    log.extend([delta()])
     reader = Reader(log)
     taken = reader.take()
-    log.append(delta("b"))
+    log.extend([delta("b")])
     assert taken == [delta()]
     assert reader.take() == [delta("b")]
 
@@ -203,7 +203,7 @@ def test_a_reader_that_never_reads_is_not_known_to_the_log() -> None:
     log = new_log()
     with Reader(log) as reader:
         for _ in range(100):
-            log.append(delta())
+            log.extend([delta()])
         assert log.num_waiting == 0
         assert reader.cursor == 0
         assert len(reader.take()) == 100
@@ -225,9 +225,9 @@ def test_a_reader_for_the_end_is_woken_once() -> None:
             group.create_task(read())
             for _ in range(100):
                 await idle()
-                log.append(delta())
+                log.extend([delta()])
             assert log.num_waiting == 1
-            log.append(END)
+            log.extend([END])
         assert wakes == 1
 
     run(scenario())
@@ -236,13 +236,13 @@ def test_a_reader_for_the_end_is_woken_once() -> None:
 def test_a_reader_for_the_end_waits_despite_new_events() -> None:
     async def scenario() -> None:
         log = new_log()
-        log.append(delta())
+        log.extend([delta()])
         task = asyncio.create_task(Reader(log, at_end_only=True).wait())
         await idle()
-        log.append(delta())
+        log.extend([delta()])
         await idle()
         assert not task.done()
-        log.append(END)
+        log.extend([END])
         await task
 
     run(scenario())
@@ -251,9 +251,9 @@ def test_a_reader_for_the_end_waits_despite_new_events() -> None:
 def test_waiting_returns_at_once_when_there_is_something_to_take() -> None:
     async def scenario() -> None:
         log = new_log()
-        log.append(delta())
+        log.extend([delta()])
         await Reader(log, 0).wait()
-        log.append(END)
+        log.extend([END])
         await Reader(log, 2).wait()
         await Reader(log, 0, at_end_only=True).wait()
         assert log.num_waiting == 0
@@ -276,9 +276,9 @@ def test_events_of_one_turn_wake_a_reader_once_for_all() -> None:
             group.create_task(read())
             await idle()
             for _ in range(5):
-                log.append(delta())
+                log.extend([delta()])
             await idle()
-            log.append(END)
+            log.extend([END])
         assert batches == [5, 1]
 
     run(scenario())
@@ -295,7 +295,7 @@ def test_a_wait_that_is_cancelled_leaves_nothing_behind(at_end_only: bool) -> No
         task.cancel()
         await asyncio.wait([task])
         assert log.num_waiting == 0
-        log.append(delta())
+        log.extend([delta()])
         assert reader.take() == [delta()]
 
     run(scenario())
@@ -308,7 +308,7 @@ def test_a_wait_that_is_cancelled_as_the_event_comes(at_end_only: bool) -> None:
         reader = Reader(log, at_end_only=at_end_only)
         task = asyncio.create_task(reader.wait())
         await idle()
-        log.append(END)
+        log.extend([END])
         task.cancel()
         await asyncio.wait([task])
         assert log.num_waiting == 0
@@ -342,10 +342,10 @@ def test_a_reader_ahead_of_the_log_gets_nothing_from_before_its_place() -> None:
         for text in "ab":
             task = asyncio.create_task(reader.wait())
             await idle()
-            log.append(delta(text))
+            log.extend([delta(text)])
             await task
             assert reader.take() == []
-        log.append(delta("c"))
+        log.extend([delta("c")])
         assert reader.take() == [delta("c")]
 
     run(scenario())

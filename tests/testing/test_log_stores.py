@@ -260,7 +260,7 @@ class _ShowsFirst(_Broken):
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         shadow = StreamLog(lease.log.record, lease.log.events, number=lease.log.number)
         for event in events:
-            lease.log.append(event)
+            lease.log.extend([event])
             self._journal.append(shadow, [event])
 
 

@@ -215,10 +215,6 @@ class StreamLog:
         text = sum([len(event.text) + len(event.reasoning) for event in self.events if type(event) is TextDelta])
         return text + _EVENT_BYTES * len(self.events) + len(self.record.memo) + len(self.record.turn)
 
-    def append(self, event: Event) -> None:
-        """Add an event, as `extend`."""
-        self.extend((event,))
-
     def extend(self, events: Sequence[Event]) -> None:
         """Add events, of which only the last may be terminal, and wake the readers that wait for them. Ignored after
         the terminal event.
