@@ -326,11 +326,17 @@ async def _append_forever(streams: DurableStreams) -> None:
             await create(streams, b"a")
 
 
-async def test_a_ttl_runs_on_all_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read on one server counts on the others. The stream is removed once, by whoever is asked first."""
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """The clock of all TTLs, which a test moves on with `now_s`."""
     clock = types.SimpleNamespace(now_s=1_000.0, time=lambda: 0.0)
     clock.monotonic = lambda: clock.now_s
     monkeypatch.setattr(stream_module, "time", clock)
+    return clock
+
+
+async def test_a_ttl_runs_on_all_servers(tmp_path: Path, clock: types.SimpleNamespace) -> None:
+    """A read on one server counts on the others. The stream is removed once, by whoever is asked first."""
     with own_redis(tmp_path) as (url, _):
         async with servers(url) as (one, other):
             await create(one, b"a", Creation("text/plain", ttl_s=100))
@@ -350,10 +356,7 @@ async def test_a_ttl_runs_on_all_servers(tmp_path: Path, monkeypatch: pytest.Mon
             assert await create(one, b"a")
 
 
-async def test_repeated_requests_restart_a_ttl_on_all_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = types.SimpleNamespace(now_s=1_000.0, time=lambda: 0.0)
-    clock.monotonic = lambda: clock.now_s
-    monkeypatch.setattr(stream_module, "time", clock)
+async def test_repeated_requests_restart_a_ttl_on_all_servers(tmp_path: Path, clock: types.SimpleNamespace) -> None:
     with own_redis(tmp_path) as (url, _):
         async with servers(url) as (one, other):
             wanted, stamp = Creation("text/plain", ttl_s=100), Stamp("p", 0, 0)

@@ -26,9 +26,9 @@ from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
 from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams._write_errors import WriteErrors
-from tailrace.streams.log import Record, StreamLog
+from tailrace.streams.log import Record, StreamLog, enqueue
 from tailrace.streams.old_journals import LIFETIME_FACT
-from tailrace.types import End, Event
+from tailrace.types import Event
 
 __all__ = ["DiskJournal"]
 
@@ -138,17 +138,7 @@ class DiskJournal:
     def append(self, log: StreamLog, events: Sequence[Event]) -> None:
         """Queue events. They are committed and shown at the end of this turn of the event loop. During a write error
         they wait. Events after the terminal event are dropped."""
-        queue = self._pending.get(log)
-        last = queue[-1] if queue else log.end
-        if type(last) is End or not events:
-            return
-        if queue is None:
-            queue = self._pending[log] = []
-        for event in events:
-            queue.append(event)
-            if type(event) is End:
-                break
-        if not self._is_scheduled:
+        if enqueue(self._pending, log, events) and not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 

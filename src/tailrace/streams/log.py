@@ -22,6 +22,7 @@ __all__ = [
     "Reader",
     "Record",
     "StreamLog",
+    "enqueue",
     "event_id",
     "is_stream_id",
     "new_stream_id",
@@ -330,3 +331,19 @@ class Reader:
         """Make a `wait` in progress return."""
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
+
+
+def enqueue(queues: dict[StreamLog, list[Event]], log: StreamLog, events: Sequence[Event]) -> bool:
+    """Queue events of a stream until they are committed. Those behind a terminal one are dropped. Returns whether any
+    was queued."""
+    queue = queues.get(log)
+    last = queue[-1] if queue else log.end
+    if type(last) is End or not events:
+        return False
+    if queue is None:
+        queue = queues[log] = []
+    for event in events:
+        queue.append(event)
+        if type(event) is End:
+            break
+    return True

@@ -42,9 +42,7 @@ class Peers:
 
     num_servers: int = 1  # with this one
     num_with_other_models: int = 0  # than this one
-    clock_offset_s: float = (
-        0.0  # by how much this server's clock is ahead of that of the machine that keeps the streams
-    )
+    clock_offset_s: float = 0.0  # by which this server's clock is ahead of the store's machine
 
 
 class LogStore(Protocol):

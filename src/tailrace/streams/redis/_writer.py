@@ -12,7 +12,7 @@ import msgspec
 from tailrace.errors import StorageError
 from tailrace.streams._rows import Rows
 from tailrace.streams._write_errors import WriteErrors
-from tailrace.streams.log import Ender, StreamLog
+from tailrace.streams.log import Ender, StreamLog, enqueue
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._scripts import APPEND, MISSING, OPEN, OTHER_WRITER
@@ -72,17 +72,8 @@ class Writer:
 
     def append(self, log: StreamLog, events: Sequence[Event]) -> None:
         """Queue events. Those behind the terminal one are dropped."""
-        queue = self._queues.get(log)
-        last = queue[-1] if queue else log.end
-        if type(last) is End:
-            return
-        if queue is None:
-            queue = self._queues[log] = []
-        for event in events:
-            queue.append(event)
-            if type(event) is End:
-                break
-        self._is_queued.set()
+        if enqueue(self._queues, log, events):
+            self._is_queued.set()
 
     def queued(self, log: StreamLog) -> Sequence[Event]:
         """Return the events of a stream that are not committed yet."""
@@ -118,7 +109,7 @@ class Writer:
 
     async def _commit(self) -> None:
         """Raises: StorageError."""
-        batch = [(log, list(events)) for log, events in self._queues.items() if events]
+        batch = [(log, list(events)) for log, events in self._queues.items()]
         if not batch:  # only to see whether Redis answers
             await self._connection.ask(self._connection.client.ping())
             return
