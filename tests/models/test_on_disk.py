@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
     _write(tmp_path / "models" / _ENTRY.file, _ENTRY.file_bytes)
     _write(tmp_path / "prepared" / f"{Path(_ENTRY.file).stem}-0123456789abcdef" / "model.bin", 400_000)
-    _write(tmp_path / "prepared" / f"{Path(_ENTRY.file).stem}-form4-0123456789abcdef" / "model.bin", 600_000)
+    _write(tmp_path / "prepared" / f"{Path(_ENTRY.file).stem}-form5-0123456789abcdef" / "model.bin", 600_000)
     _write(tmp_path / "prepared" / "another-0123456789abcdef" / "model.bin", 5)
     models = ("models--org--name", "model.gguf", "a" * 40), ("models--org--words", "words.txt", "b" * 40)
     for name, file, commit in models:

@@ -127,8 +127,10 @@ def _weights(directory: Path) -> dict[str, np.ndarray]:
 
 def _without_sums(weight: np.ndarray, size: int) -> np.ndarray:
     """Add the columns behind the inputs, which multiply sums of 32 inputs, to those of these inputs."""
-    sums = weight[:, size : size + size // 32]
-    return weight[:, :size] + np.repeat(sums, 32, 1) if weight.shape[1] > size else weight
+    if weight.shape[1] == size:
+        return weight
+    first, second = np.split(weight[:, size:], 2, 1)
+    return weight[:, :size] + np.repeat((first + second)[:, : size // 32], 32, 1)
 
 
 def _last(model: ov.Model) -> str:

@@ -76,8 +76,8 @@ def test_forms_that_nobody_uses_are_removed(model: Path) -> None:
     }
     _made(cache / f"model-{'6' * 16}", None, days_ago=31)  # of form 1
     _made(cache / f"model-{'7' * 16}", model, days_ago=31)
-    _made(cache / f"model-form3-{'8' * 16}", model, state=_state(model), days_ago=31)
-    _made(cache / f"model-form4-{'9' * 16}", model, state="5 6")  # of an earlier state of the file
+    _made(cache / f"model-form4-{'8' * 16}", model, state=_state(model), days_ago=31)
+    _made(cache / f"model-form5-{'9' * 16}", model, state="5 6")  # of an earlier state of the file
     remove_unused(model, prepared)
     assert set(cache.iterdir()) == kept
 

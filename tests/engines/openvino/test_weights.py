@@ -24,13 +24,13 @@ _KINDS = ("F32", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K")
 _ROWS, _COLUMNS = 6, 512
 
 
-def _q4_k(random: np.random.Generator) -> np.ndarray:
-    blocks = random.integers(0, 256, (_ROWS * _COLUMNS // 256, 144), dtype=np.uint8)
+def _q4_k(random: np.random.Generator, columns: int) -> np.ndarray:
+    blocks = random.integers(0, 256, (_ROWS * columns // 256, 144), dtype=np.uint8)
     blocks[:, 0:4] = np.frombuffer(np.array([0.02, 0.1], np.float16).tobytes(), np.uint8)
     return blocks.reshape(_ROWS, -1)
 
 
-def _file(path: Path, kinds: tuple[str, ...] = _KINDS) -> Path:
+def _file(path: Path, kinds: tuple[str, ...] = _KINDS, columns: int = _COLUMNS) -> Path:
     random = np.random.default_rng(3)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.context_length", 128)
@@ -40,10 +40,10 @@ def _file(path: Path, kinds: tuple[str, ...] = _KINDS) -> Path:
     writer.add_bool("tokenizer.ggml.add_bos_token", False)
     for name in kinds:
         kind = gguf.GGMLQuantizationType[name]
-        values = random.normal(0.3, 1, (_ROWS, _COLUMNS)).astype(np.float32)
+        values = random.normal(0.3, 1, (_ROWS, columns)).astype(np.float32)
         values[:, 160:] *= np.float32(0.1)  # groups of different sizes
         writer.add_tensor(
-            f"{name}.weight", _q4_k(random) if name == "Q4_K" else gguf.quantize(values, kind), raw_dtype=kind
+            f"{name}.weight", _q4_k(random, columns) if name == "Q4_K" else gguf.quantize(values, kind), raw_dtype=kind
         )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -52,9 +52,9 @@ def _file(path: Path, kinds: tuple[str, ...] = _KINDS) -> Path:
     return path
 
 
-def _library_graph(blanks: gguf.GGUFReader) -> ov.Model:
+def _library_graph(blanks: gguf.GGUFReader, columns: int = _COLUMNS) -> ov.Model:
     """What the library makes of blanks: one layer for each, with the rows in another order."""
-    given = ops.parameter([-1, -1, _COLUMNS], np.float32)
+    given = ops.parameter([-1, -1, columns], np.float32)
     results = []
     for tensor in blanks.tensors:
         if tensor.tensor_type.name != "Q4_0":
@@ -64,20 +64,21 @@ def _library_graph(blanks: gguf.GGUFReader) -> ov.Model:
         constant = ov.Tensor(ov.Type.u4, ov.Shape(list(codes.shape)))
         constant.data.reshape(-1)[:] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(-1)
         weight = ops.multiply(ops.convert(ops.constant(constant), "f16"), np.float16(1))
-        weight = ops.convert(ops.reshape(weight, np.array([_ROWS, _COLUMNS]), False), "f32")
+        weight = ops.convert(ops.reshape(weight, np.array([_ROWS, columns]), False), "f32")
         results.append(ops.matmul(given, weight, False, True))
     return ov.Model(results, [given])
 
 
-def test_layers_compute_with_the_numbers_of_the_file(tmp_path: Path) -> None:
-    source = gguf.GGUFReader(_file(tmp_path / "source.gguf"))
+@pytest.mark.parametrize("columns", [_COLUMNS, 2048], ids=["inputs in one part", "inputs in two parts"])
+def test_layers_compute_with_the_numbers_of_the_file(columns: int, tmp_path: Path) -> None:
+    source = gguf.GGUFReader(_file(tmp_path / "source.gguf", columns=columns))
     write_blanks(source, tmp_path / "blanks.gguf")
-    model = _library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf"))
+    model = _library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf"), columns)
     parts: list[float] = []
     fill_blanks(model, source, parts.append)
     assert parts[-1] == 1
     compiled = ov.Core().compile_model(model, "CPU", {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0})
-    found = compiled([np.eye(_COLUMNS, dtype=np.float32)[None]])
+    found = compiled([np.eye(columns, dtype=np.float32)[None]])
     quantised = [tensor for tensor in source.tensors if tensor.tensor_type.name != "F32"]
     for place, tensor in enumerate(quantised):
         expected = gguf.dequantize(tensor.data, tensor.tensor_type)[::-1]
@@ -118,7 +119,8 @@ def test_four_bits_keep_their_codes(tmp_path: Path) -> None:
             continue
         assert weights is not None
         assert weights.num_sums == (0 if tensor.tensor_type.name == "Q4_0" else _COLUMNS // 32)
-        assert weights.codes.max() == 15
+        assert weights.codes.min() == -8
+        assert weights.codes.max() == 7
 
 
 def test_q8_0_is_kept_as_it_is(tmp_path: Path) -> None:

@@ -99,10 +99,11 @@ def inputs_of(layer: Any) -> Any:  # Any: the library's nodes
 
 def num_inputs_of(layer: Any) -> int:
     """Return the number of inputs of a linear layer, without the sums."""
+    columns = int(layer.input_value(1).get_shape()[1])
     given = layer.input_value(0)
-    if _has_sums(given):
-        return int(given.get_node().input_value(1).get_node().input_value(1).get_shape()[0])
-    return int(layer.input_value(1).get_shape()[1])
+    if not _has_sums(given):
+        return columns
+    return columns - 2 * int(given.get_node().input_value(1).get_partial_shape()[-1].get_length())
 
 
 def _has_sums(given: Any) -> bool:
@@ -162,44 +163,46 @@ class _Sums:
             raise RuntimeError("the library's layers share their weights in an unknown way")
         key = (name, given.get_index())
         if key not in self._made:
-            # A product: the library takes longer for its own reduction, and needs more nodes for it.
-            summed = ops.matmul(given, ops.constant(_groups(weights.num_sums)), False, False)
-            together = ops.concat([given, summed], 2)
+            summed = _sums(given, weights.num_sums)
+            together = ops.concat([given, summed, summed], 2)
             together.set_friendly_name(f"{_WITH_SUMS}_{len(self._made)}")
             self._made[key] = together.output(0)
         return self._made[key]
 
 
-def _groups(count: int) -> npt.NDArray[np.float32]:
-    """Return the matrix that sums each group of inputs. Its last columns are zero, up to the next multiple of a
-    group."""
-    matrix = np.zeros((count * GROUP, -(-count // GROUP) * GROUP), np.float32)
-    inputs = np.arange(count * GROUP)
+def _sums(given: Any, count: int) -> Any:  # Any: the library's outputs
+    """Return the sum of each group of inputs, with zeros behind them up to the next multiple of a group.
+
+    They are a product with a matrix, because the library takes longer for its own reduction. Wide inputs are cut into
+    parts with the same matrix: a matrix for 8,192 inputs would have 8 MB, which each step would read in each layer.
+    """
+    part = GROUP if count % GROUP == 0 else count
+    matrix = np.zeros((part * GROUP, -(-part // GROUP) * GROUP), np.float32)
+    inputs = np.arange(part * GROUP)
     matrix[inputs, inputs // GROUP] = 1
-    return matrix
+    if part == count:
+        return ops.matmul(given, ops.constant(matrix), False, False)
+    parts = ops.reshape(given, np.array([0, 0, count // part, part * GROUP]), True)
+    return ops.reshape(ops.matmul(parts, ops.constant(matrix), False, False), np.array([0, 0, count]), True)
 
 
-def weight_node(codes: Any, zeros: Any, scales: Any) -> Any:  # Any: the library's nodes and outputs
-    """Return the weight that constants of codes, zeros and scales make. `zeros` may be None."""
-    numbers = ops.convert(codes, "f32")
-    if zeros is not None:
-        numbers = ops.subtract(numbers, ops.convert(zeros, "f32"))
-    groups = ops.multiply(numbers, scales)
+def weight_node(codes: Any, scales: Any) -> Any:  # Any: the library's nodes and outputs
+    """Return the weight that constants of codes and scales make."""
+    groups = ops.multiply(ops.convert(codes, "f32"), scales)
     rows, num_groups, size = groups.get_output_shape(0)
     return ops.reshape(groups, np.array([rows, num_groups * size]), False).output(0)
 
 
 def _eight_bits_node(weights: EightBits, rows: Rows) -> Any:
     codes = ops.constant(np.ascontiguousarray(weights.codes[rows]))
-    return weight_node(codes, None, _scales(weights.scales[rows]))
+    return weight_node(codes, _scales(weights.scales[rows]))
 
 
 def _four_bits_node(weights: FourBits, rows: Rows) -> Any:
-    codes = weights.codes[rows]
-    packed = ov.Tensor(ov.Type.u4, ov.Shape(list(codes.shape)))
-    packed.data.reshape(-1)[:] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(-1)
-    zeros = ops.constant(np.ascontiguousarray(weights.zeros[rows][..., None]))
-    return weight_node(ops.constant(packed), zeros, _scales(weights.scales[rows]))
+    codes = weights.codes[rows].view(np.uint8)
+    packed = ov.Tensor(ov.Type.i4, ov.Shape(list(codes.shape)))
+    packed.data.view(np.uint8).reshape(-1)[:] = (codes[..., 0::2] & 15 | codes[..., 1::2] << 4).reshape(-1)
+    return weight_node(ops.constant(packed), _scales(weights.scales[rows]))
 
 
 def _scales(values: npt.NDArray[np.float16]) -> Any:

@@ -44,7 +44,6 @@ class _Weight(NamedTuple):
     """The constants of a weight that `graph.py` made."""
 
     codes: Any  # Any: the library's nodes
-    zeros: Any  # or None
     scales: Any
 
 
@@ -71,7 +70,7 @@ def merge_layers(model: Any) -> None:  # Any: the library's model
     for node in model.get_ordered_ops():
         if _is_linear(node) and (weight := _weight_of(node)) is not None:
             given = node.input_value(0)
-            form = (str(weight.codes.get_element_type()), tuple(weight.codes.get_shape())[1:], weight.zeros is None)
+            form = (str(weight.codes.get_element_type()), tuple(weight.codes.get_shape())[1:])
             groups.setdefault((given.get_node().get_friendly_name(), given.get_index(), *form), []).append(
                 (node, weight)
             )
@@ -98,10 +97,7 @@ def _weight_of(layer: Any) -> _Weight | None:
     if node.get_type_name() != "Multiply":
         return None
     numbers, scales = (value.get_node() for value in node.input_values())
-    if numbers.get_type_name() != "Subtract":
-        return _Weight(numbers.input_value(0).get_node(), None, scales)
-    codes, zeros = (value.get_node().input_value(0).get_node() for value in numbers.input_values())
-    return _Weight(codes, zeros, scales)
+    return _Weight(numbers.input_value(0).get_node(), scales)
 
 
 def _merge(layers: list[tuple[Any, _Weight]]) -> None:
@@ -118,8 +114,6 @@ def _merge(layers: list[tuple[Any, _Weight]]) -> None:
 
 def _together(constants: tuple[Any, ...]) -> Any:
     """Return a constant with the rows of all of them. A row has whole bytes."""
-    if constants[0] is None:
-        return None
     _, *row = constants[0].get_shape()
     rows = sum(constant.get_shape()[0] for constant in constants)
     tensor = ov.Tensor(constants[0].get_element_type(), ov.Shape([rows, *row]))

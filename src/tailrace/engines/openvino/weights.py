@@ -1,11 +1,11 @@
 """Reads the quantised tensors of a GGUF file as the integers that OpenVINO multiplies fast.
 
-OpenVINO's fast kernels take weights `(code - zero) * scale` with an integer zero for each group. Q4_1 and Q4_K are
-`code * scale + minimum`: their zeros are fractions. The library's own loader rounds them; the perplexity of
-SmolLM2-135M rose by 26 %. No other codes and scales with integer zeros come closer, because the distances of the codes
-remain and only their place is wrong. So the zero is rounded here too, and what is left over is one number for each row
-and group, which multiplies the sum of the group's inputs. These numbers are kept in four bits too, as more columns of
-the same matrix (`graph.py`), for 3 % more memory. The perplexity is then that of the file (docs/engines.md).
+OpenVINO is fastest with weights `code * scale`, where the code is a signed integer of four bits: a zero for each group
+costs time and memory, on processors without VNNI a third of a layer's time. Q4_1 and Q4_K are `code * scale + minimum`,
+with codes from 0 to 15. So eight is taken off the codes, and what a group then lacks, `minimum + 8 * scale`, is one
+number that multiplies the sum of the group's inputs. These numbers are kept as more columns of the same matrix
+(`graph.py`): each twice, because four bits are too few for them, and the second code is what the first one leaves over.
+The perplexity is then that of the file (docs/engines.md).
 
 All other types become integers of eight bits: Q8_0 as it is, the others in groups of 64 weights.
 """
@@ -41,12 +41,11 @@ class EightBits:
 
 @dataclass(frozen=True, slots=True)
 class FourBits:
-    """`(codes - zeros) * scales`, with the columns of the inputs first and then those of the inputs' sums."""
+    """`codes * scales`, with the columns of the inputs first, and then twice those of the inputs' sums."""
 
-    codes: Codes  # (rows, groups, 32), each below 16
+    codes: npt.NDArray[np.int8]  # (rows, groups, 32), each from -8 to 7
     scales: npt.NDArray[np.float16]  # (rows, groups)
-    zeros: Codes  # (rows, groups)
-    num_sums: int  # 0: none; the last group of columns may have more, which are zero
+    num_sums: int  # 0: none; their last group of columns may have more, which are zero
 
 
 def eight_bits(tensor: gguf.ReaderTensor) -> EightBits:
@@ -85,30 +84,33 @@ def four_bits(tensor: gguf.ReaderTensor) -> FourBits | None:
     codes, scales, minima = _READERS[kind](blocks)
     _finite(scales)
     _finite(minima)
-    zeros = np.clip(np.rint(-minima / np.where(scales == 0, 1, scales)), 0, 255)
-    rest = minima + scales * zeros
+    signed = codes.astype(np.int8) - np.int8(8)
+    rest = minima + 8 * scales
     if not rest.any():
-        return FourBits(codes, scales.astype(np.float16), zeros.astype(np.uint8), 0)
-    more = _rounded(rest)
+        return FourBits(signed, scales.astype(np.float16), 0)
+    more, more_scales = _twice(rest)
     return FourBits(
-        np.concatenate([codes, more.codes], 1),
-        np.concatenate([scales.astype(np.float16), more.scales], 1),
-        np.concatenate([zeros.astype(np.uint8), more.zeros], 1),
+        np.concatenate([signed, more], 1),
+        np.concatenate([scales.astype(np.float16), more_scales], 1),
         columns // GROUP,
     )
 
 
-def _rounded(values: Numbers) -> FourBits:
-    """Round numbers of any size to four bits, in groups, with zeros behind the last ones of a row."""
+def _twice(values: Numbers) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+    """Return numbers of any size as codes and scales, and then what these leave over in the same way. In both, zeros
+    fill the last group of a row."""
     rows, columns = values.shape
-    groups = np.zeros((rows, -(-columns // GROUP), GROUP), np.float32)
-    groups.reshape(rows, -1)[:, :columns] = values
-    low, high = np.minimum(groups.min(-1), 0), np.maximum(groups.max(-1), 0)
-    scales = ((high - low) / 15).astype(np.float16)
-    divisors = np.where(scales == 0, 1, scales).astype(np.float32)
-    zeros = np.clip(np.rint(-low / divisors), 0, 15)
-    codes = np.clip(np.rint(groups / divisors[..., None] + zeros[..., None]), 0, 15).astype(np.uint8)
-    return FourBits(codes, scales, zeros.astype(np.uint8), 0)
+    left = np.zeros((rows, -(-columns // GROUP), GROUP), np.float32)
+    left.reshape(rows, -1)[:, :columns] = values
+    both_codes, both_scales = [], []
+    for _ in range(2):
+        scales = (np.abs(left).max(-1) / 7).astype(np.float16)
+        divisors = np.where(scales == 0, 1, scales).astype(np.float32)[..., None]
+        codes = np.clip(np.rint(left / divisors), -8, 7)
+        left -= codes * divisors
+        both_codes.append(codes.astype(np.int8))
+        both_scales.append(scales)
+    return np.concatenate(both_codes, 1), np.concatenate(both_scales, 1)
 
 
 def _finite(values: Any) -> Any:  # Any: an array of any float type
