@@ -130,7 +130,7 @@ def _without_sums(weight: np.ndarray, size: int) -> np.ndarray:
     if weight.shape[1] == size:
         return weight
     first, second = np.split(weight[:, size:], 2, 1)
-    return weight[:, :size] + np.repeat((first + second)[:, : size // 32], 32, 1)
+    return np.asarray(weight[:, :size] + np.repeat((first + second)[:, : size // 32], 32, 1))
 
 
 def _last(model: ov.Model) -> str:
