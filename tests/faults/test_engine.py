@@ -22,7 +22,7 @@ from tests.faults.house import House, Stream
 from tests.faults.laws import Resources
 from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of
 from tests.http.wire import as_json, sse_data
-from tests.processes import is_alive
+from tests.processes import freeze, is_alive
 from tests.waiting import until
 
 from tailrace.engines.promise import Capabilities, Delta
@@ -81,7 +81,7 @@ def test_killed_before_the_first_token(house: House) -> None:
     with house.server.wire() as wire:
         wire.send("GET", "/livez")
         engine = house.server.worker()
-        engine.suspend()  # so that the engine has not begun the next requests when it dies
+        freeze(engine)  # so that the engine has not begun the next requests when it dies
         streams = [house.begin(Answer(f"Prefill {number}.", 30, seed=number)) for number in range(4)]
         in_engine(house, 4)
         engine.kill()

@@ -34,7 +34,7 @@ from tests.faults.house import House
 from tests.faults.laws import Seen, check, status_of
 from tests.http.wire import as_json, sse_ids
 from tests.missing import skip_missing
-from tests.processes import is_alive
+from tests.processes import freeze, is_alive
 from tests.waiting import LONG_S, until
 
 from tailrace.measure.bench.load import percentile
@@ -212,7 +212,7 @@ def test_requests_beyond_the_engines_memory_wait(tmp_path: Path) -> None:
     """Twenty streams where there is room for two."""
     with House(tmp_path, "scripted:tokens_per_s=1000", "--kv-tokens", "512") as house:
         engine = house.server.worker()
-        engine.suspend()  # so that none has ended before all have come
+        freeze(engine)  # so that none has ended before all have come
         streams = [house.begin(Answer(f"Room {seed}.", 180, seed)) for seed in range(20)]
         gauges = _gauges(house.server)
         assert (gauges["tgi_queue_size"], gauges["tgi_batch_current_size"]) == (18, 2)

@@ -18,6 +18,7 @@ import pytest
 from tests.api.oracle import Answer, chat_ids
 from tests.faults.house import House
 from tests.http.wire import as_json, sse_data
+from tests.processes import freeze
 from tests.waiting import until
 
 from tailrace.errors import ModelError, StreamExpired
@@ -264,7 +265,7 @@ def test_a_stopped_server_hands_over_its_streams(tmp_path: Path) -> None:
         for stream in streams:
             stream.seen(3)
         engine = house.server.worker()
-        engine.suspend()  # so that the short one has not ended before the signal is there
+        freeze(engine)  # so that the short one has not ended before the signal is there
         short = house.begin(Answer("Short.", 60, seed=1))
         house.server.send_signal(signal.SIGTERM)
         house.server.wait_line("Stopping; 11 streams")

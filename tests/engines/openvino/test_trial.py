@@ -17,7 +17,7 @@ import openvino as ov
 import psutil
 import pytest
 from tests.engines.test_grammars import REGEXES, SCHEMAS
-from tests.processes import is_alive
+from tests.processes import freeze, is_alive
 from tests.waiting import idle, until, wait_until
 from tokenizers import Tokenizer
 
@@ -164,7 +164,7 @@ async def test_a_grammar_that_takes_too_long_nevertheless(openvino_spec: EngineS
     with contextlib.closing(GrammarCheck(openvino_spec)) as check:
         await check.check(ANY)
         process = _process()
-        process.send_signal(signal.SIGSTOP)  # so that it is still asked when the timer fires
+        freeze(process)  # so that it is still asked when the timer fires
         refusal = asyncio.create_task(_refusal(check, Grammar("regex", "[gh]")))
         await wait_until(lambda: _is_asked(process))
         process.send_signal(signal.SIGPROF)  # as the timer does
@@ -202,7 +202,7 @@ async def test_closing_during_a_check_ends_it(openvino_spec: EngineSpec) -> None
     check = GrammarCheck(openvino_spec)
     await check.check(ANY)
     process = _process()
-    process.send_signal(signal.SIGSTOP)  # so that the check is still going on when it is closed
+    freeze(process)  # so that the check is still going on when it is closed
     going_on = asyncio.create_task(check.check(Grammar("regex", "[gh]")))
     await wait_until(lambda: _is_asked(process))
     check.close()
