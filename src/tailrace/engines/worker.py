@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from tailrace.child import begin_child, end_family_with_me
 from tailrace.engines import load_engine
+from tailrace.engines.huge_pages import use_huge_pages
 from tailrace.engines.kinds import find_kind
 from tailrace.engines.promise import Delta, Engine, RestartNeeded
 from tailrace.engines.protocol import (
@@ -131,6 +132,7 @@ def main(argv: list[str]) -> int:
             end_family_with_me()
         try:
             engine = load_engine(start.spec)
+            use_huge_pages()
             link.send(Ready(PROTOCOL_VERSION, start.epoch, engine.capabilities))
             run(engine, link, start.epoch)
         except EOFError:

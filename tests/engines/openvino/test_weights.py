@@ -13,7 +13,7 @@ from openvino import opset13 as ops
 
 from tailrace.engines.kinds import KINDS
 from tailrace.engines.openvino import weights as openvino_weights
-from tailrace.engines.openvino.graph import fill_blanks, write_blanks
+from tailrace.engines.openvino.graph import fill_blanks, fix_attention_width, write_blanks
 from tailrace.engines.openvino.merging import linear_layers, merge_layers
 from tailrace.engines.openvino.weights import eight_bits, four_bits
 from tailrace.errors import ModelError
@@ -109,6 +109,19 @@ def test_merged_layers_compute_the_same(tmp_path: Path) -> None:
     assert all(layer.shape == (_ROWS, _COLUMNS) for layer in layers)
     assert sorted(layer.first for layer in layers) == [0, 0, 0, _ROWS]
     assert len({layer.node.get_friendly_name() for layer in layers}) == 3
+
+
+def test_the_width_of_attention_is_a_constant() -> None:
+    given = [ops.parameter([-1, 2, -1, 4], np.float32) for _ in range(3)]
+    turned = ops.transpose(ops.scaled_dot_product_attention(*given, causal=True), np.array([0, 2, 1, 3]))
+    computed = ops.concat([ops.gather(ops.shape_of(given[0]), np.array([0, 2]), np.int64(0)), np.array([-1])], 0)
+    model = ov.Model([ops.reshape(turned, computed, False)], given)
+    inputs = list(np.random.default_rng(7).normal(0, 1, (3, 2, 2, 5, 4)).astype(np.float32))
+    before = np.array(ov.Core().compile_model(model, "CPU")(inputs)[0])
+    assert model.outputs[0].partial_shape[2].is_dynamic
+    fix_attention_width(model)
+    assert model.outputs[0].partial_shape[2] == 8
+    assert (ov.Core().compile_model(model, "CPU")(inputs)[0] == before).all()
 
 
 def test_four_bits_keep_their_codes(tmp_path: Path) -> None:

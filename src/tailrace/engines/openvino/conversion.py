@@ -22,7 +22,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from tailrace.child import begin_child
-from tailrace.engines.openvino.graph import fill_blanks, is_quantised, write_blanks
+from tailrace.engines.openvino.graph import fill_blanks, fix_attention_width, is_quantised, write_blanks
 from tailrace.engines.openvino.merging import merge_layers
 from tailrace.engines.openvino.prepared import MADE
 from tailrace.errors import ModelError
@@ -68,6 +68,7 @@ def _convert(path: Path, work: Path) -> None:
     blank.unlink()
     model = ov.Core().read_model(blank.parent / "openvino_model.xml")
     fill_blanks(model, source, _Progress(path.name))
+    fix_attention_width(model)
     merge_layers(model)
     made = work / MADE
     ov.save_model(model, made / "openvino_model.xml", compress_to_fp16=False)

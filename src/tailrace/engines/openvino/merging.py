@@ -13,7 +13,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from tailrace.engines.openvino.graph import inputs_of, num_inputs_of, weight_node
+from tailrace.engines.openvino.graph import has_weight, inputs_of, num_inputs_of, weight_node
 
 __all__ = ["Layer", "linear_layers", "merge_layers"]
 
@@ -82,7 +82,7 @@ def merge_layers(model: Any) -> None:  # Any: the library's model
 
 
 def _is_linear(node: Any) -> bool:
-    if node.get_type_name() != "MatMul" or not node.get_attributes()["transpose_b"]:
+    if node.get_type_name() != "MatMul" or not node.get_attributes()["transpose_b"] or not has_weight(node):
         return False
     weight = node.input_value(1)
     return bool(weight.get_partial_shape().is_static and len(weight.get_shape()) == 2)

@@ -27,7 +27,7 @@ from tailrace.errors import ModelError
 __all__ = ["FORM", "MADE", "prepare", "prepared_path", "remove_unused"]
 
 MADE = "made"  # the directory that a conversion makes
-FORM = 5  # of what `conversion` writes; another number makes another directory
+FORM = 6  # of what `conversion` writes; another number makes another directory
 _UNUSED_S = 30 * 86_400.0
 _NAME = re.compile(r"(-form\d+)?-[0-9a-f]{16}")  # behind the stem of the file; forms 1 to 3 have no number
 _MODEL = "openvino_model.xml"
