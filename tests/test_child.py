@@ -6,7 +6,10 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 from tests.processes import wait_ended
+
+from tailrace.child import how_it_ended
 
 _SCRIPT = """
 import subprocess, sys, time
@@ -26,3 +29,10 @@ def test_children_end_with_their_parent() -> None:
         assert len(family) == 2
         head.kill()
         wait_ended(family)
+
+
+@pytest.mark.parametrize(
+    ("status", "described"), [(3, "exit status 3"), (-9, "killed by SIGKILL"), (-40, "killed by signal 40")]
+)
+def test_how_a_process_ended(status: int, described: str) -> None:
+    assert how_it_ended(status) == described

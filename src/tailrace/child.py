@@ -1,5 +1,5 @@
-"""Child processes: they end with their parent and ignore signals from the terminal; and their memory, for the
-parent."""
+"""Child processes: they end with their parent and ignore signals from the terminal; and for the parent, their memory
+and how they ended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["begin_child", "end_family_with_me", "resident_bytes"]
+__all__ = ["begin_child", "end_family_with_me", "how_it_ended", "resident_bytes"]
 
 _PR_SET_PDEATHSIG = 1
 _watchdogs: list[subprocess.Popen[bytes]] = []  # kept, so that their pipes stay open
@@ -46,6 +46,16 @@ def end_family_with_me() -> None:
         os.setpgid(0, 0)
     command = [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(os.getpid())]
     _watchdogs.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
+
+
+def how_it_ended(status: int) -> str:
+    """Describe the exit status of a process, as `subprocess` gives it: "killed by SIGKILL", or "exit status 1"."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"killed by signal {-status}"
 
 
 def resident_bytes(pid: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -56,6 +57,16 @@ def test_measurements() -> None:
     assert report["machine"]["flops_per_s"] > 10**8
     assert [row["streams"] for row in report["speeds"]] == [1, 16]
     assert all(row["reached"] > 0 for row in report["speeds"])
+
+
+def test_a_machine_that_cannot_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the report comes nevertheless."""
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    status, report, stderr = ask("scripted")
+    assert status == 1
+    assert "The machine cannot be measured: the measuring process ended (exit status 1)." in stderr
+    assert report["machine"]["cores"] >= 1
+    assert report["speeds"] == []
 
 
 @pytest.mark.deep

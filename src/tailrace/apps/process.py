@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 
 import msgspec
 
 from tailrace.apps.interpreters import command_of
+from tailrace.child import how_it_ended
 from tailrace.serve.boot import AppTarget, Assignment, Described, Failed
 from tailrace.serve.link import ChannelClosed, Link, OnChannel
 
@@ -123,9 +123,7 @@ class ReplicaProcess:
             status = await asyncio.wait_for(self.process.wait(), _EXIT_TIMEOUT_S)
         except TimeoutError:
             return "it closed its socket"
-        if status < 0:
-            return f"killed by {signal.Signals(-status).name}"
-        return f"exit status {status}"
+        return how_it_ended(status)
 
     async def _boot(self, kind: str, head: bytes, within_s: float, what: str) -> bytes:
         """Raises: BootError."""

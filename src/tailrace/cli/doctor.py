@@ -70,7 +70,7 @@ def doctor(model: str, engine: str, for_: str, quick: bool, as_json: bool) -> No
     from tailrace.cli.pull import terminal_progress
     from tailrace.errors import ModelError
     from tailrace.generation.source import find_source
-    from tailrace.measure.bench import look_at_machine
+    from tailrace.measure.bench import look_at_machine, measure_machine
     from tailrace.models.places import data_path
     from tailrace.settings import Settings
     from tailrace.streams.old_journals import find_journals
@@ -82,18 +82,23 @@ def doctor(model: str, engine: str, for_: str, quick: bool, as_json: bool) -> No
     except ModelError as error:
         failure = error.message
     quick = quick or source is None
-    with _waiting("Looking at the machine"):
-        machine = look_at_machine(_wish(source) if source is not None and not quick else None)
+    machine = look_at_machine()
+    if source is not None and not quick:
+        try:
+            with _waiting("Measuring the machine"):
+                machine = measure_machine(_wish(source))
+        except RuntimeError as error:
+            failure, quick = f"The machine cannot be measured: {error}.", True
     engines = _engines(source.card if source is not None else None)
     speeds: list[_Speed] = []
     if source is not None and not source.address and not quick:
         try:
             with _waiting(f"Running {source.card.name} with {source.engine}"):
                 reached = _reached(source)
-            with _waiting("Looking at the machine once more"):
-                speeds = _speeds(source, reached, machine, look_at_machine(_wish(source)))
+            with _waiting("Measuring the machine once more"):
+                speeds = _speeds(source, reached, machine, measure_machine(_wish(source)))
         except (RuntimeError, ModelError) as error:
-            failure = f"{source.engine} cannot run {source.card.name}: {error}."
+            failure = f"{source.card.name} with {source.engine} cannot be measured: {error}."
     journals = find_journals(data_path())
     if as_json:
         click.echo(json.dumps(_plain(machine, engines, source, speeds, journals, failure), indent=2))

@@ -25,8 +25,8 @@ _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def use_huge_pages() -> None:
-    """Move the resident private memory of this process to huge pages: 0.5 to 2 s per GB. It does nothing where the system
-    has none, or where they are switched off."""
+    """Move the resident private memory of this process to huge pages: 0.5 to 2 s per GB. It does nothing where the
+    system has none, or where they are switched off."""
     with contextlib.suppress(OSError):  # a system without these files; an engine also runs with small pages
         if "[never]" in _ENABLED.read_text():
             return

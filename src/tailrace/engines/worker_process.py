@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 import msgspec
 
+from tailrace.child import how_it_ended
 from tailrace.engines.promise import Capabilities, Delta
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
@@ -115,9 +116,7 @@ class WorkerProcess(asyncio.Protocol):
             return reason, not self.wants_restart
         with contextlib.suppress(TimeoutError):
             status = await asyncio.wait_for(self.process.wait(), _EXIT_TIMEOUT_S)
-            if status < 0:
-                return f"killed by {_signal_name(-status)}", -status not in _FROM_OUTSIDE
-            return f"exit status {status}", True
+            return how_it_ended(status), -status not in _FROM_OUTSIDE
         return reason, True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -166,13 +165,6 @@ class WorkerProcess(asyncio.Protocol):
     def _mark_lost(self, reason: str) -> None:
         if not self.gone.done():
             self.gone.set_result(reason)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal has none
-        return f"signal {number}"
 
 
 def _worker_environment() -> dict[str, str]:

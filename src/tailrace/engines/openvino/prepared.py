@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import openvino_genai as genai
 
+from tailrace.child import how_it_ended
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 
@@ -93,8 +93,7 @@ def _convert(path: Path, work: Path) -> Path:
 
 
 def _killed(path: Path, status: int) -> str:
-    how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-    return f"{path.name} cannot be prepared for OpenVINO: the converting process ended ({how})."
+    return f"{path.name} cannot be prepared for OpenVINO: the converting process ended ({how_it_ended(status)})."
 
 
 def _state(path: Path) -> str:

@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from tailrace.measure.bench.compare import Pair, compare_engine, compare_server, engine_alone
 from tailrace.measure.bench.load import Round
-from tailrace.measure.bench.machine import Machine, look_at_machine
+from tailrace.measure.bench.machine import Machine, look_at_machine, measure_machine
 
-__all__ = ["Machine", "Pair", "Round", "compare_engine", "compare_server", "engine_alone", "look_at_machine"]
+__all__ = [
+    "Machine",
+    "Pair",
+    "Round",
+    "compare_engine",
+    "compare_server",
+    "engine_alone",
+    "look_at_machine",
+    "measure_machine",
+]

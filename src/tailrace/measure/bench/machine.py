@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from tailrace.child import how_it_ended
 from tailrace.engines.certificate import processor
 
-__all__ = ["Machine", "look_at_machine", "num_cores"]
+__all__ = ["Machine", "look_at_machine", "measure_machine", "num_cores"]
 
 _INTERESTING = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
 
@@ -30,21 +31,8 @@ class Machine(msgspec.Struct, frozen=True):
     engine_ops_per_s: float = 0.0  # of the engine's own kernels, in its own precision; 0: not measured
 
 
-def look_at_machine(wish: object | None = None) -> Machine:
-    """Describe this machine. With a `roofline.Wish`, measures for some seconds on all cores, in a separate process."""
-    machine = _seen()
-    if wish is None:
-        return machine
-    # An argument instead of stdin, so that an interrupted parent cannot leave a partial input.
-    command = [
-        sys.executable, "-m", "tailrace.measure.bench.roofline", str(os.getpid()), msgspec.json.encode(wish).decode(),
-    ]  # fmt: skip
-    answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, start_new_session=True).stdout
-    read, flops, ops = msgspec.json.decode(answer, type=tuple[float, float, float])
-    return msgspec.structs.replace(machine, read_bytes_per_s=read, flops_per_s=flops, engine_ops_per_s=ops)
-
-
-def _seen() -> Machine:
+def look_at_machine() -> Machine:
+    """Describe this machine, without its speeds."""
     memory = _numbers("/proc/meminfo")
     whole = memory.get("MemTotal", 0) * 1024
     return Machine(
@@ -55,6 +43,22 @@ def _seen() -> Machine:
         available_bytes=memory.get("MemAvailable", 0) * 1024,
         gpus=_gpus(),
     )
+
+
+def measure_machine(wish: object) -> Machine:
+    """Describe this machine with its speeds: measures for some seconds on all cores, in a separate process.
+
+    `wish`: a `roofline.Wish`. Raises: RuntimeError if that process fails, for which memory may be too short.
+    """
+    # An argument instead of stdin, so that an interrupted parent cannot leave a partial input.
+    command = [
+        sys.executable, "-m", "tailrace.measure.bench.roofline", str(os.getpid()), msgspec.json.encode(wish).decode(),
+    ]  # fmt: skip
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False, start_new_session=True)
+    if done.returncode:
+        raise RuntimeError(f"the measuring process ended ({how_it_ended(done.returncode)})")
+    read, flops, ops = msgspec.json.decode(done.stdout, type=tuple[float, float, float])
+    return msgspec.structs.replace(look_at_machine(), read_bytes_per_s=read, flops_per_s=flops, engine_ops_per_s=ops)
 
 
 def num_cores() -> int:
