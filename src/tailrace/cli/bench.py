@@ -131,7 +131,7 @@ async def _measure(
 
 
 def _machine() -> dict[str, Any]:  # Any: JSON
-    from tailrace.engines.certificate import processor
+    from tailrace.engines.processor import processor
 
     return {
         "cpu": processor(),

@@ -6,16 +6,15 @@ affect the computed numbers.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import platform
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from tailrace import __version__
+from tailrace.engines.processor import processor
 from tailrace.engines.protocol import EngineSpec
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "Finding",
     "Subject",
     "Verdict",
-    "processor",
     "read_certificate",
     "subject",
     "write_certificate",
@@ -99,14 +97,6 @@ def read_certificate(directory: Path, about: Subject) -> Certificate | None:
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return certificate if certificate.subject == about else None
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    return name
 
 
 def _machine() -> str:

@@ -56,6 +56,19 @@ def test_versions_keep_the_forms_of_each_other(model: Path, monkeypatch: pytest.
     assert set(cache.iterdir()) == {*forms, older}
 
 
+def test_processors_keep_the_forms_of_each_other(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may share a cache directory. A large model has the same form for all."""
+
+    def path_for(*flags: str) -> Path:
+        monkeypatch.setattr(openvino_prepared, "processor_flags", lambda: frozenset(flags))
+        return prepared_path(model, model.parent)
+
+    assert path_for("avx2", "avx_vnni") == path_for("avx2", "avx512_vnni") == path_for("asimd")
+    assert path_for("avx2", "fma") != path_for("avx2", "fma", "avx_vnni")
+    os.truncate(model, 2**30)
+    assert path_for("avx2", "fma") == path_for("avx2", "fma", "avx_vnni")
+
+
 def test_an_older_version_does_not_see_the_form(model: Path) -> None:
     """It removes what has the stem of the file and sixteen digits."""
     name = prepared_path(model, model.parent).name

@@ -69,14 +69,20 @@ def _library_graph(blanks: gguf.GGUFReader, columns: int = _COLUMNS) -> ov.Model
     return ov.Model(results, [given])
 
 
-@pytest.mark.parametrize("columns", [_COLUMNS, 2048], ids=["inputs in one part", "inputs in two parts"])
-def test_layers_compute_with_the_numbers_of_the_file(columns: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("columns", "least_bits"),
+    [(_COLUMNS, 4), (2048, 4), (_COLUMNS, 8)],
+    ids=["inputs in one part", "inputs in two parts", "eight bits"],
+)
+def test_layers_compute_with_the_numbers_of_the_file(columns: int, least_bits: int, tmp_path: Path) -> None:
     source = gguf.GGUFReader(_file(tmp_path / "source.gguf", columns=columns))
     write_blanks(source, tmp_path / "blanks.gguf")
     model = _library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf"), columns)
     parts: list[float] = []
-    fill_blanks(model, source, parts.append)
+    fill_blanks(model, source, parts.append, least_bits=least_bits)
     assert parts[-1] == 1
+    types = {node.get_element_type() for node in model.get_ordered_ops() if node.get_type_name() == "Constant"}
+    assert (ov.Type.i4 in types) == (least_bits == 4)
     compiled = ov.Core().compile_model(model, "CPU", {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0})
     found = compiled([np.eye(columns, dtype=np.float32)[None]])
     quantised = [tensor for tensor in source.tensors if tensor.tensor_type.name != "F32"]

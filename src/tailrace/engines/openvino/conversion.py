@@ -1,9 +1,9 @@
 """Converts a GGUF file to OpenVINO's own form, in a process that frees all memory at its end.
 
-    python -m tailrace.engines.openvino.conversion FILE DIRECTORY PARENT_PID
+    python -m tailrace.engines.openvino.conversion FILE DIRECTORY PARENT_PID BITS
 
-The result is the directory "made" in DIRECTORY. Progress goes to standard error. If the conversion fails, standard
-output has the reason, and the exit status is 1.
+The result is the directory "made" in DIRECTORY. BITS is 4, or 8 if weights of four bits get eight. Progress goes to
+standard error. If the conversion fails, standard output has the reason, and the exit status is 1.
 
 Memory, for a file of 804 MB: 2.3 GB at most, while the library reads the copy with blanks; then the weights of the
 result, and parts of a tensor.
@@ -37,10 +37,11 @@ _REPORT_S = 5.0
 def main() -> int:
     path, work = Path(sys.argv[1]), Path(sys.argv[2])
     begin_child(int(sys.argv[3]))
+    least_bits = int(sys.argv[4])
     answer = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print to stdout
     try:
-        _convert(path, work)
+        _convert(path, work, least_bits)
         return 0
     except ModelError as error:
         reason = error.message
@@ -54,7 +55,7 @@ def main() -> int:
     return 1
 
 
-def _convert(path: Path, work: Path) -> None:
+def _convert(path: Path, work: Path, least_bits: int) -> None:
     source = gguf.GGUFReader(path)
     _check_space(source, work)
     _say(f"Preparing {path.name} for OpenVINO (only once) …")
@@ -67,7 +68,7 @@ def _convert(path: Path, work: Path) -> None:
     genai.ContinuousBatchingPipeline(str(blank), scheduler, "CPU", _SAVE, _SAVE)
     blank.unlink()
     model = ov.Core().read_model(blank.parent / "openvino_model.xml")
-    fill_blanks(model, source, _Progress(path.name))
+    fill_blanks(model, source, _Progress(path.name), least_bits=least_bits)
     fix_attention_width(model)
     merge_layers(model)
     made = work / MADE

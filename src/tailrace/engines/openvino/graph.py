@@ -71,11 +71,11 @@ def write_blanks(source: gguf.GGUFReader, target: Path) -> None:
 
 
 def fill_blanks(
-    model: Any, source: gguf.GGUFReader, report: Callable[[float], object]
+    model: Any, source: gguf.GGUFReader, report: Callable[[float], object], *, least_bits: int = 4
 ) -> None:  # Any: the library's model
     """Put the weights of a GGUF file into the graph that the library has made of its blanks.
 
-    `report` gets the part that is done, from 0 to 1.
+    `report` gets the part that is done, from 0 to 1. With 8 as `least_bits`, weights of four bits get eight.
 
     Raises: ModelError if a weight is NaN or infinite; RuntimeError if a blank is not found, which another version of
     the library may cause; NotImplementedError or ValueError for an unknown type.
@@ -88,7 +88,7 @@ def fill_blanks(
             raise RuntimeError("the library changed the codes of a tensor")
         tensor = source.tensors[number]
         try:
-            _fill(tensor, rows, readers, sums)
+            _fill(tensor, rows, readers, sums, least_bits)
         except FloatingPointError as error:
             raise ModelError(
                 f"The model file is damaged: {tensor.name} contains {error}. Download it again."
@@ -176,9 +176,9 @@ def _readers(node: Any) -> list[Any]:
     return readers
 
 
-def _fill(tensor: gguf.ReaderTensor, rows: Rows, readers: list[Any], sums: _Sums) -> None:
+def _fill(tensor: gguf.ReaderTensor, rows: Rows, readers: list[Any], sums: _Sums, least_bits: int) -> None:
     is_linear = all(reader.get_node().get_type_name() == "MatMul" for reader in readers)
-    weights = four_bits(tensor) if is_linear else None
+    weights = four_bits(tensor) if is_linear and least_bits <= 4 else None
     weight = _four_bits_node(weights, rows) if weights else _eight_bits_node(eight_bits(tensor), rows)
     for reader in readers:
         if weights and weights.num_sums:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace.child import how_it_ended
-from tailrace.engines.certificate import processor
+from tailrace.engines.processor import processor, processor_flags
 
 __all__ = ["Machine", "look_at_machine", "measure_machine", "num_cores"]
 
@@ -33,12 +33,12 @@ class Machine(msgspec.Struct, frozen=True):
 
 def look_at_machine() -> Machine:
     """Describe this machine, without its speeds."""
-    memory = _numbers("/proc/meminfo")
+    memory, flags = _numbers("/proc/meminfo"), processor_flags()
     whole = memory.get("MemTotal", 0) * 1024
     return Machine(
         processor=processor(),
         cores=num_cores(),
-        features=tuple(flag for flag in _INTERESTING if flag in _flags()),
+        features=tuple(flag for flag in _INTERESTING if flag in flags),
         memory_bytes=whole,
         available_bytes=memory.get("MemAvailable", 0) * 1024,
         gpus=_gpus(),
@@ -74,14 +74,6 @@ def _numbers(path: str) -> dict[str, int]:
         return {}
     pairs = (line.partition(":") for line in lines)
     return {name: int(value.split()[0]) for name, _, value in pairs if value.strip()}
-
-
-def _flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return next((set(line.split()) for line in lines if line.startswith(("flags", "Features"))), set())
 
 
 def _gpus() -> tuple[str, ...]:
