@@ -13,7 +13,6 @@ import argparse
 import concurrent.futures
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 import httpx
 
 from engines import FIRST_PORT, Server, running
+from tailrace.engines.processor import processor
 
 MAX_TOKENS = 64
 TOPICS = ("a river", "bread", "the night sky", "a dog and a mill", "counting", "glass", "an old clock", "the sea")
@@ -158,7 +158,7 @@ def main() -> None:
         lines.append(line)
     if options.output:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "commit": commit}
+        machine = {"cpu": processor(), "cores": os.cpu_count(), "commit": commit}
         found = {"machine": machine, "max_tokens": MAX_TOKENS, "lines": [asdict(line) for line in lines]}
         options.output.write_text(json.dumps(found, indent=2) + "\n")
 

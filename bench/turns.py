@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,6 +19,8 @@ import time
 from pathlib import Path
 
 import httpx
+
+from tailrace.engines.processor import processor
 
 PORT = 8986
 TURNS = 20
@@ -99,7 +100,7 @@ def main() -> None:
             lines.append(line)
     if options.output:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "commit": commit}
+        machine = {"cpu": processor(), "cores": os.cpu_count(), "commit": commit}
         turns_found = {"machine": machine, "engine": options.engine, "lines": lines}
         options.output.write_text(json.dumps(turns_found, indent=2) + "\n")
 
