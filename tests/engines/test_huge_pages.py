@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.engines import huge_pages
-from tailrace.engines.huge_pages import use_huge_pages
+from tailrace.engines.huge_pages import SETTING, use_huge_pages
 
 _SIZE = 16 * 2**20
 
@@ -22,14 +22,16 @@ def _kb(name: str) -> int:
 
 
 def _has_huge_pages() -> bool:
-    enabled = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     release = re.match(r"(\d+)\.(\d+)", platform.release())
-    if release is None or not enabled.is_file() or "[never]" in enabled.read_text():
+    if release is None or not SETTING.is_file() or "[never]" in SETTING.read_text():
         return False
     return tuple(map(int, release.groups())) >= (6, 1)
 
 
-@pytest.mark.skipif(not _has_huge_pages(), reason="the system has no huge pages, or does not collapse pages to them")
+has_huge_pages = pytest.mark.skipif(not _has_huge_pages(), reason="the system does not move memory to huge pages")
+
+
+@has_huge_pages
 def test_only_resident_memory_is_moved() -> None:
     with mmap.mmap(-1, _SIZE, mmap.MAP_PRIVATE) as used, mmap.mmap(-1, 4 * _SIZE, mmap.MAP_PRIVATE) as reserved:
         used.write(b"w" * _SIZE)
@@ -42,10 +44,17 @@ def test_only_resident_memory_is_moved() -> None:
         assert reserved[:2] == b"r\0"
 
 
-def test_without_huge_pages_nothing_happens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "missing")
-    use_huge_pages()
-    (tmp_path / "off").write_text("always madvise [never]\n")
-    monkeypatch.setattr(huge_pages, "_ENABLED", tmp_path / "off")
-    monkeypatch.setattr(huge_pages, "_resident", lambda: pytest.fail("they are switched off"))
-    use_huge_pages()
+@has_huge_pages
+@pytest.mark.parametrize("setting", [None, "always madvise [never]\n"], ids=["a system without them", "switched off"])
+def test_without_huge_pages_nothing_happens(
+    setting: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "enabled"
+    if setting is not None:
+        file.write_text(setting)
+    monkeypatch.setattr(huge_pages, "SETTING", file)
+    with mmap.mmap(-1, _SIZE, mmap.MAP_PRIVATE) as used:
+        used.write(b"w" * _SIZE)
+        before_kb = _kb("AnonHugePages")
+        use_huge_pages()
+        assert _kb("AnonHugePages") - before_kb < _SIZE // 1024 // 2

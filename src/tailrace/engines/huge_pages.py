@@ -15,20 +15,20 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["use_huge_pages"]
+__all__ = ["SETTING", "use_huge_pages"]
 
 _MADV_COLLAPSE = 25
 _HUGE_BYTES = 2**21
 _PRESENT = 0x80  # in the last byte of a page's entry in `pagemap`
 _MAPPING = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-p \S+ \S+ 0 ")  # private, without a file
-_ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # the system's: always, madvise or never
 
 
 def use_huge_pages() -> None:
     """Move the resident private memory of this process to huge pages: 0.5 to 2 s per GB. It does nothing where the
     system has none, or where they are switched off."""
     with contextlib.suppress(OSError):  # a system without these files; an engine also runs with small pages
-        if "[never]" in _ENABLED.read_text():
+        if "[never]" in SETTING.read_text():
             return
         madvise = ctypes.CDLL(None).madvise
         for start, end in _resident():  # a range of which the kernel moves only a part needs nothing else
