@@ -31,28 +31,22 @@ def use_huge_pages() -> None:
         if "[never]" in SETTING.read_text():
             return
         madvise = ctypes.CDLL(None).madvise
-        for start, end in _resident():  # a range of which the kernel moves only a part needs nothing else
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_COLLAPSE)
+        for address in _resident():  # where the kernel has no huge page left, the small ones stay
+            madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_BYTES), _MADV_COLLAPSE)
 
 
-def _resident() -> Iterator[tuple[int, int]]:
-    """Yield the ranges of addresses that huge pages can take over: all their pages are resident."""
-    entry_bytes, small_bytes = 8, mmap.PAGESIZE
+def _resident() -> Iterator[int]:
+    """Yield each address where a huge page can take over: all the small pages there are resident."""
+    entry_bytes = 8
+    num_entries = _HUGE_BYTES // mmap.PAGESIZE
     with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
         for line in Path("/proc/self/maps").read_text().splitlines():
             mapping = _MAPPING.match(line)
             if mapping is None:
                 continue
-            start = end = -(-int(mapping["start"], 16) // _HUGE_BYTES) * _HUGE_BYTES
-            while end + _HUGE_BYTES <= int(mapping["end"], 16):
-                entries = os.pread(
-                    pagemap.fileno(), _HUGE_BYTES // small_bytes * entry_bytes, end // small_bytes * entry_bytes
-                )
-                behind = end + _HUGE_BYTES
-                if min(entries[entry_bytes - 1 :: entry_bytes], default=0) < _PRESENT:
-                    if start < end:
-                        yield start, end
-                    start = behind
-                end = behind
-            if start < end:
-                yield start, end
+            start, end = -(-int(mapping["start"], 16) // _HUGE_BYTES) * _HUGE_BYTES, int(mapping["end"], 16)
+            for address in range(start, end - _HUGE_BYTES + 1, _HUGE_BYTES):
+                place = address // mmap.PAGESIZE * entry_bytes
+                entries = os.pread(pagemap.fileno(), num_entries * entry_bytes, place)
+                if min(entries[entry_bytes - 1 :: entry_bytes], default=0) >= _PRESENT:
+                    yield address

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from pathlib import Path
 
 __all__ = ["has_eight_bit_products", "processor", "processor_flags"]
 
 
 def processor() -> str:
     """Return the processor's name."""
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    return name
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def processor_flags() -> frozenset[str]:
     """Return the features by Linux's names, such as "avx2"; none on other systems."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return next((frozenset(line.split()) for line in lines if line.startswith(("flags", "Features"))), frozenset())
+    return frozenset(_cpuinfo("flags", "Features").split())
+
+
+def _cpuinfo(*names: str) -> str:
+    """Return the first value with one of these names in Linux's description of the processor, or ""."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
+    return ""
 
 
 def has_eight_bit_products(flags: frozenset[str]) -> bool:

@@ -116,9 +116,8 @@ def fix_attention_width(model: Any) -> None:  # Any: the library's model
         _, heads, _, size = attention.get_partial_shape()
         if heads.is_static and size.is_static:
             shape = ops.constant(np.array([0, 0, heads.get_length() * size.get_length()]))
-            fixed = ops.reshape(before, shape, True)  # 0: as it is, which are the sequences and the tokens
-            for reader in list(node.output(0).get_target_inputs()):
-                reader.replace_source_output(fixed.output(0))
+            node.set_attribute("special_zero", True)  # 0: as it is, which are the sequences and the tokens
+            node.input(1).replace_source_output(shape.output(0))
     model.validate_nodes_and_infer_types()
 
 

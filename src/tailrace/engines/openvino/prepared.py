@@ -38,9 +38,8 @@ _ORIGIN = "tailrace_origin.json"  # the file that a directory was made of; form 
 
 def prepared_path(path: Path, cache: Path) -> Path:
     """Return the directory of a GGUF file's converted form, which may not exist yet. Raises: OSError."""
-    facts = f"{path.resolve()} {_state(path)} {genai.__version__}"
-    if not _keeps_four_bits(path):
-        facts += " in eight bits"  # machines with different processors may share a cache directory
+    # With the bits, because machines with different processors may share a cache directory.
+    facts = f"{path.resolve()} {_state(path)} {_least_bits(path)} {genai.__version__}"
     return cache / f"{path.stem}-form{FORM}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
@@ -69,14 +68,14 @@ def prepare(path: Path, cache: Path, *, again: bool = False) -> Path:
         raise ModelError(f"{path.name} cannot be prepared for OpenVINO: {error.strerror or error}.") from error
 
 
-def _keeps_four_bits(path: Path) -> bool:
-    """Return whether weights of four bits stay so.
+def _least_bits(path: Path) -> int:
+    """Return 4 if weights of four bits stay so, or 8 if they get eight.
 
     Without VNNI, the library computes in float32, and unpacking four bits takes longer than reading eight: with
     SmolLM2-135M, a step of one row takes 1.2 times as long, of 16 rows 1.05 times. A large model keeps its four bits
     nevertheless, because memory is what it lacks.
     """
-    return has_eight_bit_products(processor_flags()) or path.stat().st_size > _SMALL_BYTES
+    return 4 if has_eight_bit_products(processor_flags()) or path.stat().st_size > _SMALL_BYTES else 8
 
 
 def remove_unused(path: Path, prepared: Path) -> None:
@@ -97,8 +96,7 @@ def remove_unused(path: Path, prepared: Path) -> None:
 def _convert(path: Path, work: Path) -> Path:
     """Convert a file within a directory, and return the directory of the result. Raises: ModelError; OSError."""
     module = "tailrace.engines.openvino.conversion"
-    bits = "4" if _keeps_four_bits(path) else "8"
-    command = [sys.executable, "-m", module, str(path), str(work), str(os.getpid()), bits]
+    command = [sys.executable, "-m", module, str(path), str(work), str(os.getpid()), str(_least_bits(path))]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise ModelError(done.stdout.decode(errors="replace") or _killed(path, done.returncode))
