@@ -12,9 +12,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import json
-import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -24,7 +22,7 @@ from typing import Any
 import httpx
 
 from engines import FIRST_PORT, Server, running
-from tailrace.engines.processor import processor
+from machine import this_machine
 
 MAX_TOKENS = 64
 TOPICS = ("a river", "bread", "the night sky", "a dog and a mill", "counting", "glass", "an old clock", "the sea")
@@ -157,9 +155,7 @@ def main() -> None:
         print(json.dumps(asdict(line)), flush=True)
         lines.append(line)
     if options.output:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        machine = {"cpu": processor(), "cores": os.cpu_count(), "commit": commit}
-        found = {"machine": machine, "max_tokens": MAX_TOKENS, "lines": [asdict(line) for line in lines]}
+        found = {"machine": this_machine(), "max_tokens": MAX_TOKENS, "lines": [asdict(line) for line in lines]}
         options.output.write_text(json.dumps(found, indent=2) + "\n")
 
 

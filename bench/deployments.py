@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -26,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from machine import this_machine
 
 ROOT = Path(__file__).parent.parent
 BOTS = ROOT / "tests" / "apps" / "bots"
@@ -170,9 +171,8 @@ def main() -> None:
                 if "Ray" in name:
                     subprocess.run([str(options.ray_python.parent / "ray"), "stop", "--force"], capture_output=True)
     if options.output:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
-        machine = {"machine": platform.machine(), "cpus": os.cpu_count(), "commit": commit.stdout.strip()}
-        options.output.write_text(json.dumps(machine | {"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+        found = {"machine": this_machine(), "rows": [asdict(row) for row in rows]}
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

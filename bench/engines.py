@@ -33,7 +33,7 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-from tailrace.engines.processor import processor
+from machine import this_machine
 
 FIRST_PORT = 8987
 LOADS = (1, 2, 4, 8, 16, 32)
@@ -291,8 +291,7 @@ def main() -> None:
                 up.enter_context(running(server))
             lines += asyncio.run(measure(servers, tokenizer, loads, options.rounds, options.max_tokens))
     if options.output:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        machine = {"cpu": processor(), "cores": os.cpu_count(), "commit": commit, "dtype": options.dtype}
+        machine = this_machine() | {"dtype": options.dtype}
         measurements = {"machine": machine, "max_tokens": options.max_tokens, "lines": [asdict(line) for line in lines]}
         options.output.write_text(json.dumps(measurements, indent=2) + "\n")
     if options.plot:

@@ -41,6 +41,8 @@ from pathlib import Path
 import httpx
 import psutil
 
+from machine import this_machine
+
 ROOT = Path(__file__).parent.parent
 PORT = 8978  # of the server that is measured
 REDIS_PORT = 8979
@@ -266,8 +268,6 @@ class Results:
     """Medians of what was measured. They are written to `path` after each measurement."""
 
     def __init__(self, num_turns: int, path: Path | None) -> None:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
-        self._machine = {"cpus": os.cpu_count(), "commit": commit.stdout.strip()}
         self._num_turns = num_turns
         self._path = path
         self._loads: list[float] = []
@@ -285,7 +285,7 @@ class Results:
         for (server, kind, name), values in self._found.items():
             rows[server][kind][name] = round(statistics.median(values), 2)
         load = {"load_average": statistics.median(self._loads)} if self._loads else {}
-        return json.dumps({**self._machine, **load, "turns": self._num_turns, "servers": rows}, indent=1)
+        return json.dumps({"machine": this_machine(), **load, "turns": self._num_turns, "servers": rows}, indent=1)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import httpx
 
-from tailrace.engines.processor import processor
+from machine import this_machine
 
 PORT = 8986
 TURNS = 20
@@ -99,9 +98,7 @@ def main() -> None:
             print(json.dumps(line), flush=True)
             lines.append(line)
     if options.output:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-        machine = {"cpu": processor(), "cores": os.cpu_count(), "commit": commit}
-        turns_found = {"machine": machine, "engine": options.engine, "lines": lines}
+        turns_found = {"machine": this_machine(), "engine": options.engine, "lines": lines}
         options.output.write_text(json.dumps(turns_found, indent=2) + "\n")
 
 

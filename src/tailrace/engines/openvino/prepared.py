@@ -21,7 +21,7 @@ from pathlib import Path
 import openvino_genai as genai
 
 from tailrace.child import how_it_ended
-from tailrace.engines.processor import has_eight_bit_products, processor_flags
+from tailrace.engines.kinds import openvino_least_bits
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 
@@ -30,7 +30,6 @@ __all__ = ["FORM", "MADE", "prepare", "prepared_path", "remove_unused"]
 MADE = "made"  # the directory that a conversion makes
 FORM = 6  # of what `conversion` writes; another number makes another directory
 _UNUSED_S = 30 * 86_400.0
-_SMALL_BYTES = 400 * 2**20  # of a file; in eight bits, a model of this size takes 0.3 GB more
 _NAME = re.compile(r"(-form\d+)?-[0-9a-f]{16}")  # behind the stem of the file; forms 1 to 3 have no number
 _MODEL = "openvino_model.xml"
 _ORIGIN = "tailrace_origin.json"  # the file that a directory was made of; form 1 lacks it, forms 2 and 3 its state
@@ -69,13 +68,7 @@ def prepare(path: Path, cache: Path, *, again: bool = False) -> Path:
 
 
 def _least_bits(path: Path) -> int:
-    """Return 4 if weights of four bits stay so, or 8 if they get eight.
-
-    Without VNNI, the library computes in float32, and unpacking four bits takes longer than reading eight: with
-    SmolLM2-135M, a step of one row takes 1.2 times as long, of 16 rows 1.05 times. A large model keeps its four bits
-    nevertheless, because memory is what it lacks.
-    """
-    return 4 if has_eight_bit_products(processor_flags()) or path.stat().st_size > _SMALL_BYTES else 8
+    return openvino_least_bits(path.stat().st_size)
 
 
 def remove_unused(path: Path, prepared: Path) -> None:
