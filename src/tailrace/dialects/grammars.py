@@ -279,7 +279,7 @@ def grammar_of_regex(text: object, param: str) -> Grammar:
     structure = _structure(text)
     if (
         re.search(r"\(\?(?!:)|[*+?}][+]|\$(?!\Z)|(?<!^)\^|\{(?![0-9]+(,[0-9]*)?\})", structure)
-        or re.search(r"(?:\A\^?|\((?:\?:)?|\|)\||\|(?:\)|\$?\Z)", structure)  # an empty alternative
+        or re.search(r"(?:\A\^?|\((?:\?:)?|\|)\||\|(?:\)|\$?\Z)|\((?:\?:)?\)", structure)  # an empty part
         or any(re.search(r"\[\[|\[\^?\]|--|&&|~~|\|\|", one) for one in classes)
         or any(escape not in _REGEX_ESCAPES for escape in escapes)
         or any(int(count) > _MAX_REPEATS for count in re.findall("[0-9]+(?=[,0-9]*})", structure))
@@ -287,7 +287,7 @@ def grammar_of_regex(text: object, param: str) -> Grammar:
         raise UnsupportedParameter(
             f"{param}: these parts of regular expressions are not supported: look-around, back-references, named "
             "groups, nested sets, escapes other than \\d, \\w, \\s, \\D, \\W, \\S and those of single characters, "
-            f"empty alternatives, braces that are not counts, and counts above {_MAX_REPEATS}.",
+            f"empty groups and alternatives, braces that are not counts, and counts above {_MAX_REPEATS}.",
             param=param,
         )
     try:

@@ -58,7 +58,15 @@ def test_choices(texts: list[str], other: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [".*z.{13}", "[ab]*a[ab]{16}", ".*a.{64}", "(.*a.{20}|.*b.{19})c", "((a?){60}){60}"]
+    "pattern",
+    [
+        ".*z.{13}",
+        "[ab]*a[ab]{16}",
+        ".*a.{64}",
+        "(.*a.{20}|.*b.{19})c",
+        "((a?){60}){60}",
+        "(((((){64}){64}){64}){64}){64}a",
+    ],
 )
 def test_patterns_with_too_many_states_are_refused(pattern: str) -> None:
     with pytest.raises(GrammarError, match=r"states|too much time|too long"):

@@ -15,7 +15,7 @@ from tailrace.engines import EngineSpec
 from tailrace.engines.grammars import check as grammar_check
 from tailrace.engines.grammars import trial as grammar_trial
 from tailrace.engines.grammars.check import GrammarCheck
-from tailrace.errors import QueueFull, RequestError
+from tailrace.errors import EngineLost, QueueFull, RequestError
 from tailrace.types import Grammar
 
 SPEC = EngineSpec("scripted")
@@ -59,7 +59,7 @@ async def test_results_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere")  # where no process begins
     await check.check(FINE)
     assert await refusal(check, UNSATISFIABLE) == message
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(EngineLost):
         await check.check(Grammar("regex", "new"))
 
 
@@ -70,22 +70,40 @@ async def test_the_cache_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     await check.check(Grammar("regex", "x"))
     monkeypatch.setattr(sys, "executable", "/nowhere")
     await check.check(Grammar("regex", "x"))
-    with pytest.raises(OSError, match="nowhere"):
+    with pytest.raises(EngineLost):
         await check.check(FINE)
 
 
-async def test_a_refusal_for_time_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cause may be an overloaded machine. Here it is a program that does not run."""
+async def test_a_refusal_for_time_is_tried_again_later(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The cause may be an overloaded machine. Here it is a program that ends itself as the limit of time does."""
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nkill -XCPU $$\n")
+    slow.chmod(0o755)
     check = GrammarCheck(SPEC)
     with monkeypatch.context() as broken:
         broken.setattr(grammar_check, "TOO_MUCH_S", 0.0)
-        broken.setattr(sys, "executable", "/bin/false")
+        broken.setattr(sys, "executable", str(slow))
         assert "too much time or memory" in await refusal(check, FINE)
     await check.check(FINE)
     with monkeypatch.context() as broken:
-        broken.setattr(sys, "executable", "/bin/false")
+        broken.setattr(sys, "executable", str(slow))
         assert "too much time or memory" in await refusal(check, Grammar("regex", "x"))
     assert "too much time or memory" in await refusal(check, Grammar("regex", "x"))
+
+
+async def test_a_check_that_fails_itself_does_not_blame_the_grammar(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    failing = tmp_path / "failing"
+    failing.write_text("#!/bin/sh\necho no library >&2\nexit 1\n")
+    failing.chmod(0o755)
+    check = GrammarCheck(SPEC)
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", str(failing))
+        with pytest.raises(EngineLost):
+            await check.check(FINE)
+    assert "a grammar cannot be checked: no library" in caplog.text
+    await check.check(FINE)
 
 
 @pytest.fixture

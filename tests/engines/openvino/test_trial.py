@@ -9,7 +9,9 @@ import json
 import os
 import re
 import signal
+import sys
 import termios
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,6 +173,21 @@ async def test_a_grammar_that_takes_too_long_nevertheless(openvino_spec: EngineS
         process.send_signal(signal.SIGCONT)
         assert "too much time or memory" in await refusal
         await check.check(Grammar("regex", "[ij]"))
+
+
+async def test_a_process_that_fails_by_itself_does_not_blame_the_grammar(
+    openvino_spec: EngineSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its answers end before it has ended: the interpreter still cleans up."""
+    failing = tmp_path / "failing"
+    failing.write_text("#!/bin/sh\nread spec\necho '\"\"'\nread grammar\nexec 1>&-\nsleep 0.2\nexit 1\n")
+    failing.chmod(0o755)
+    with contextlib.closing(GrammarCheck(openvino_spec)) as check, monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", str(failing))
+        with pytest.raises(EngineLost):
+            await check.check(ANY)
+        failing.write_text(failing.read_text().replace("exit 1", "kill -PROF $$"))
+        assert "too much time or memory" in await _refusal(check, ANY)
 
 
 @pytest.mark.deep

@@ -16,10 +16,21 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-__all__ = ["MAX_STATES", "Automaton", "GrammarError", "Ranges", "of_choices", "of_regex"]
+__all__ = [
+    "MAX_STATES",
+    "NOT_COMPILED",
+    "NO_ANSWER",
+    "TOO_MUCH",
+    "Automaton",
+    "GrammarError",
+    "Ranges",
+    "of_choices",
+    "of_regex",
+]
 
 MAX_STATES = 2_048
 _MAX_POSITIONS = 8_192  # characters and sets of a pattern, with its repetitions expanded
+_MAX_NFA_STATES = 16 * _MAX_POSITIONS  # groups and repetitions have states of their own
 _MAX_WORK = 200_000  # total size of all state sets, which decides the time
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (first, last) code points; sorted and disjoint
@@ -27,6 +38,13 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (first, last) code points; so
 _FIRST, _LAST = 1, 0x10FFFF  # no pattern allows NUL
 _SURROGATES = (0xD800, 0xDFFF)
 _NAMED = {"n": 10, "r": 13, "t": 9}
+_TOO_LONG = "it is too long when its repetitions are expanded"
+
+
+# Reasons why a grammar cannot be used.
+NO_ANSWER = "no answer could conform to it"
+NOT_COMPILED = "it cannot be compiled"
+TOO_MUCH = "compiling it takes too much time or memory"
 
 
 class GrammarError(ValueError):
@@ -75,6 +93,8 @@ class _Nfa:
         self.num_positions = 0
 
     def state(self) -> int:
+        if len(self.moves) == _MAX_NFA_STATES:
+            raise GrammarError(_TOO_LONG)
         self.moves.append([])
         self.skips.append([])
         return len(self.moves) - 1
@@ -82,7 +102,7 @@ class _Nfa:
     def move(self, source: int, ranges: Ranges, target: int) -> None:
         self.num_positions += 1
         if self.num_positions > _MAX_POSITIONS:
-            raise GrammarError("it is too long when its repetitions are expanded")
+            raise GrammarError(_TOO_LONG)
         self.moves[source].append((ranges, target))
 
     def skip(self, source: int, target: int) -> None:
@@ -346,6 +366,6 @@ def _pruned(automaton: Automaton) -> Automaton:
                 alive.add(source)
                 waiting.append(source)
     if 0 not in alive:
-        raise GrammarError("no answer could conform to it")
+        raise GrammarError(NO_ANSWER)
     kept = [[(ranges, target) for ranges, target in moves if target in alive] for moves in automaton.moves]
     return Automaton(kept, automaton.accepting)

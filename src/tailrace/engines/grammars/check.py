@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import logging
 import math
 import os
 import select
@@ -21,13 +22,14 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from tailrace.engines.grammars import trial as grammar_trial
+from tailrace.engines.grammars.automata import NO_ANSWER, NOT_COMPILED, TOO_MUCH
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import EngineLost, QueueFull, RequestError
@@ -35,22 +37,19 @@ from tailrace.types import Grammar
 
 __all__ = ["GrammarCheck"]
 
+logger = logging.getLogger("tailrace.engine")
+
 MAX_CACHED = 1024
 _TRIAL_TIMEOUT_S = 20.0  # much longer than a trial's limit of CPU time: reached only on an overloaded machine
 _LOAD_TIMEOUT_S = 60.0
+_EXIT_TIMEOUT_S = 2.0
 _MAX_TRIALS = 200  # per process: the library never frees a compiled grammar
 
 MAX_WAITING = 64  # different grammars that wait or are being checked
 MAX_WAITING_PER_CALLER = 16  # of them for a single caller
-TOO_MUCH_S = 60.0  # cache time of `_TOO_MUCH`: the machine may have been overloaded
+TOO_MUCH_S = 60.0  # cache time of `TOO_MUCH`: the machine may have been overloaded
 
-_TOO_MUCH = "compiling it takes too much time or memory"
-_REASONS = {
-    0: "",
-    3: "no answer could conform to it",
-    4: "it cannot be compiled",
-    5: _TOO_MUCH,
-}
+_REASONS = {0: "", 3: NO_ANSWER, 4: NOT_COMPILED, 5: TOO_MUCH}  # by the exit status of `grammars.trial`
 
 
 class _Trial(Protocol):
@@ -131,7 +130,7 @@ class GrammarCheck:
         self._slots.release()
         if trial.cancelled() or trial.exception() is not None:
             return
-        until_s = time.monotonic() + (TOO_MUCH_S if trial.result() == _TOO_MUCH else math.inf)
+        until_s = time.monotonic() + (TOO_MUCH_S if trial.result() == TOO_MUCH else math.inf)
         self._reasons[key] = (trial.result(), until_s)
         self._reasons.move_to_end(key)
         if len(self._reasons) > MAX_CACHED:
@@ -155,9 +154,14 @@ class _ProcessPerGrammar:
         text = to_guidance(grammar).encode()
         try:
             done = subprocess.run(command, input=text, capture_output=True, timeout=_TRIAL_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            raise EngineLost("Grammars cannot be checked at the moment.", retry_after_s=1.0) from None
-        return _REASONS.get(done.returncode, _TOO_MUCH)
+        except (subprocess.TimeoutExpired, OSError):
+            raise _check_failed() from None
+        if done.returncode < 0:  # a signal: its limits, or a crash of the library
+            return TOO_MUCH
+        if done.returncode not in _REASONS:
+            logger.error("a grammar cannot be checked: %s", done.stderr.decode(errors="replace")[-2000:])
+            raise _check_failed()
+        return _REASONS[done.returncode]
 
 
 class _OpenVINOProcess:
@@ -183,8 +187,11 @@ class _OpenVINOProcess:
             process.kill()
 
     def __call__(self, grammar: Grammar) -> str:
-        with self._lock:
-            return self._run(grammar)
+        try:
+            with self._lock:
+                return self._run(grammar)
+        except OSError:  # no process can be started
+            raise _check_failed() from None
 
     def _run(self, grammar: Grammar) -> str:
         for _ in range(2):  # retry once: an idle process ends by itself
@@ -192,19 +199,22 @@ class _OpenVINOProcess:
             if not self._is_ready:
                 if self._read(process, _LOAD_TIMEOUT_S) != b'""\n':
                     _end(self._processes)
-                    raise EngineLost("Grammars cannot be checked at the moment.", retry_after_s=1.0)
+                    raise _check_failed()
                 self._is_ready = True
             answer = self._ask(process, msgspec.json.encode(grammar) + b"\n")
             if answer.endswith(b"\n"):
                 self._num_trials += 1
                 return msgspec.json.decode(answer, type=str)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_EXIT_TIMEOUT_S)  # its answers may have ended before it has
             _end(self._processes)
-            if process.returncode == -signal.SIGKILL:  # killed by `close` or a timeout, not by the grammar
-                break
-            if process.returncode != -signal.SIGALRM:
-                self._begin()  # load the next process early
-                return _TOO_MUCH
-        raise EngineLost("Grammars cannot be checked at the moment.", retry_after_s=1.0)
+            if process.returncode == -signal.SIGALRM:
+                continue
+            if process.returncode >= 0 or process.returncode == -signal.SIGKILL:
+                break  # it failed by itself (see its messages), or was killed by `close` or a timeout
+            self._begin()  # load the next process early
+            return TOO_MUCH
+        raise _check_failed()
 
     def _begin(self) -> subprocess.Popen[bytes]:
         if self._num_trials >= _MAX_TRIALS or any(process.poll() is not None for process in self._processes):
@@ -226,6 +236,10 @@ class _OpenVINOProcess:
         if not select.select([process.stdout], [], [], within_s)[0]:
             return b""
         return process.stdout.readline()
+
+
+def _check_failed() -> EngineLost:
+    return EngineLost("Grammars cannot be checked at the moment.", retry_after_s=1.0)
 
 
 def _queue_full() -> QueueFull:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from tailrace.engines.grammars.automata import Automaton, GrammarError, Ranges, of_choices, of_regex
+from tailrace.engines.grammars.automata import NO_ANSWER, Automaton, GrammarError, Ranges, of_choices, of_regex
 from tailrace.engines.grammars.integers import pattern_between
 from tailrace.types import Grammar
 
@@ -184,7 +184,7 @@ class _SchemaRules:
             _, kind, name = schema["$ref"].split("/", 2)
             return self._rule(self._root[kind][name])
         if schema is False:
-            raise GrammarError("no answer could conform to it")
+            raise GrammarError(NO_ANSWER)
         key = json.dumps(schema, sort_keys=False)
         if key not in self._names:
             self._names[key] = name = self._rules.name()  # before the body, which may be recursive
@@ -259,7 +259,7 @@ class _SchemaRules:
         if items is False:
             most = len(places) if most is None else min(most, len(places))
         if most is not None and most < least:
-            raise GrammarError("no answer could conform to it")
+            raise GrammarError(NO_ANSWER)
         if most == 0:
             return '"[]"'
         item = self._rule(items) if items is not False else ""
@@ -282,7 +282,7 @@ class _SchemaRules:
         required = set(schema.get("required", []))
         if required - named.keys():
             if further is False:
-                raise GrammarError("no answer could conform to it")
+                raise GrammarError(NO_ANSWER)
             named |= {name: further for name in schema["required"] if name not in named}
         more = self._rules.name() if further is not False else ""
         pair = f'"\\"" {self._any_characters()} ":" {_SPACE} {self._rule(further)}' if more else ""

@@ -20,21 +20,24 @@ MEMORY_BYTES = 256 * 2**20  # of address space; the interpreter and the library 
 
 
 def main() -> int:
-    """Check the grammar. Returns 0 if it can be used, 3 if it is unsatisfiable, 4 if it does not compile, 5 if an
-    answer exceeds the budget. If compiling exceeds it, a signal kills the process."""
+    """Check the grammar. Returns 0 if it can be used, 3 if it is unsatisfiable, 4 if it does not compile, 5 if it
+    exceeds the budget. If compiling exceeds the time, a signal kills the process."""
+    from llguidance import LLMatcher, LLTokenizer
+
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    from llguidance import LLMatcher, LLTokenizer
-
-    matcher = LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0)
-    matcher.compute_bitmask()  # the first step compiles more
-    if matcher.is_error():
-        return 3 if "nsatisfiable" in matcher.get_error() else 4
-    for seed in range(_NUM_WALKS):
-        if not _walk(matcher.deep_copy(), seed):
-            return 5
-    return 0
+    try:
+        matcher = LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0)
+        matcher.compute_bitmask()  # the first step compiles more
+        if matcher.is_error():
+            return 3 if "nsatisfiable" in matcher.get_error() else 4
+        walks = [_walk(matcher.deep_copy(), seed) for seed in range(_NUM_WALKS)]
+    except MemoryError:
+        return 5
+    except BaseException:  # a panic of the library, which is no `Exception`
+        return 4
+    return 0 if all(walks) else 5
 
 
 def _walk(matcher: LLMatcher, seed: int) -> bool:

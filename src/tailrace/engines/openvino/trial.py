@@ -20,7 +20,7 @@ import numpy as np
 import openvino as ov
 
 from tailrace.child import begin_child
-from tailrace.engines.grammars.automata import GrammarError
+from tailrace.engines.grammars.automata import NO_ANSWER, NOT_COMPILED, TOO_MUCH, GrammarError
 from tailrace.engines.grammars.ebnf import to_rules
 from tailrace.engines.openvino.sampling import library_config
 from tailrace.engines.openvino.toy import load_toy
@@ -49,6 +49,7 @@ class _Trial:
 
     def run(self, grammar: Grammar, *, cpu_s: float = CPU_S) -> str:
         """Return why a grammar cannot be used, or "". `cpu_s`: 0 for no limit. Raises: the library's RuntimeError."""
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)
         sampling = Sampling(seed=0, max_tokens=_NUM_TOKENS, grammar=grammar)
         try:
             config = library_config(sampling, self._eos_token_ids)
@@ -60,13 +61,11 @@ class _Trial:
             left -= self._token_tree.num_steps(automaton, left)
             if left < 0:
                 return "it allows too many tokens at too many places, which takes too long to compile"
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
         self._num_run += 1
         handle = self._pipeline.add_request(self._num_run, ov.Tensor(np.array([[1, 2, 3]], np.int64)), config)
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        return "" if handle.read_all() else "no answer could conform to it"
+        return "" if handle.read_all() else NO_ANSWER
 
 
 def main() -> int:
@@ -92,8 +91,13 @@ def main() -> int:
         try:
             reason = trial.run(grammar)
         except RuntimeError:  # the state of the pipeline is unknown now
-            answers.write(_line("it cannot be compiled"))
+            answers.write(_line(NOT_COMPILED))
             return 0
+        except MemoryError:
+            answers.write(_line(TOO_MUCH))
+            return 0
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
         answers.write(_line(reason))
 
 
