@@ -83,7 +83,7 @@ class Server:
         }
 
     def first_token_ms(self) -> float:
-        """A request of one token, which nothing else disturbs."""
+        """A short request, which nothing else disturbs."""
         return self.load(1, 2)["ttft_ms"]
 
 

@@ -27,6 +27,22 @@ def error_rows() -> dict[str, tuple[int, str]]:
     return rows
 
 
+_OTHER_VARIABLES = (
+    "`--on`, `--replicas` and `--target-requests` have no variable. Variables that are not settings:",
+    "",
+    "| variable | |",
+    "|---|---|",
+    "| `TAILRACE_MODEL`, `TAILRACE_MODELS`, `TAILRACE_SET` | `MODEL`; values of `--model` and `--set`, with spaces |",
+    "| `TAILRACE_URL`, `TAILRACE_KEY` | server and key for `chat`, `ps`, `logs` and `keys forget` |",
+    "| `TAILRACE_UPSTREAM_KEY` | key for an upstream server; for api.openai.com the default is `OPENAI_API_KEY` |",
+    "| `TAILRACE_HOME` | directory of everything that tailrace keeps: models, and in its folder `data` journals, "
+    "`records.sqlite`, certificates and the chat history |",
+    "| `HF_HOME`, `HF_TOKEN` | cache and token of the Hugging Face hub |",
+    "| `RAY_ADDRESS` | Ray cluster for `--on ray` |",
+    "| `GOMP_SPINCOUNT` | how long llamacpp's threads spin before they sleep; the default is 1000 |",
+)
+
+
 def render() -> str:
     lines = ["# Reference", "", "Made from the code by `TAILRACE_REGENERATE=1 pytest tests/test_docs.py`.", ""]
     lines += ["## Settings", "", "Flags of `tailrace serve`; each is also an environment variable.", ""]
@@ -38,7 +54,7 @@ def render() -> str:
         lines.append(f"| `{row.flag}` | `{row.variable}` | {default} | {row.text} |")
     of_model = ", ".join(f"`{row.name}`" for row in settings_table() if row.of_model)
     lines += ["", f"Of several models each may have its own of these, by `--set NAME.SETTING=VALUE`: {of_model}."]
-    lines += ["", "`TAILRACE_HOME` moves all that is fetched; `TAILRACE_MODEL` is the default of `MODEL`.", ""]
+    lines += ["", *_OTHER_VARIABLES, ""]
     lines += ["## Error codes", "", "`error.code` on `/v1` routes and in terminal events.", ""]
     lines += ["| code | status | |", "|---|---|---|"]
     lines += [f"| `{code}` | {status} | {text} |" for code, (status, text) in sorted(error_rows().items())]

@@ -434,6 +434,8 @@ class StreamTooLong(StreamError):
 
 
 class EngineError(TailraceError):
+    """The engine failed."""
+
     code = "engine_error"
 
 

@@ -31,7 +31,7 @@ def test_a_certificate_is_read_for_the_same_subject(tmp_path: Path, spec: Engine
 def test_any_other_subject_has_none(tmp_path: Path, spec: EngineSpec) -> None:
     write_certificate(tmp_path, _certificate(spec))
     assert read_certificate(tmp_path, subject("engine 2", spec)) is None
-    for change in ({"exact": False}, {"prefix_cache": False}, {"threads": 3}, {"max_step_tokens": 5}):
+    for change in ({"exact": False}, {"prefix_cache": False}, {"threads": 3}, {"never_alone": True}, {"gpus": 2}):
         assert read_certificate(tmp_path, subject("engine 1", msgspec.structs.replace(spec, **change))) is None
     Path(spec.path).write_bytes(b"GGUF of another size")
     assert read_certificate(tmp_path, subject("engine 1", spec)) is None

@@ -10,7 +10,9 @@ import random
 import shutil
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from tests.faults.house import House, Stream
 from tests.faults.laws import Kept, read_journal
 from tests.http.wire import as_json, sse_data
 from tests.missing import skip_missing
-from tests.waiting import until
+from tests.waiting import until, wait_until
 
 from tailrace.errors import ModelError
 from tailrace.streams import Record, StreamLog
@@ -423,6 +425,28 @@ def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(
     kept = read_journal(tmp_path / "cut").wire("stream")
     assert kept == answer.native("stream")[: len(kept)]
     assert len(kept) >= synced_events
+
+
+def test_commits_are_synced_while_all_threads_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long prompts and grammars are read in asyncio's threads."""
+    synced, released = threading.Event(), threading.Event()
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.set())
+
+    async def live() -> None:
+        journal = DiskJournal(tmp_path, sync_s=0.01)
+        keeping = asyncio.create_task(journal.maintain())
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        busy = asyncio.create_task(asyncio.to_thread(released.wait))
+        journal.begin(Record("stream", 0.0))
+        await wait_until(synced.is_set)
+        released.set()
+        await busy
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
+        journal.close()
+
+    asyncio.run(live())
 
 
 # Looked at

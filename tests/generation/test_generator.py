@@ -202,6 +202,12 @@ async def test_prompt_and_answer_that_are_too_long_together() -> None:
     assert end_of(run.log).usage == (60, 40)
 
 
+async def test_more_answers_than_the_memory_has_room_for() -> None:
+    error = await refused(Harness(kv_tokens=8), GenerateRequest(prompts=("x",), sampling=greedy(1, n=4)))
+    assert (error.status, error.param) == (400, "n")
+    assert error.message == "The engine's memory has no room for 4 answers at once. Ask for fewer."
+
+
 async def test_choices_share_the_memory() -> None:
     harness = Harness(context_tokens=1_000, kv_tokens=200)
     error = await refused(harness, GenerateRequest(prompts=("x" * 50,), sampling=greedy(50, n=2)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from tests.streams.shared_streams import DONE, LEASE_S
 from tests.testing.redis_server import shared_url
+from tests.waiting import turn
 
 from tailrace.streams import Record, StreamLog, new_stream_id
 from tailrace.streams._rows import Rows
@@ -12,6 +15,24 @@ from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._members import Members
 from tailrace.types import TextDelta
+
+
+async def test_a_stream_may_leave_the_cache_while_it_is_found() -> None:
+    """Another client deletes it, or others take its place."""
+    async with Connection.open(shared_url()) as connection:
+        members, claims = Members(connection, lease_s=LEASE_S), Claims(connection)
+        finished = FinishedStreams(
+            connection, members, claims, Rows(None), retention_s=60.0, budget_bytes=2**30, keeps=True
+        )
+        log = StreamLog(Record(new_stream_id(), 1.5), [DONE])
+        finished.cache(log)
+        await connection.ask(connection.client.set(connection.keys.stream(log.stream_id), b"kept"))
+        finding = asyncio.create_task(finished.find(log.stream_id))
+        await turn()  # it waits for Redis
+        for _ in range(2):
+            finished.cache(StreamLog(Record(new_stream_id(), 1.5), [TextDelta("x" * 2**26, ()), DONE]))
+        assert finished.cached(log.stream_id) is None
+        assert await finding is log
 
 
 async def test_an_ended_stream_that_several_find_at_once_takes_its_memory_once() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["certify"]
 
-_SETTINGS = (
+_SETTINGS = (  # of engines
     "engine", "for_", "device", "dtype", "kv_precision", "threads", "exact", "prefix_cache", "context_tokens",
     "kv_tokens", "max_step_tokens", "max_sequences",
 )  # fmt: skip
@@ -47,7 +47,7 @@ _SETTINGS = (
 @click.option(
     "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the result to this file."
 )
-@setting_options(*_SETTINGS)  # the settings that affect an engine's results
+@setting_options(*_SETTINGS)
 def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path | None, **values: Any) -> None:
     """Kill the engine of MODEL repeatedly, and count how often a repeated request gives another answer.
 

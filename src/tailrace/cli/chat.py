@@ -34,7 +34,7 @@ _TEMPERATURE = 0.6  # small models ramble at 1, the API's default
     help=f"0 always takes the most likely token. Default: {_TEMPERATURE} with tailrace; other servers decide.",
 )  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens. By default, the server decides.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The same seed gives the same answer.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Repeats an answer, as far as the engine can.")
 @click.option("--plain", is_flag=True, help="Print the text as it is, without rendering Markdown.")
 @server_options
 def chat(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tailrace.engines import Kind
     from tailrace.generation.source import Source
     from tailrace.measure.bench import Machine
-    from tailrace.measure.bench.roofline import Wish
+    from tailrace.measure.bench.machine import Wish
     from tailrace.models import ModelCard
     from tailrace.streams.old_journals import KeptJournal
 
@@ -140,7 +140,7 @@ def _version(kind: Kind) -> str:
 def _wish(source: Source) -> Wish:
     """Return what to measure on the machine for a model."""
     from tailrace.generation.service import engine_spec
-    from tailrace.measure.bench.roofline import Wish
+    from tailrace.measure.bench.machine import Wish
     from tailrace.settings import Settings
 
     if source.address or source.engine != "openvino":

@@ -109,7 +109,8 @@ def serve(
 
     With --model, it serves several models by name. MODEL is then the first of them, or is omitted.
 
-    Every option can also be given in the environment: --max-step-tokens as TAILRACE_MAX_STEP_TOKENS.
+    Every option but --on, --replicas and --target-requests can also be given in the environment: --max-step-tokens
+    as TAILRACE_MAX_STEP_TOKENS.
 
     \b
     tailrace serve

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import asdict
 
 from tailrace import __version__
 from tailrace.engines.processor import processor
@@ -63,18 +64,21 @@ class Certificate(msgspec.Struct, frozen=True):
         return f"not exact: {num_different} of {num_runs}" if num_different else "exact"
 
 
+# Fields of an `EngineSpec` that do not change the ids of an answer, or that are described in another way.
+_NO_SETTINGS = frozenset((
+    "engine", "path", "eos_token_ids", "cache_path", "context_tokens", "kv_tokens", "max_sequences",
+    "grammar_memory_bytes", "secret", "options",
+))  # fmt: skip
+
+
 def subject(engine: str, spec: EngineSpec) -> Subject:
     """Describe this machine and an engine. `engine` is the name in its capabilities. Only the sizes of model files
     count."""
+    values = {name: value for name, value in asdict(spec).items() if name not in _NO_SETTINGS}
     settings: dict[str, float | str] = {
         "tailrace": __version__,  # its version decides the engine's inputs
-        "exact": float(spec.exact),
-        "prefix_cache": float(spec.prefix_cache),
-        "threads": float(spec.threads),
-        "max_step_tokens": float(spec.max_step_tokens),
-        **({"prompt_lookup_tokens": float(spec.prompt_lookup_tokens)} if spec.prompt_lookup_tokens else {}),
-        **({"adapter": _model(Path(spec.adapter)), "adapter_scale": spec.adapter_scale} if spec.adapter else {}),
-        **{name: word for name in ("device", "dtype", "kv_precision") if (word := getattr(spec, name))},
+        **{name: value if isinstance(value, str) else float(value) for name, value in values.items()},
+        "adapter": _model(Path(spec.adapter)) if spec.adapter else "",
         **spec.options,
     }
     return Subject(engine, _model(Path(spec.path)) if spec.path not in ("", ".") else "", _machine(), settings)

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["SETTING", "use_huge_pages"]
+__all__ = ["SETTING", "move_to_huge_pages"]
 
 _MADV_COLLAPSE = 25
 _HUGE_BYTES = 2**21
@@ -24,15 +24,16 @@ _MAPPING = re.compile(r"(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-p \S+ \S+ 0 "
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # the system's: always, madvise or never
 
 
-def use_huge_pages() -> None:
-    """Move the resident private memory of this process to huge pages: 0.5 to 2 s per GB. It does nothing where the
-    system has none, or where they are switched off."""
+def move_to_huge_pages() -> Iterator[int]:
+    """Move the resident private memory of this process to huge pages. Yields the address of each, 1 to 4 ms after the
+    one before. Yields nothing where the system has none, or where they are switched off."""
     with contextlib.suppress(OSError):  # a system without these files; an engine also runs with small pages
         if "[never]" in SETTING.read_text():
             return
         madvise = ctypes.CDLL(None).madvise
         for address in _resident():  # where the kernel has no huge page left, the small ones stay
             madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_BYTES), _MADV_COLLAPSE)
+            yield address
 
 
 def _resident() -> Iterator[int]:

@@ -59,7 +59,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     adapter_scale: float = 1.0
     grammar_memory_bytes: int = 0  # of compiled grammars; the process is replaced at this limit; 0: no limit
     secret: str = ""  # a key for the server at `path`
-    options: dict[str, float] = {}  # the scripted engine's speed and faults
+    options: dict[str, float] = {}  # of the scripted engine, and the timeouts of an upstream server
 
 
 class Start(msgspec.Struct, tag="start", array_like=True, gc=False):

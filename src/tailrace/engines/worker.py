@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from tailrace.child import begin_child, end_family_with_me
 from tailrace.engines import load_engine
-from tailrace.engines.huge_pages import use_huge_pages
+from tailrace.engines.huge_pages import move_to_huge_pages
 from tailrace.engines.kinds import find_kind
 from tailrace.engines.promise import Delta, Engine, RestartNeeded
 from tailrace.engines.protocol import (
@@ -91,9 +91,11 @@ def run(engine: Engine, link: _Link, epoch: int) -> None:
     """
     live: set[int] = set()
     step = 0
+    small_pages = move_to_huge_pages()  # one by one, while nothing runs: nobody waits for them after a crash
     while True:
         deltas: list[Delta] = []
-        for message in link.receive(wait=not live):
+        is_moving = not live and next(small_pages, None) is not None
+        for message in link.receive(wait=not live and not is_moving):
             if isinstance(message, Submit):
                 sequence = message.sequence
                 try:
@@ -132,7 +134,6 @@ def main(argv: list[str]) -> int:
             end_family_with_me()
         try:
             engine = load_engine(start.spec)
-            use_huge_pages()
             link.send(Ready(PROTOCOL_VERSION, start.epoch, engine.capabilities))
             run(engine, link, start.epoch)
         except EOFError:

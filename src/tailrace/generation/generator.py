@@ -337,7 +337,10 @@ class Generator:
         self, sampling: Sampling, longest: int, num_prompt_tokens: int, num_choices: int, allowance: Allowance
     ) -> Sampling:
         """Fill in max_tokens and seed. `longest` is the number of tokens of the longest prompt. The default max_tokens
-        is reduced to the limits of the key. Raises: ContextLengthExceeded."""
+        is reduced to the limits of the key. Raises: RequestError."""
+        if self.limit_tokens(num_choices) < 1:
+            text = f"The engine's memory has no room for {num_choices} answers at once. Ask for fewer."
+            raise RequestError(text, param="n" if sampling.n > 1 else "prompt")
         room = self.limit_tokens(num_choices) - longest
         max_tokens = sampling.max_tokens
         if max_tokens is None:

@@ -19,6 +19,7 @@ from tailrace import __version__
 from tailrace.child import resident_bytes
 from tailrace.engines import EngineSpec, Supervisor
 from tailrace.engines.certificate import Verdict, read_certificate, subject
+from tailrace.engines.kinds import find_kind
 from tailrace.errors import AdmissionError, EngineLost, KeyRevoked, QueueFull, TailraceError
 from tailrace.generation import Generator
 from tailrace.models.places import data_path
@@ -67,6 +68,8 @@ class Served:
         self._running: asyncio.Task[None] | None = None
         self._estimated_bytes = weight_bytes + _PROCESS_BYTES
         self._peak_bytes = 0  # the largest measured memory of its workers
+        kind = find_kind(spec.engine)  # the weights may be in processes of the worker, which are not measured
+        self._least_bytes = self._estimated_bytes if kind is not None and kind.starts_processes else 0
 
     @property
     def is_live(self) -> bool:
@@ -194,7 +197,7 @@ class Served:
         """Return the memory of its worker: the largest measured value, or an estimate from its weights."""
         if self.supervisor.pid is not None:
             self._peak_bytes = max(self._peak_bytes, resident_bytes(self.supervisor.pid))
-        return self._peak_bytes or self._estimated_bytes
+        return max(self._peak_bytes, self._least_bytes) or self._estimated_bytes
 
     def _change(self) -> None:
         """The engine became ready, or was lost."""

@@ -124,7 +124,7 @@ class _Request:
             fields["stream"] = self.stream_id
         if log is not None and not is_of_app:
             fields["tokens"] = _num_tokens(log)
-        first_s = self._first_s if is_of_app else self._first_token_s(log)
+        first_s = self._first_s if is_of_app or log is None else log.first_s
         if first_s is not None and first_s >= self._begun_s:
             fields["first_ms"] = round(1e3 * (first_s - self._begun_s), 1)
         fields["total_ms"] = round(1e3 * (time.monotonic() - self._begun_s), 1)
@@ -134,9 +134,6 @@ class _Request:
             fields["request"] = self.scope["tailrace_request_id"]
         fields["end"] = self._end(log)
         return fields
-
-    def _first_token_s(self, log: StreamLog | None) -> float | None:
-        return log.first_s if log is not None else None
 
     def _end(self, log: StreamLog | None) -> str:
         """Return how the request ended: the stream's status if its end was sent; refused or failed, by the HTTP status;

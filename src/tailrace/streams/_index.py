@@ -95,6 +95,8 @@ class StreamIndex:
         it cannot be read now, JournalDamaged if it may have been lost."""
         log = self._running.get(stream_id) or self._cached.get(stream_id)
         if log is not None and log.record.owner == owner:
+            if stream_id in self._cached:
+                self._cached.move_to_end(stream_id)
             return log
         kept = self._finished.get(stream_id)
         if log is None and kept is not None and kept.owner == owner and self._archive is not None:

@@ -71,6 +71,12 @@ def test_engine_keeps(law: Law, shared: Shared) -> None:
     law(shared, vocab_size=300, num_sequences=64)
 
 
+def test_a_bias_outside_the_model_is_refused(shared: Shared) -> None:
+    """Tokenizers may have more tokens than the model's embedding."""
+    with pytest.raises(SequenceFailed, match="outside the model's vocabulary"):
+        shared.submit(_ask(9300, (5, 6), logit_bias=((10**6, 1.0),)))
+
+
 def test_closing(spec: EngineSpec) -> None:
     def make() -> Engine:
         engine = load_engine(spec)
@@ -170,7 +176,7 @@ def _row(seed: int = 1, **sampling: object) -> Row:
     from tailrace.engines.transformers.sampling import Row
 
     wanted = replace(Sampling(seed=seed, max_tokens=1000, ignore_eos=True), **sampling)  # type: ignore[arg-type]
-    return Row(Sequence(1, (0, 1), wanted), frozenset(), 8)
+    return Row(Sequence(1, (0, 1), wanted), frozenset())
 
 
 @pytest.fixture(scope="module")

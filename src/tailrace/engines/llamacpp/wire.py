@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import struct
 
 import httptools
 import msgspec
@@ -13,7 +14,7 @@ from tailrace.errors import ModelError
 
 __all__ = ["Exchange", "ask"]
 
-_CONNECT_S = 10.0  # for the listener's queue
+_CONNECT_S = 10  # longest wait for a place in the listener's queue
 _READ_BYTES = 1 << 18
 
 
@@ -33,7 +34,8 @@ class Exchange:
         self.is_over = False  # the server has closed the connection, and has already queued the release of the slot
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._socket.settimeout(_CONNECT_S)
+            # With Python's own timeout, `connect` would fail at once if the queue is full.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _CONNECT_S, 0))
             self._socket.connect(socket_path)
             self._socket.setblocking(False)
             self.send()

@@ -135,7 +135,7 @@ class OpenVINOEngine:
 
     def abort(self, sequence_id: int) -> None:
         run = self._runs.get(sequence_id)
-        if run is not None and not run.aborted:
+        if run is not None:
             run.aborted = True
 
     def step(self) -> list[Delta]:

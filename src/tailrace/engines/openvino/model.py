@@ -73,7 +73,9 @@ def load_pipeline(spec: EngineSpec) -> LoadedPipeline:
         return LoadedPipeline(genai.ContinuousBatchingPipeline(str(directory), scheduler, device, properties), rows)
 
     with ExitStack() as stack:
-        cache = Path(spec.cache_path) if spec.cache_path else stack.enter_context(scratch_directory("prepared-"))
+        cache = (
+            Path(spec.cache_path) if spec.cache_path else stack.enter_context(scratch_directory("tailrace-prepared-"))
+        )
         directory = path if path.is_dir() else prepare(path, cache)
         if spec.adapter:
             adapter = read_adapter(spec.adapter, spec.adapter_scale)

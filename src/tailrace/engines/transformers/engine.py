@@ -80,12 +80,14 @@ class TransformersEngine:
         self.capabilities.check_length(sequence)
         if not all(0 <= token_id < self._vocab_size for token_id in sequence.prompt_ids):
             raise SequenceFailed("the prompt contains a token id outside the model's vocabulary")
+        if not all(token_id < self._vocab_size for token_id, _ in sequence.sampling.logit_bias):
+            raise SequenceFailed("logit_bias has a token id outside the model's vocabulary")
         constraint = None
         if (grammar := sequence.sampling.grammar) is not None:
             if self._constraints is None:
                 raise SequenceFailed("grammars are not supported for this model's tokenizer")
             constraint = self._constraints(grammar, ignore_eos=sequence.sampling.ignore_eos)
-        row = Row(sequence, self._eos, self._vocab_size, constraint)
+        row = Row(sequence, self._eos, constraint)
         self._forwards.add(row)
         self._rows[sequence.sequence_id] = row
 

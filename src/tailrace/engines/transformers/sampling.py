@@ -34,7 +34,6 @@ class Row:
         "_eos",
         "_random",
         "_seen",
-        "_vocab_size",
         "count",
         "is_over",
         "is_plain",
@@ -43,9 +42,7 @@ class Row:
         "token_ids",
     )
 
-    def __init__(
-        self, sequence: Sequence, eos: frozenset[int], vocab_size: int, constraint: Constraint | None = None
-    ) -> None:
+    def __init__(self, sequence: Sequence, eos: frozenset[int], constraint: Constraint | None = None) -> None:
         sampling = sequence.sampling
         self.sequence_id = sequence.sequence_id
         self.sampling = sampling
@@ -62,12 +59,11 @@ class Row:
         self._random = random.Random(sampling.seed)
         self._answer: Counter[int] = Counter()
         self._seen = set(sequence.prompt_ids) if sampling.repetition_penalty != 1.0 else set()
-        self._vocab_size = vocab_size
         self._delta: Delta | None = None
 
     @classmethod
     def on_trial(cls) -> Row:
-        return cls(Sequence(-1, (0, 1), Sampling(temperature=0.0, seed=0, max_tokens=2)), frozenset(), 2)
+        return cls(Sequence(-1, (0, 1), Sampling(temperature=0.0, seed=0, max_tokens=2)), frozenset())
 
     def put(self, token_id: int, logprob: float | None = None, top: TopLogprobs = ()) -> None:
         """Append the chosen token."""

@@ -1,8 +1,8 @@
 """Encodes requests to upstream servers. Pure functions: no socket, no clock.
 
 Each kind of server gets only the parameters in `PARAMETERS`; others are refused earlier. `make_request` refuses
-parameters and grammars that one of the server's routes lacks. Temperature and top_p are always sent, and so are neutral
-values where some servers have other defaults. tailrace itself handles `n` and `stop`. Seeds are reduced to 31 bits,
+parameters and grammars that one of the server's routes lacks. Neutral values are sent where some servers have other
+defaults. tailrace itself handles `n` and `stop`. Seeds are reduced to 31 bits,
 which all servers accept.
 """
 

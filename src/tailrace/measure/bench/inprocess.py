@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.huge_pages import use_huge_pages
+from tailrace.engines.huge_pages import move_to_huge_pages
 from tailrace.engines.promise import Engine, Sequence
 from tailrace.measure.bench.load import Round, Timeline
 from tailrace.types import Sampling
@@ -47,7 +47,8 @@ def main() -> None:
     if not first_line.endswith(b"\n"):
         return  # the benchmark was stopped before it had written
     engine = load_engine(msgspec.json.decode(first_line, type=EngineSpec))
-    use_huge_pages()
+    for _ in move_to_huge_pages():
+        pass
     sys.stdout.buffer.write(b"ready\n")
     sys.stdout.buffer.flush()
     first_id = 1

@@ -11,8 +11,9 @@ import msgspec
 
 from tailrace.child import how_it_ended
 from tailrace.engines.processor import processor, processor_flags
+from tailrace.engines.protocol import EngineSpec
 
-__all__ = ["Machine", "look_at_machine", "measure_machine", "num_cores"]
+__all__ = ["Machine", "Wish", "look_at_machine", "measure_machine", "num_cores"]
 
 _INTERESTING = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
 
@@ -31,6 +32,14 @@ class Machine(msgspec.Struct, frozen=True):
     engine_ops_per_s: float = 0.0  # of the engine's own kernels, in its own precision; 0: not measured
 
 
+class Wish(msgspec.Struct, frozen=True):
+    """What to measure."""
+
+    weight_bytes: int = 0  # of the model; 0: not known
+    openvino: EngineSpec | None = None  # what OpenVINO would load, where that is the engine
+    in_eight_bits: bool = False  # the weights have eight bits or fewer
+
+
 def look_at_machine() -> Machine:
     """Describe this machine, without its speeds."""
     memory, flags = _numbers("/proc/meminfo"), processor_flags()
@@ -45,10 +54,10 @@ def look_at_machine() -> Machine:
     )
 
 
-def measure_machine(wish: object) -> Machine:
+def measure_machine(wish: Wish) -> Machine:
     """Describe this machine with its speeds: measures for some seconds on all cores, in a separate process.
 
-    `wish`: a `roofline.Wish`. Raises: RuntimeError if that process fails, for which memory may be too short.
+    Raises: RuntimeError if that process fails, for which memory may be too short.
     """
     # An argument instead of stdin, so that an interrupted parent cannot leave a partial input.
     command = [

@@ -18,10 +18,9 @@ import msgspec
 import numpy as np
 
 from tailrace.child import begin_child
-from tailrace.engines import EngineSpec
-from tailrace.measure.bench.machine import num_cores
+from tailrace.measure.bench.machine import Wish, num_cores
 
-__all__ = ["Wish", "main"]
+__all__ = ["main"]
 
 _ROUNDS = 7
 _READ_BYTES = 512 * 2**20  # more than most caches hold
@@ -38,14 +37,6 @@ def _best(run: Callable[[], object]) -> float:
         run()
         took_s.append(time.perf_counter() - began_s)
     return min(took_s)
-
-
-class Wish(msgspec.Struct, frozen=True):
-    """What to measure."""
-
-    weight_bytes: int = 0  # of the model; 0: not known
-    openvino: EngineSpec | None = None  # what OpenVINO would load, where that is the engine
-    in_eight_bits: bool = False  # the weights have eight bits or fewer
 
 
 def main() -> None:

@@ -91,7 +91,8 @@ class FinishedStreams:
         if not is_kept:
             self._uncache(stream_id)
             return None
-        self._cached.move_to_end(stream_id)
+        if stream_id in self._cached:  # it may have left meanwhile
+            self._cached.move_to_end(stream_id)
         return log
 
     def _uncache(self, stream_id: str) -> None:
