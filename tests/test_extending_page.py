@@ -14,7 +14,7 @@ import pytest
 from tests.api.process import TAILRACE, Server, environment
 from tests.waiting import LONG_S
 
-from tailrace.engines import OF_SOME, EngineSpec
+from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec
 from tailrace.testing import Law, check_engine, laws
 
 ROOT = Path(__file__).parent.parent
@@ -77,7 +77,7 @@ def test_the_page_shows_the_files_of_the_example() -> None:
 
 
 def test_the_page_names_every_setting_of_only_some_engines() -> None:
-    assert {f"--{name.replace('_', '-')}" for name in OF_SOME} <= set(re.findall(r"`(--[a-z-]+)`", PAGE))
+    assert {f"--{name.replace('_', '-')}" for name in OPTIONAL_SETTINGS} <= set(re.findall(r"`(--[a-z-]+)`", PAGE))
 
 
 def test_the_script_of_the_page(parrot: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.engines import KINDS, EngineSpec, choose, kinds, load_engine
+from tailrace.engines.openvino import facts
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 
@@ -101,7 +102,7 @@ def test_missing_packages_are_named_with_the_command(installed: set[str]) -> Non
 def test_openvino_has_eight_bits_for_some_types(
     types: tuple[str, ...], num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds, "processor_flags", lambda: frozenset(("avx2", "avx_vnni")))
+    monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(("avx2", "avx_vnni")))
     card = replace(GGUF, tensor_types=types, num_parameters=3_200, weight_bytes=1_900)
     assert KINDS["openvino"].weight_bytes(card) == num_bytes
     assert KINDS["llamacpp"].weight_bytes(card) == 1_900
@@ -109,7 +110,7 @@ def test_openvino_has_eight_bits_for_some_types(
 
 
 def test_openvino_has_eight_bits_for_small_files_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "processor_flags", lambda: frozenset(("avx2",)))
+    monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(("avx2",)))
     small = replace(GGUF, tensor_types=("F32", "Q4_1"), num_parameters=3_200, weight_bytes=1_900)
     large = replace(small, weight_bytes=2**30)
     assert KINDS["openvino"].weight_bytes(small) == 3_400

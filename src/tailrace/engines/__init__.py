@@ -10,7 +10,7 @@ from __future__ import annotations
 from tailrace.engines.kinds import (
     ENGINES_GROUP,
     KINDS,
-    OF_SOME,
+    OPTIONAL_SETTINGS,
     EngineChoice,
     Kind,
     all_kinds,
@@ -26,7 +26,7 @@ from tailrace.engines.worker_process import Receiver
 __all__ = [
     "ENGINES_GROUP",
     "KINDS",
-    "OF_SOME",
+    "OPTIONAL_SETTINGS",
     "Capabilities",
     "Delta",
     "Engine",

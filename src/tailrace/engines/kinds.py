@@ -17,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from tailrace.engines.processor import has_eight_bit_products, processor_flags
+from tailrace.engines.openvino import facts as openvino
 from tailrace.engines.promise import Engine
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
@@ -28,70 +28,26 @@ from tailrace.requirements import install_command
 __all__ = [
     "ENGINES_GROUP",
     "KINDS",
-    "OF_SOME",
-    "OPENVINO_FOUR_BITS",
+    "OPTIONAL_SETTINGS",
     "EngineChoice",
     "Kind",
     "all_kinds",
     "choose",
     "find_kind",
     "load_engine",
-    "openvino_least_bits",
 ]
 
 ENGINES_GROUP = "tailrace.engines"  # of entry points
 
-# What the GGUF loader of OpenVINO GenAI supports, and the tensor types that openvino.weights can convert for it.
-_OPENVINO_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_OPENVINO_TENSORS = frozenset(
-    ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
-     "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
-)  # fmt: skip
-OPENVINO_FOUR_BITS = frozenset(("Q4_0", "Q4_1", "Q4_K"))  # kept in large files; the other types get eight bits
-_OPENVINO_SMALL_BYTES = 400 * 2**20  # of a file; in eight bits, a model of this size takes 0.3 GB more
-_OPENVINO_SHARE = 1.2  # of the file's bytes: the library keeps scales in float32
-_OPENVINO_BYTES = 17 / 16  # for a weight of eight bits, with its share of a scale
-_OF_COMPUTING = ("kv_tokens", "max_step_tokens", "prefix_cache", "threads")
+_COMPUTING_SETTINGS = ("kv_tokens", "max_step_tokens", "prefix_cache", "threads")
 
 
 def _accept_all(card: ModelCard) -> str:
     return ""
 
 
-def _openvino_refuses(card: ModelCard) -> str:
-    if card.format != "gguf":
-        return ""
-    if card.architecture not in _OPENVINO_ARCHITECTURES:
-        return f"it runs GGUF files of {_names(_OPENVINO_ARCHITECTURES)}, not of {card.architecture}"
-    if card.tokenizer_model not in ("", "gpt2"):
-        return "it runs GGUF files with a byte-level BPE tokenizer, not with SentencePiece"
-    if unknown := sorted(set(card.tensor_types) - _OPENVINO_TENSORS):
-        return f"it does not read {', '.join(unknown)} tensors"
-    return ""
-
-
 def _file_bytes(card: ModelCard) -> int:
     return card.weight_bytes
-
-
-def openvino_least_bits(file_bytes: int) -> int:
-    """Return 4 if the four-bit weights of a GGUF file of this size stay so, or 8 if they get eight.
-
-    Without VNNI, the library computes in float32, and unpacking four bits takes longer than reading eight: with
-    SmolLM2-135M, a step of one row takes 1.2 times as long, of 16 rows 1.05 times. A large model keeps its four bits
-    nevertheless, because memory is what it lacks.
-    """
-    is_small = file_bytes <= _OPENVINO_SMALL_BYTES
-    return 8 if is_small and not has_eight_bit_products(processor_flags()) else 4
-
-
-def _openvino_bytes(card: ModelCard) -> int:
-    types = set(card.tensor_types) - {"F32", "F16", "BF16"}
-    if card.format != "gguf" or not types:
-        return card.weight_bytes
-    if types <= OPENVINO_FOUR_BITS | {"Q6_K", "Q8_0"} and openvino_least_bits(card.weight_bytes) == 4:
-        return round(card.weight_bytes * _OPENVINO_SHARE)
-    return round(card.num_parameters * _OPENVINO_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +122,7 @@ KINDS = {
             packages=("openvino", "openvino_genai"),
             cls="tailrace.engines.openvino.engine:OpenVINOEngine",
             settings=(
-                *_OF_COMPUTING,
+                *_COMPUTING_SETTINGS,
                 "adapter",
                 "adapter_scale",
                 "device",
@@ -176,8 +132,8 @@ KINDS = {
                 "prompt_lookup_tokens",
             ),
             exact=True,
-            refuses=_openvino_refuses,
-            weight_bytes=_openvino_bytes,
+            refuses=openvino.why_not,
+            weight_bytes=openvino.weight_bytes,
         ),
         Kind(
             "llamacpp",
@@ -186,7 +142,7 @@ KINDS = {
             packages=("xllamacpp",),
             cls="tailrace.engines.llamacpp.engine:LlamaCppEngine",
             is_for_one=True,
-            settings=(*_OF_COMPUTING, "exact"),  # --exact costs two thirds of the speed
+            settings=(*_COMPUTING_SETTINGS, "exact"),  # --exact costs two thirds of the speed
             step_tokens=512,  # llama.cpp's own batch size
         ),
         Kind(
@@ -196,7 +152,7 @@ KINDS = {
             packages=("vllm",),
             extra="vllm",
             cls="tailrace.engines.vllm.engine:VllmEngine",
-            settings=(*_OF_COMPUTING, "adapter", "adapter_scale", "dtype", "gpus"),
+            settings=(*_COMPUTING_SETTINGS, "adapter", "adapter_scale", "dtype", "gpus"),
             starts_processes=True,
             step_tokens=0,  # vLLM takes 2,048 on a CPU to 16,384 on the largest GPUs
         ),
@@ -207,7 +163,7 @@ KINDS = {
             packages=("torch", "transformers"),
             extra="transformers",
             cls="tailrace.engines.transformers.engine:TransformersEngine",
-            settings=(*_OF_COMPUTING, "adapter", "adapter_scale", "device", "dtype"),
+            settings=(*_COMPUTING_SETTINGS, "adapter", "adapter_scale", "device", "dtype"),
         ),
         Kind(
             "upstream",
@@ -227,7 +183,8 @@ KINDS = {
 }
 
 
-OF_SOME = frozenset(name for kind in KINDS.values() for name in kind.settings)  # settings that not every engine has
+# Settings that not every engine has.
+OPTIONAL_SETTINGS = frozenset(name for kind in KINDS.values() for name in kind.settings)
 
 
 def all_kinds() -> Mapping[str, Kind]:
@@ -249,7 +206,7 @@ def _misfit(kind: Kind, others: Mapping[str, Kind]) -> str:
     """Return why tailrace cannot use this plugin, or ""."""
     if unknown := sorted(set(kind.formats) - set(_FORMATS)):
         return f"it has unknown formats: {', '.join(unknown)}"
-    if unknown := sorted(set(kind.settings) - OF_SOME):
+    if unknown := sorted(set(kind.settings) - OPTIONAL_SETTINGS):
         return f"it has unknown settings: {', '.join(unknown)}"
     return "" if kind.cls.count(":") == 1 else f"{kind.cls!r} is not module:class"
 
@@ -297,7 +254,7 @@ def choose(
 
 def _unfit_for_one(kind: Kind, changed: Mapping[str, object]) -> str:
     """Return why `auto` does not prefer this engine for one stream, or ""."""
-    if unknown := sorted(OF_SOME & changed.keys() - set(kind.settings)):
+    if unknown := sorted(OPTIONAL_SETTINGS & changed.keys() - set(kind.settings)):
         return f"{kind.name} does not support --{unknown[0].replace('_', '-')}"
     return f"{kind.name} is slow with --exact" if changed.get("exact") and not kind.exact else ""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tailrace.admission import Gate
 from tailrace.durable.streams import DurableStreams
-from tailrace.engines import OF_SOME, EngineSpec, all_kinds
+from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
 from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation.generator import Generator, Limits
 from tailrace.generation.models import Models, Served
@@ -214,7 +214,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         most = source.card.context_tokens
         raise ModelError(f"--context-tokens must be at most {most}, the context window of {source.card.name}.")
     kind = all_kinds()[source.engine]
-    kind.check(sorted(OF_SOME & settings.changed.keys()))
+    kind.check(sorted(OPTIONAL_SETTINGS & settings.changed.keys()))
     return EngineSpec(
         engine=source.engine,
         path=source.address or str(source.card.path),

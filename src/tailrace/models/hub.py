@@ -58,8 +58,7 @@ def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
         else:
             return repo.fetch(_only_gguf(source.repo, repo.files), progress)
         # The first file by branch, so that the cache records the branch's commit for use without a network. The others
-        # by
-        # that commit, so that all are of one version and in one directory even if somebody pushes in between.
+        # by that commit, so that all are of one version and in one directory even if somebody pushes in between.
         directory = repo.fetch(first, progress).parent
         for file in repo.files:
             if "/" not in file and any(fnmatch(file, kind) for kind in wanted):

@@ -11,8 +11,7 @@ It replaces Ray Serve's decorator, and differs where that decorator loses calls 
    end a caller's stream; their instances are ordinary items.
 5. Every parameter arrives as a list, with defaults filled in.
 6. Everything is bounded: waiting calls by `max_queued`, unread items by a pause. A generator pauses while all its
-callers
-   have 64 unread items. A caller with 4096 unread items fails, and loses them.
+   callers have 64 unread items. A caller with 4096 unread items fails, and loses them.
 7. The function runs in the context (`contextvars`) in which it was decorated, not in that of a caller.
 """
 

@@ -88,8 +88,7 @@ class Tokenizer:
         added = self._special.get_added_tokens_decoder()
         secret = secrets.token_hex(8)
         # The library numbers new tokens from the size of the model's vocabulary. If the vocabulary has gaps, these
-        # numbers
-        # could already be in use. Adding unused names first prevents this.
+        # numbers could already be in use. Adding unused names first prevents this.
         gap = max(0, self.vocab_size - self._plain.get_vocab_size(with_added_tokens=False))
         names = [f"\ufdd0{secret}-{i}\ufdd1" for i in range(gap)]
         self._secret_names = {i: f"\ufdd0{secret}{i}\ufdd1" for i in self.control_tokens.values()}

@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tailrace.engines import EngineSpec, kinds
+from tailrace.engines import EngineSpec
+from tailrace.engines.openvino import facts
 from tailrace.engines.openvino import prepared as openvino_prepared
 from tailrace.engines.openvino.model import load_pipeline, num_rows
 from tailrace.engines.openvino.prepared import prepare, prepared_path, remove_unused
@@ -60,7 +61,7 @@ def test_processors_keep_the_forms_of_each_other(model: Path, monkeypatch: pytes
     """They may share a cache directory. A large model has the same form for all."""
 
     def path_for(*flags: str) -> Path:
-        monkeypatch.setattr(kinds, "processor_flags", lambda: frozenset(flags))
+        monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(flags))
         return prepared_path(model, model.parent)
 
     assert path_for("avx2", "avx_vnni") == path_for("avx2", "avx512_vnni") == path_for("asimd")

@@ -34,8 +34,7 @@ _SETS = {
     r"\S": r"[^ \t\n\r\f\v]",
 }
 # Small models get stuck in unlimited white space, so the separators are those of Python's JSON. (llama.cpp's version
-# takes
-# them as texts, other versions as patterns; these values mean the same in both.)
+# takes them as texts, other versions as patterns; these values mean the same in both.)
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _SAY_NOTHING = frozenset(("$id", "$schema", "default", "description", "examples", "strict", "title"))
 

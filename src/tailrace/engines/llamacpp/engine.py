@@ -14,18 +14,16 @@ Properties of the library that matter here (measured on 2026.10.11549):
    source). So a sequence waits until llama.cpp has closed the connections of the sequences whose memory it needs.
    Cached prompts of idle slots are dropped when the memory is needed.
 5. Presence and frequency penalties also count the prompt, and the logprobs of the tokens in 2. are not available. So
-these
-   are not supported. A grammar that it cannot parse, or that exceeds its budget, is ignored (with status 200):
+   these are not supported. A grammar that it cannot parse, or that exceeds its budget, is ignored (with status 200):
    `grammars` checks the answer. After the end of a grammar, further tokens are cut off.
 6. With `exact`, each sequence has its own memory, and one token is computed in the same way as several: weights are not
    repacked, and the KV cache has eight bits. With 16 bits, other kernels are used from 64 tokens on, and yet others for
    a single sequence with a context of 512. (With 16 bits, 21 of 149 replays differed on Zen 4, and 5 of 13 follow-up
    turns.) Only the tensor types of SmolLM2 in Q4_1 were tested.
 7. Its threads wait for each other by spinning, about a hundred times per token. If another process needs a core,
-spinning
-   wastes time: 32 tokens on two cores next to one busy process took more than 22 s. If threads sleep at once, this
-   takes 0.7 s, but an idle machine gives 29 tokens/s instead of 84. So they spin briefly and then sleep: 84 tokens/s,
-   and 27 next to a busy process (38 if they sleep at once).
+   spinning wastes time: 32 tokens on two cores next to one busy process took more than 22 s. If threads sleep at once,
+   this takes 0.7 s, but an idle machine gives 29 tokens/s instead of 84. So they spin briefly and then sleep: 84
+   tokens/s, and 27 next to a busy process (38 if they sleep at once).
 """
 
 from __future__ import annotations

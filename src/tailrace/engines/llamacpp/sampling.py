@@ -27,8 +27,7 @@ def request_body(sampling: Sampling, num_prompt_tokens: int, vocab_size: int) ->
     top_k = sampling.top_k
     if sampling.typical_p < 1 and not top_k:
         # An impossible token (end tokens with ignore_eos) makes the entropy NaN, and then every token is typical. So
-        # top_k
-        # removes the least likely tokens first.
+        # top_k removes the least likely tokens first.
         top_k = max(1, vocab_size - _MAX_END_TOKENS)
     is_greedy = sampling.temperature <= 0
     num_tokens = (sampling.max_tokens or 0) + SPARE_TOKENS

@@ -22,10 +22,9 @@ Properties of the library that matter here (measured on 2026.4.1):
    also returns blocks that answers wrote. `prompts` prevents both. Without the cache, the library splits prompts that
    are longer than a step, and the last piece may have one token (1 to 2 of 5 prompts of 257 tokens gave other ids).
 7. With `prompt_lookup_tokens`, a step also computes the speculative tokens, and its bits differ from a step of one
-token.
-   The library looks up the ids of the prompt, so these are sent unchanged. Its other method, a draft model, does not
-   sample from the model's distribution (in 1,200 answers at temperature 0.6, the second token had 87 values, without it
-   fewer than 24), so it is not offered.
+   token. The library looks up the ids of the prompt, so these are sent unchanged. Its other method, a draft model, does
+   not sample from the model's distribution (in 1,200 answers at temperature 0.6, the second token had 87 values,
+   without it fewer than 24), so it is not offered.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from pathlib import Path
 import openvino_genai as genai
 
 from tailrace.child import how_it_ended
-from tailrace.engines.kinds import openvino_least_bits
+from tailrace.engines.openvino.facts import least_bits
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 
@@ -68,7 +68,7 @@ def prepare(path: Path, cache: Path, *, again: bool = False) -> Path:
 
 
 def _least_bits(path: Path) -> int:
-    return openvino_least_bits(path.stat().st_size)
+    return least_bits(path.stat().st_size)
 
 
 def remove_unused(path: Path, prepared: Path) -> None:

@@ -7,13 +7,11 @@ as complete when it begins to fill it, so that an aborted prompt corrupts the ca
 answers). So, with the prefix cache:
 
 - Prompts are split here, at block boundaries. Every piece except the last is a throw-away sequence, which the next
-piece
-  finds in the cache.
+  piece finds in the cache.
 - With `exact`, a prompt's ids are sent as `id - num_rows`. The model looks up the same embedding row, and the cache
-cannot
-  confuse prompts with answers. In the tail, which starts at the last block boundary that leaves `_TAIL_TOKENS`, the
-  bits of the prompt's number decide which ids are sent unchanged. So no tail is found in the cache, and the last piece
-  never has one token.
+  cannot confuse prompts with answers. In the tail, which starts at the last block boundary that leaves `_TAIL_TOKENS`,
+  the bits of the prompt's number decide which ids are sent unchanged. So no tail is found in the cache, and the last
+  piece never has one token.
 
 Exception: a repetition penalty reads the prompt, where the library rejects such ids. Those prompts are sent unchanged,
 and may match answers and tails in the cache.

@@ -19,7 +19,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.engines.kinds import OPENVINO_FOUR_BITS
+from tailrace.engines.openvino.facts import FOUR_BITS
 
 __all__ = ["AT_ONCE", "GROUP", "EightBits", "FourBits", "eight_bits", "four_bits"]
 
@@ -76,7 +76,7 @@ def four_bits(tensor: gguf.ReaderTensor) -> FourBits | None:
     """Return a tensor with its own codes and scales, or None if its type has not four bits. Raises: FloatingPointError
     for a scale that is NaN or infinite."""
     kind = tensor.tensor_type.name
-    if kind not in OPENVINO_FOUR_BITS:
+    if kind not in FOUR_BITS:
         return None
     columns = int(tensor.shape[0])
     block_weights, block_bytes = gguf.GGML_QUANT_SIZES[tensor.tensor_type]

@@ -19,8 +19,7 @@ from typing import Any, TypeAlias
 __all__ = ["AppLoop", "Workers", "until_done"]
 
 # A result or an exception. Not passed as a future's exception, because futures reject StopIteration, and SystemExit
-# would
-# end the event loop.
+# would end the event loop.
 _Outcome: TypeAlias = tuple[Any, BaseException | None]  # Any: what the app's code gives
 
 
