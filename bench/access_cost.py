@@ -16,16 +16,13 @@ import argparse
 import asyncio
 import sqlite3
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
-import psutil
-
+from servers import RunningServer, serving
 from tailrace.access.quota import Quota
 from tailrace.records.database import RecordDatabase
 from tailrace.records.keys import KeyStore
@@ -36,40 +33,18 @@ _NUM_STREAMS = 8
 _NUM_TOKENS = 20_000
 _NUM_ANSWERS = 32  # of a model, in each turn
 _ANSWER_TOKENS = 16
-_PORTS = {"without": 8971, "with": 8972}
+_NAMES = ("without", "with")
 _COUNT = "SELECT count(*) FROM requests"
 _LARGE = Quota(requests_per_minute=10**9, tokens_per_minute=10**12, tokens_per_month=10**14, streams_at_once=10**6)
 
 
 class _Server:
-    def __init__(
-        self, name: str, source: str, directory: Path, *flags: str, token: str = "", database: Path | None = None
-    ) -> None:
-        self._port = _PORTS[name]
+    def __init__(self, running: RunningServer, *, token: str = "", database: Path | None = None) -> None:
+        self._port = running.port
+        self.cpu_s = running.cpu_s
         self._database = sqlite3.connect(f"file:{database}?mode=ro", uri=True) if database is not None else None
         self._num_rows = 0
         self._headers = f"Authorization: Bearer {token}\r\n" if token else ""
-        log = (directory / "log").open("w")
-        self._process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "tailrace"), "serve", source, "--port", str(self._port),
-             "--data-dir", str(directory), "--max-concurrent-requests", "1000", *flags],
-            stderr=log,
-        )  # fmt: skip
-        for _ in range(300):
-            try:
-                if httpx.get(f"http://127.0.0.1:{self._port}/readyz", trust_env=False).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.1)
-
-    def close(self) -> None:
-        self._process.terminate()
-        self._process.wait()
-
-    def cpu_s(self) -> float:
-        times = psutil.Process(self._process.pid).cpu_times()
-        return times.user + times.system
 
     def wait_for_rows(self, count: int) -> None:
         """Wait until the database has the rows of all requests so far. It is read by this process."""
@@ -153,27 +128,24 @@ _Measurements = dict[tuple[str, str], list[tuple[float, float]]]
 
 def _start_and_measure(source: str, acts: dict[str, _Act], num_turns: int, measurements: _Measurements) -> None:
     """Start both servers, and add the measurements of all turns by kind and server."""
-    with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as keyed:
-        path = Path(keyed) / "records.sqlite"
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        path = Path(directory) / "records.sqlite"
         url = f"sqlite:///{path}"
         database = RecordDatabase(url)
         database.prepare()
         token = KeyStore(database).create("alice", quota=_LARGE).token
         database.close()
+        many = ("--max-concurrent-requests", "1000")
         servers = {
-            "without": _Server("without", source, Path(plain)),
-            "with": _Server("with", source, Path(keyed), "--database", url, token=token, database=path),
+            "without": _Server(stack.enter_context(serving(source, *many))),
+            "with": _Server(stack.enter_context(serving(source, *many, "--database", url)), token=token, database=path),
         }
-        try:
-            for turn in range(num_turns + 1):
-                for name, server in sorted(servers.items(), reverse=bool(turn % 2)):
-                    for kind, act in acts.items():
-                        measured = _measure(server, act)
-                        if turn:  # turn 0 warms up
-                            measurements.setdefault((kind, name), []).append(measured)
-        finally:
-            for server in servers.values():
-                server.close()
+        for turn in range(num_turns + 1):
+            for name, server in sorted(servers.items(), reverse=bool(turn % 2)):
+                for kind, act in acts.items():
+                    measured = _measure(server, act)
+                    if turn:  # turn 0 warms up
+                        measurements.setdefault((kind, name), []).append(measured)
 
 
 def main() -> None:
@@ -188,7 +160,7 @@ def main() -> None:
         _start_and_measure(args.source, acts, args.turns, measurements)
     for kind in acts:
         rates, costs = {}, {}
-        for name in _PORTS:
+        for name in _NAMES:
             of_turns, costs_of_turns = zip(*measurements[kind, name], strict=True)
             rates[name], costs[name] = statistics.median(of_turns), min(costs_of_turns)
             print(f"{name:>8} keys: {rates[name]:10,.1f} {kind} a second, {costs[name]:7.2f} µs of the server for each")

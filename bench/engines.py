@@ -34,6 +34,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from machine import this_machine
+from tailrace.measure.bench.load import percentile
 
 FIRST_PORT = 8987
 LOADS = (1, 2, 4, 8, 16, 32)
@@ -145,8 +146,8 @@ async def measure(
                 num_tokens = sum(num_tokens_of(answer, tokenizer) for answer in answers)
                 if not num_tokens:
                     raise SystemExit(f"{server.name} gave nothing: {answers[0].raw[:500]!r}")
-                firsts = sorted(answer.first_s for answer in answers)
-                worst = firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))]
+                firsts = [answer.first_s for answer in answers]
+                worst = percentile(firsts, 0.99)
                 measurements[server.name].append((num_tokens / wall_s, statistics.median(firsts), worst))
         for name, rows in measurements.items():
             line = Line(name, streams, *(round(statistics.median(of), 4) for of in zip(*rows, strict=True)))

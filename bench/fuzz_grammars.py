@@ -19,18 +19,18 @@ import asyncio
 import collections
 import contextlib
 import json
-import os
 import random
 import re
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import psutil
+
+from servers import serving
+from tailrace.measure.bench.load import percentile
 
 _ATOMS = [
     "a",
@@ -275,50 +275,18 @@ class Fuzz:
                 self.report_finding("the answer is not JSON", fields=fields, text=text)
 
 
-@contextlib.contextmanager
-def _server(engine: str, model: str) -> Iterator[tuple[str, int]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "tailrace",
-        "serve",
-        *([model] if model else []),
-        "--engine",
-        engine,
-        "--port",
-        str(port),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": "1"})
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(300):
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(url + "/v1/models").status_code == 200:
-                    break
-            time.sleep(1)
-        yield url, process.pid
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
 async def _run(engine: str, model: str, minutes: float, seed: int) -> int:
-    with _server(engine, model) as (url, pid):
-        fuzz = Fuzz(url, pid, seed)
+    with serving(model, "--engine", engine) as server:
+        fuzz = Fuzz(server.url, server.process.pid, seed)
         async with httpx.AsyncClient(timeout=600) as client:
             await fuzz.read_endlessly(client, time.monotonic() + 15)
-            quiet = sorted(fuzz.cpu_s)
-            fuzz.usual_s = quiet[int(len(quiet) * 0.99)]
+            fuzz.usual_s = percentile(fuzz.cpu_s, 0.99)
             fuzz.gaps_s.clear()
             fuzz.cpu_s.clear()
             deadline_s = time.monotonic() + 60 * minutes
             await asyncio.gather(
                 fuzz.read_endlessly(client, deadline_s), *(fuzz.sender(client, deadline_s) for _ in range(4))
             )
-        gaps = sorted(fuzz.gaps_s)
         report = {
             "engine": engine,
             "minutes": minutes,
@@ -328,9 +296,9 @@ async def _run(engine: str, model: str, minutes: float, seed: int) -> int:
             "stalls": fuzz.num_stalls,
             "usual_cpu_s": round(fuzz.usual_s, 3),
             "cpu_max_s": round(max(fuzz.cpu_s), 3),
-            "gap_p50_s": round(gaps[len(gaps) // 2], 3),
-            "gap_p99_s": round(gaps[int(len(gaps) * 0.99)], 3),
-            "gap_max_s": round(gaps[-1], 3),
+            "gap_p50_s": round(percentile(fuzz.gaps_s, 0.5), 3),
+            "gap_p99_s": round(percentile(fuzz.gaps_s, 0.99), 3),
+            "gap_max_s": round(max(fuzz.gaps_s), 3),
         }
         print(json.dumps(report), flush=True)
     return 1 if fuzz.findings else 0
@@ -340,7 +308,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz the grammars of a real engine.")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--engine", choices=("openvino", "llamacpp", "transformers", "vllm"), default="openvino")
-    parser.add_argument("--model", default="", help="as for tailrace serve; transformers and vllm need a directory")
+    parser.add_argument("--model", default="smollm2", help="as for serve; transformers and vllm need a directory")
     parser.add_argument("--seed", type=int, default=0)
     request = parser.parse_args()
     return asyncio.run(_run(request.engine, request.model, request.minutes, request.seed))

@@ -11,41 +11,19 @@ process. The kernel's memory for sockets is not included.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import re
 import resource
 import selectors
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 
+from servers import serving
+
 _SLOW = "scripted:tokens_per_s=0.001"
-_TAILRACE = str(Path(sys.executable).parent / "tailrace")
 _AT_ONCE = 200  # clients that connect together; a burst of a thousand would not measure idle readers
-
-
-@contextlib.contextmanager
-def serving(*flags: str) -> Iterator[tuple[psutil.Process, int]]:
-    """Start a server; yields its process and its port."""
-    command = [_TAILRACE, "serve", _SLOW, "--port", "0", "--drain-s", "0", *flags]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if found := re.search(r"Listening on http://127\.0\.0\.1:([0-9]+)", line):
-                yield psutil.Process(process.pid), int(found[1])
-                return
-        raise SystemExit("The server did not start.")
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 def create(port: int, number: int) -> str:
@@ -94,7 +72,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for this process, and the server, which inherits it
     room = str(max(128, options.streams))
     flags += ["--max-sequences", room, "--max-concurrent-requests", room, "--kv-tokens", str(256 * int(room))]
-    with serving(*flags) as (process, port):
+    with serving(_SLOW, "--drain-s", "0", *flags) as server:
+        process, port = server.process, server.port
         ids = [create(port, number) for number in range(options.streams)]
         paths = [f"/v1/streams/{ids[number % len(ids)]}/events" for number in range(options.readers)]
         follow(port, paths[:1])[0].close()  # memory that only the first request allocates does not count

@@ -18,8 +18,6 @@ import random
 import re
 import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,13 +25,14 @@ from pathlib import Path
 
 from starlette.datastructures import Headers
 
+from servers import serving
 from tailrace.access.keyring import Keyring
 from tailrace.errors import Unauthenticated
+from tailrace.measure.bench.load import percentile
 from tailrace.records.keys import KeyStore
 from tailrace.records.service import Records, open_database
 from tailrace.settings import Settings
 
-_TAILRACE = str(Path(sys.executable).parent / "tailrace")
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _SCOPE = {"type": "http", "method": "POST", "path": "/v1/streams", "query_string": b""}
 
@@ -114,14 +113,8 @@ class Connection:
 def time_guesses(settings: Settings, tokens: list[str], count: int) -> dict[str, list[float]]:
     """Return the microseconds of refusals over HTTP, by kind of guess."""
     own_token, other_token = tokens_of_two_owners(settings, tokens)
-    command = [_TAILRACE, "serve", "scripted", "--port", "0", "--database", settings.database, "--drain-s", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        port = next(
-            int(found[1]) for line in process.stderr if (found := re.search(r"Listening on \S+:([0-9]+)", line))
-        )
-        connection = Connection(port)
+    with serving("scripted", "--database", settings.database, "--drain-s", "0") as server:
+        connection = Connection(server.port)
         _, answer = connection.ask("POST", "/v1/streams", other_token, b'{"prompt": "Hi.", "max_tokens": 5}')
         stream_id = json.loads(answer.partition(b"\r\n\r\n")[2])["id"]
         kinds: dict[str, Callable[[], tuple[str, str]]] = {
@@ -138,9 +131,6 @@ def time_guesses(settings: Settings, tokens: list[str], count: int) -> dict[str,
             assert answer.startswith((b"HTTP/1.1 401", b"HTTP/1.1 404")), answer
             taken_us[kind].append(took_us)
         return taken_us
-    finally:
-        process.terminate()
-        process.communicate()
 
 
 def noise_of(values: list[float]) -> float:
@@ -152,7 +142,7 @@ def noise_of(values: list[float]) -> float:
 def show(title: str, taken_us: dict[str, list[float]]) -> None:
     print(f"\n{title}: median, 99th percentile, noise (µs)")
     for kind, values in taken_us.items():
-        ninety_ninth = sorted(values)[int(0.99 * len(values))]
+        ninety_ninth = percentile(values, 0.99)
         print(f"  {kind:<24}{statistics.median(values):9.2f}{ninety_ninth:9.2f}{noise_of(values):9.2f}")
 
 

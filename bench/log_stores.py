@@ -23,6 +23,7 @@ from pathlib import Path
 
 import redis
 
+from tailrace.measure.bench.load import percentile
 from tailrace.streams import Ender, Lease, LogStore, Reader, Record, StreamLog, new_stream_id, open_sqlite
 from tailrace.streams.redis import open_redis
 from tailrace.types import ANONYMOUS, End, Sampling, TextDelta, Usage
@@ -170,7 +171,7 @@ async def main() -> None:
         )
         table.append({"redis / sqlite, events_per_s": round(ratio, 2), "streams": load})
     for load, found in late.items():
-        p50, p99 = statistics.median(found), sorted(found)[int(0.99 * len(found))]
+        p50, p99 = statistics.median(found), percentile(found, 0.99)
         table.append({"delay elsewhere, ms": {"p50": round(p50, 2), "p99": round(p99, 2)}, "streams": load})
     table.append({key: round(value, 1) for key, value in sizes.items()})
     for line in table:

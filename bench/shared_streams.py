@@ -15,9 +15,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,9 +22,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
-import psutil
 import redis
 
+from servers import RunningServer, serving
 from tailrace.measure.bench.load import percentile, run_load
 
 LOADS = {1: 4_000, 16: 2_000, 64: 1_000}  # streams, and tokens of each
@@ -36,33 +33,12 @@ PACED = {"prompt": "A river.", "max_tokens": 300, "seed": 1}
 
 
 class Server:
-    """A server process on a port of its own."""
+    """A server, and a client of it."""
 
-    def __init__(self, source: str, port: int, directory: Path, *flags: str) -> None:
-        command = [str(Path(sys.executable).parent / "tailrace"), "serve", source, "--port", str(port)]
-        log = (directory / f"{port}.log").open("w")
-        self.port = port
-        self.process = subprocess.Popen(
-            [*command, "--data-dir", str(directory / str(port)), "--max-concurrent-requests", "1000", *flags],
-            stderr=log,
-        )
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
-        for _ in range(300):
-            try:
-                if self.http.get("/readyz").status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.1)
-        raise SystemExit("a server did not start")
-
-    def cpu_s(self) -> float:
-        times = psutil.Process(self.process.pid).cpu_times()
-        return times.user + times.system
-
-    def close(self) -> None:
-        self.process.terminate()
-        self.process.wait()
+    def __init__(self, running: RunningServer) -> None:
+        self.running = running
+        self.port = running.port
+        self.http = httpx.Client(base_url=running.url, timeout=60, trust_env=False)
 
     def create(self) -> str:
         return str(self.http.post("/v1/streams", json=PACED).json()["id"])
@@ -73,9 +49,9 @@ class Server:
             f"POST /v1/streams HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
             f"Accept: text/event-stream\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
         ).encode()
-        cpu_s = self.cpu_s()
+        cpu_s = self.running.cpu_s()
         sample = asyncio.run(run_load("127.0.0.1", self.port, [head + body] * num_streams, concurrency=num_streams))
-        cpu_s = self.cpu_s() - cpu_s
+        cpu_s = self.running.cpu_s() - cpu_s
         return {
             "events_per_s": sample.events_per_s,
             "cpu_us_per_event": 1e6 * cpu_s / sample.num_events,
@@ -127,20 +103,16 @@ def stop_ms(one: Server, other: Server) -> float:
 
 @contextmanager
 def servers(url: str) -> Iterator[dict[str, Server]]:
+    shared = ("--journal", f"{url}?prefix={PREFIX}")
+    starts = {
+        "disk": ("scripted",),
+        "redis": ("scripted", *shared),
+        "paced": ("scripted:tokens_per_s=100", *shared),
+        "other": ("scripted:tokens_per_s=100", *shared),
+    }
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        shared = ("--journal", f"{url}?prefix={PREFIX}")
-        starts = {
-            "disk": ("scripted", 8951, ()),
-            "redis": ("scripted", 8952, shared),
-            "paced": ("scripted:tokens_per_s=100", 8953, shared),
-            "other": ("scripted:tokens_per_s=100", 8954, shared),
-        }
-        found = {}
-        for name, (source, port, flags) in starts.items():
-            found[name] = Server(source, port, directory, *flags)
-            stack.callback(found[name].close)
-        yield found
+        many = ("--max-concurrent-requests", "1000")
+        yield {name: Server(stack.enter_context(serving(*start, *many))) for name, start in starts.items()}
 
 
 def main() -> None:

@@ -12,16 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import httpx
 
 from machine import this_machine
+from servers import serving
 
-PORT = 8986
 TURNS = 20
 SHOWN = (1, 5, 10, 20)
 QUESTION = (
@@ -67,18 +65,12 @@ def converse(client: httpx.Client, number: int) -> list[tuple[int, float]]:
 
 def measure(source: str, flags: list[str], conversations: int) -> list[tuple[int, int, float]]:
     """Return turns with prompt tokens and median seconds to the first token."""
-    command = [sys.executable, "-m", "tailrace", "serve", source, "--port", str(PORT), "--journal", "memory", *flags]
-    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stderr is not None
-        if not any(line.startswith("Listening") for line in server.stderr):
-            raise SystemExit("the server did not start")
-        with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=120, trust_env=False) as client:
-            converse(client, 0)
-            runs = [converse(client, number) for number in range(1, conversations + 1)]
-    finally:
-        server.terminate()
-        server.wait()
+    with (
+        serving(source, "--journal", "memory", *flags) as server,
+        httpx.Client(base_url=server.url, timeout=120, trust_env=False) as client,
+    ):
+        converse(client, 0)
+        runs = [converse(client, number) for number in range(1, conversations + 1)]
     return [(turn, runs[0][turn - 1][0], statistics.median(run[turn - 1][1] for run in runs)) for turn in SHOWN]
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from threading import Thread
 from typing import IO
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ from tailrace.measure.bench.load import Round, Sample, Timeline, percentile, run
 from tailrace.text import Tokenizer
 
 __all__ = ["Pair", "ReportLine", "compare_engine", "compare_server", "engine_alone"]
+
+_STOP_S = 30.0  # then a process is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +82,14 @@ async def _server(model: str, *flags: str) -> AsyncIterator[tuple[str, int]]:
         url = urlsplit(await asyncio.to_thread(_listening_url, process.stderr))
         assert url.hostname is not None
         assert url.port is not None
+        Thread(target=process.stderr.read, daemon=True).start()  # else the server would wait when the pipe is full
         yield url.hostname, url.port
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def _listening_url(stderr: IO[str]) -> str:
@@ -106,7 +113,7 @@ def _child(module: str, *arguments: str) -> Iterator[tuple[IO[bytes], IO[bytes]]
         try:
             yield process.stdin, process.stdout
             process.stdin.close()
-            process.wait(30)
+            process.wait(_STOP_S)
         except BaseException:
             process.kill()
             raise

@@ -1,0 +1,64 @@
+"""Servers of tailrace that a benchmark starts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+__all__ = ["RunningServer", "serving"]
+
+_START_S = 600.0  # a model may have to be fetched and converted
+_STOP_S = 60.0
+
+
+class RunningServer:
+    def __init__(self, process: psutil.Process, port: int) -> None:
+        self.process = process
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def cpu_s(self) -> float:
+        """Return the processor time of the server's own process, without its engines."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+@contextmanager
+def serving(source: str, *flags: str) -> Iterator[RunningServer]:
+    """Run `tailrace serve` on a free port, with a data directory of its own.
+
+    Raises: SystemExit if it does not start.
+    """
+    with tempfile.TemporaryDirectory() as directory, (Path(directory) / "log").open("w+") as log:
+        command = [sys.executable, "-m", "tailrace", "serve", source, "--port", "0", "--data-dir", directory, *flags]
+        process = subprocess.Popen(command, stderr=log)
+        try:
+            yield RunningServer(psutil.Process(process.pid), _port(process, Path(log.name)))
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _port(process: subprocess.Popen[bytes], log: Path) -> int:
+    """Wait until the server listens; returns its port."""
+    end_s = time.monotonic() + _START_S
+    while process.poll() is None and time.monotonic() < end_s:
+        if found := re.search(r"^Listening on \S+:([0-9]+)", log.read_text(), re.MULTILINE):
+            return int(found[1])
+        time.sleep(0.05)
+    raise SystemExit(f"The server did not start:\n{log.read_text()[-3000:]}")
