@@ -52,7 +52,7 @@ def render() -> str:
         if row.default in ("", None):
             default = "by engine" if row.default is None else "none"
         lines.append(f"| `{row.flag}` | `{row.variable}` | {default} | {row.text} |")
-    of_model = ", ".join(f"`{row.name}`" for row in settings_table() if row.of_model)
+    of_model = ", ".join(f"`{row.key}`" for row in settings_table() if row.of_model)
     lines += ["", f"Of several models each may have its own of these, by `--set NAME.SETTING=VALUE`: {of_model}."]
     lines += ["", *_OTHER_VARIABLES, ""]
     lines += ["## Error codes", "", "`error.code` on `/v1` routes and in terminal events.", ""]

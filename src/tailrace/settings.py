@@ -126,7 +126,9 @@ class Settings:
     max_concurrent_requests: int = _model_setting(
         128, "Requests running and queued; more are refused with 429.", least=1
     )
-    default_max_tokens: int = _model_setting(1024, "Longest answer if the request does not set a limit.", least=1)
+    default_max_tokens: int = _model_setting(
+        1024, "Longest answer if the request does not set a limit. /v1/completions has 16, as OpenAI's.", least=1
+    )
     prompt_template: str = _setting(
         "", "Template for prompts of the plain wires (/?prompt=, /query-stream, /generate-stream), with {prompt} in it."
     )

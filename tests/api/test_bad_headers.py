@@ -242,7 +242,7 @@ def test_wrong_methods(target: Server, name: str, good: str, path: str, sent: di
             refusal = refused(wire, shape)
             assert refusal.status == 405
             here = {one.operation.method for one in EVERYTHING if one.path.partition("?")[0] == path.partition("?")[0]}
-            assert here & set(refusal.headers["allow"].split(", ")), good
+            assert here <= set(refusal.headers["allow"].split(", ")), good
 
 
 @pytest.mark.parametrize(

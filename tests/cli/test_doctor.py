@@ -35,6 +35,14 @@ def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     assert report["model"] is None
 
 
+def test_without_a_model_nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TAILRACE_HOME", str(tmp_path / "home"))
+    status, report, stderr = ask()
+    assert (status, report["model"]) == (0, None)
+    assert "`tailrace doctor smollm2` downloads one" in stderr
+    assert not (tmp_path / "home" / "models").exists()
+
+
 @pytest.mark.deep
 def test_a_directory_of_hugging_face(tiny_gpt2_dir: Path) -> None:
     status, report, _ = ask("--quick", str(tiny_gpt2_dir))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import threading
 import time
@@ -155,7 +156,8 @@ def test_listed_and_shown(url: str, token: str) -> None:
         (("show", "abcdefghjkmn"), 1, "There is no key with this id."),
         (("create", "anonymous"), 2, "An owner's name"),
         (("create", "a", "--scope", "all"), 2, "A scope must be generate, read, admin, metrics"),
-        (("create", "a", "--expires", "soon"), 2, "'soon' is not a duration such as 90d"),
+        (("create", "a", "--expires", "soon"), 2, "'soon' is not a duration of at most 100 years"),
+        (("create", "a", "--expires", "0d"), 2, "must be valid for some time"),
         (("rotate", "abcdefghjkmn", "--grace", "-1d"), 2, "is not a duration"),
     ],
 )
@@ -164,6 +166,14 @@ def test_mistakes(url: str, arguments: tuple[str, ...], status: int, message: st
     assert result.exit_code == status
     assert message in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_name_with_control_characters_is_shown_harmless(url: str) -> None:
+    """A terminal would run them as commands."""
+    _keys(url, "create", "a", "--name", "one\x1b[31mtwo")
+    listed = _keys(url, "list").stdout
+    assert "\x1b" not in listed
+    assert re.search(r"one.\[31mtwo .* 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ ", listed)  # and no date is cut
 
 
 def test_a_missing_database() -> None:

@@ -105,8 +105,8 @@ def test_mistakes(tmp_path: Path) -> None:
     other = write_certificate(tmp_path, "other")[1]
     for flags, status, expected in (
         (["--tls-key", str(key)], 2, "need --tls-cert"),
-        (["--tls-cert", str(tmp_path / "none.crt")], 1, "The certificate cannot be used: No such file"),
-        (["--tls-cert", str(tmp_path / "broken.crt"), "--tls-key", str(key)], 1, "The certificate cannot be used"),
+        (["--tls-cert", str(tmp_path / "none.crt")], 1, "--tls-key cannot be used: No such file"),
+        (["--tls-cert", str(tmp_path / "broken.crt"), "--tls-key", str(key)], 1, "--tls-key cannot be used"),
         (["--tls-cert", str(certificate), "--tls-key", str(other)], 1, "key values mismatch"),
     ):
         command = [TAILRACE, "serve", "scripted", "--port", "0", *flags]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -25,12 +26,20 @@ _PIPE_CLOSED = 141  # as after SIGPIPE
 _TEMPERATURE = 0.6  # small models ramble at 1, the API's default
 
 
+def _check_temperature(
+    ctx: click.Context, param: click.Parameter, value: float | None
+) -> float | None:  # click's range lets NaN through
+    if value is not None and math.isnan(value):
+        raise click.BadParameter("it is not a number from 0 to 2.", ctx, param)
+    return value
+
+
 @click.command()
 @click.argument("model", default="")
 @click.argument("prompt", nargs=-1)
 @click.option("--system", default="", help="The system message.")
 @click.option(
-    "--temperature", type=click.FloatRange(0, 2),
+    "--temperature", type=click.FloatRange(0, 2), callback=_check_temperature,
     help=f"0 always takes the most likely token. Default: {_TEMPERATURE} with tailrace; other servers decide.",
 )  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens. By default, the server decides.")
@@ -70,7 +79,8 @@ def chat(
         words = ["-"]
     question = _question(words) if words else ""
     if words and not question.strip():
-        raise click.UsageError("The prompt is empty.")
+        hint = " Give the model before the prompt." if " " in model else ""
+        raise click.UsageError(f"The prompt is empty.{hint}")
     given = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     sampling = {name: value for name, value in given.items() if value is not None}
     raise SystemExit(

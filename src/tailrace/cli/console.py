@@ -15,6 +15,7 @@ __all__ = ["INTERRUPTED", "PREFIX", "print_json", "print_table", "say", "say_err
 
 PREFIX = "tailrace: "
 INTERRUPTED = 130  # exit status after Ctrl-C
+_WIDE = 10_000  # columns of a table that no terminal shows
 _NEVER = logging.CRITICAL + 1
 
 
@@ -56,10 +57,12 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 
     from tailrace.terminal.text import printable_text
 
-    table = Table(*columns, box=None)
+    table = Table(box=None)
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable_text(cell)) for cell in row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

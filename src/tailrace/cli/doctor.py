@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailrace.cli.console import say
 from tailrace.cli.options import setting_options
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor"]
 
+_DEFAULT_MODEL = "smollm2"
 _LOADS = (1, 16)
 _MAX_TOKENS = 64
 _NUM_JOURNALS = 5  # shown at most
@@ -52,15 +54,16 @@ class _Speed:
 
 
 @click.command()
-@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
+@click.argument("model", required=False, envvar="TAILRACE_MODEL")
 @click.option(
     "--engine", default="auto", show_default=True, envvar="TAILRACE_ENGINE", help="The engine whose speed is measured."
 )
 @setting_options("for_")
 @click.option("--quick", is_flag=True, help="Skip all measurements.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(model: str, engine: str, for_: str, quick: bool, as_json: bool) -> None:
-    """Check this machine, its installed engines, and which of them can run MODEL.
+def doctor(model: str | None, engine: str, for_: str, quick: bool, as_json: bool) -> None:
+    """Check this machine, its installed engines, and which of them can run MODEL. Without MODEL, nothing is downloaded:
+    smollm2 is measured if it is on this machine.
 
     Measures the speed of memory and of arithmetic, which limit how fast MODEL can be: one stream is limited by reading
     all weights, many streams by computing in the engine's precision. Then it measures the actual speed. The limits are
@@ -71,16 +74,20 @@ def doctor(model: str, engine: str, for_: str, quick: bool, as_json: bool) -> No
     from tailrace.errors import ModelError
     from tailrace.generation.source import find_source
     from tailrace.measure.bench import look_at_machine, measure_machine
+    from tailrace.models.on_disk import find_stored
     from tailrace.models.places import data_path
     from tailrace.settings import Settings
     from tailrace.streams.old_journals import find_journals
 
     failure = ""
     source: Source | None = None
-    try:
-        source = find_source(model, terminal_progress(), Settings(engine=engine, for_=for_))
-    except ModelError as error:
-        failure = error.message
+    if model is None and find_stored(_DEFAULT_MODEL) is None:
+        say(f"No model is measured. `tailrace doctor {_DEFAULT_MODEL}` downloads one and measures it.")
+    else:
+        try:
+            source = find_source(model or _DEFAULT_MODEL, terminal_progress(), Settings(engine=engine, for_=for_))
+        except ModelError as error:
+            failure = error.message
     quick = quick or source is None
     machine = look_at_machine()
     if source is not None and not quick:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tailrace.cli.console import print_json, say
+from tailrace.cli.console import print_json, print_table, say
 from tailrace.cli.options import setting_options
 from tailrace.cli.quotas import describe_quota, quota_options, quota_with
 from tailrace.cli.servers import default_url, server_failures, server_options
@@ -71,6 +71,8 @@ def create(
     """
     from tailrace.access.keys import DEFAULT_SCOPES
 
+    if expires == 0:
+        raise click.BadParameter("a key must be valid for some time.", param_hint="--expires")
     quota, values = _split(values)
     with _store(values) as store:
         made = store.create(
@@ -94,17 +96,13 @@ def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as a
     if not found:
         say("There are no keys." if owner is None else "This owner has no keys.")
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("id", "owner", "name", "scopes", "created", "expires", "state", box=None)
     now_s = time.time()
-    for key in found:
-        table.add_row(
-            key.key_id, key.owner, key.name, " ".join(key.scopes), date_of(key.created_s), date_of(key.expires_s),
-            key.state(now_s),
-        )  # fmt: skip
-    Console().print(table)
+    rows = [
+        (key.key_id, key.owner, key.name, " ".join(key.scopes), date_of(key.created_s) or "",
+         date_of(key.expires_s) or "", key.state(now_s))
+        for key in found
+    ]  # fmt: skip
+    print_table(("id", "owner", "name", "scopes", "created", "expires", "state"), rows)
 
 
 @keys.command()
@@ -204,7 +202,7 @@ def forget(owner: str, yes: bool, as_json: bool, url: str | None, key: str) -> N
         print_json({"owner": owner, "deleted": deleted})
     else:
         counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in deleted.items())
-        say(f"Forgot {owner}: {counts}.")
+        say(f"Forgot {owner}: {counts}." if any(deleted.values()) else f"There is no data of {owner}.")
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ class Duration(click.ParamType[float]):
             return value
         seconds = _seconds(value)
         if seconds is None:
-            self.fail(f"{value!r} is not a duration such as 90d, 12h, 30m or 0s.", param, ctx)
+            self.fail(f"{value!r} is not a duration of at most 100 years, such as 90d, 12h or 30m.", param, ctx)
         return seconds
 
 

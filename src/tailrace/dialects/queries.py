@@ -56,5 +56,5 @@ def read_count(query: Mapping[str, str], name: str) -> int | None:
     if digits is None:
         return None
     if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits) > 0):
-        raise RequestError(f"{name} must be a whole number above 0.", param=name)
+        raise RequestError(f"{name} must be a whole number from 1 to 999,999,999.", param=name)
     return int(digits)

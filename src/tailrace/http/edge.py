@@ -15,13 +15,14 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.access.audit import note_refusal
@@ -147,6 +148,8 @@ class Edge:
             answer = self._refusal(error, native.WIRE, request_id)
         else:
             answer = self._refusal(error, wire_of(scope), request_id)
+            if isinstance(error, HTTPException) and isinstance(self._app, Router):
+                answer.headers.update(_allowed_methods(self._app.routes, scope))
         if isinstance(error, Unauthenticated):
             answer.headers["www-authenticate"] = "Bearer"
         await answer(scope, receive, send)
@@ -156,9 +159,7 @@ class Edge:
             missing = error.status_code == 404
             text = "There is nothing at this path. /openapi.json lists all paths."
             refusal = NotFound(text) if missing else MethodNotAllowed("This method is not allowed here.")
-            answer = error_answer(wire, refusal)
-            answer.headers.update(error.headers or {})
-            return answer
+            return error_answer(wire, refusal)
         if isinstance(error, TailraceError):
             return error_answer(wire, error)
         logger.error("request %s failed", request_id, exc_info=error)
@@ -228,3 +229,10 @@ def _listed(names: str) -> list[str]:
 def _names(names: str) -> tuple[bool, set[str]]:
     found = set(_listed(names.lower()))
     return "*" in found, found
+
+
+def _allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> dict[str, str]:
+    """Return the header with the methods of a path. Starlette names only those of the first of its routes."""
+    at_path = [route for route in routes if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE]
+    methods = sorted({method for route in at_path for method in route.methods or ()})
+    return {"allow": ", ".join(methods)} if methods else {}

@@ -35,11 +35,16 @@ class Tls:
         self._seen = self._stamp()
         try:
             self._load(self.context)
+        except (OSError, ssl.SSLError) as error:
+            raise ModelError(
+                f"The certificate of --tls-cert and --tls-key cannot be used: {_reason(error)}. Both are PEM files."
+            ) from None
+        try:
             if settings.tls_client_ca:
                 self.context.load_verify_locations(settings.tls_client_ca)
                 self.context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as error:
-            raise ModelError(f"The certificate cannot be used: {_reason(error)}.") from None
+            raise ModelError(f"The file of --tls-client-ca cannot be used: {_reason(error)}.") from None
 
     async def follow_files(self) -> None:
         """Reload the certificate when its files change, until cancelled."""

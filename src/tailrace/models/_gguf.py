@@ -24,6 +24,7 @@ __all__ = ["Metadata", "read_metadata"]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_MAGIC = b"GGUF"
 _MAX_STRING_BYTES = 16 << 20
 _MAX_ARRAY_ITEMS = 1 << 23
 _MAX_DIMENSIONS = 8
@@ -96,8 +97,9 @@ def read_metadata(path: Path) -> Metadata:
         size_bytes = path.stat().st_size
         with path.open("rb") as file:
             magic = file.read(4)
-            if magic != b"GGUF":
-                raise ModelError(f"{path} is not a GGUF file: it starts with {magic!r}. Check which file this is.")
+            if magic != _MAGIC:
+                why = f"it does not begin with {_MAGIC.decode()}" if size_bytes else "it is empty"
+                raise ModelError(f"{path} is not a GGUF file: {why}. Check which file this is.")
             if size_bytes < 24:
                 raise _DamagedError("it ends in its header")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

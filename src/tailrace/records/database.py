@@ -13,6 +13,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from tailrace.errors import ModelError, StorageError
+from tailrace.requirements import install_command
 
 __all__ = ["HEAD", "RecordDatabase"]
 
@@ -112,8 +113,8 @@ def _engine(given: str) -> Engine:
         return _sqlite(url) if url.get_backend_name() == "sqlite" else _postgresql(url)
     except (ImportError, NoSuchModuleError):
         raise ModelError(
-            f"The driver of {url.drivername} is not installed. For PostgreSQL write postgresql+psycopg://… and install "
-            "tailrace[postgresql]."
+            f"The driver of {url.drivername} is not installed. For PostgreSQL write postgresql+psycopg://…, and run: "
+            f"{install_command(extra='postgresql')}"
         ) from None
     except (OSError, OperationalError) as error:
         raise ModelError(f"The database cannot be opened: {error}") from None

@@ -8,6 +8,7 @@ import { alarm, ask, factsOf, isBusy, model, note, openId, stop, tree } from "/p
 
 const draft = signal("");
 const SAVE_MS = 300;
+const LONG = 20_000; // characters: they fill the largest height, and measuring a million of them takes seconds
 let saving = 0;
 let draftOf = null; // the conversation whose draft it is
 
@@ -52,8 +53,8 @@ export function Composer() {
   const field = useRef();
   useEffect(() => showDraft(openId.value), [openId.value]);
   useLayoutEffect(() => {
-    field.current.style.height = "auto";
-    field.current.style.height = `${field.current.scrollHeight}px`;
+    field.current.style.height = draft.value.length > LONG ? "100vh" : "auto"; // CSS has the largest height
+    if (draft.value.length <= LONG) field.current.style.height = `${field.current.scrollHeight}px`;
   }, [draft.value]);
   const onKeyDown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;

@@ -91,7 +91,7 @@ def fill_blanks(
             _fill(tensor, rows, readers, sums, least_bits)
         except FloatingPointError as error:
             raise ModelError(
-                f"The model file is damaged: {tensor.name} contains {error}. Download it again."
+                f"The model file is damaged: {tensor.name} contains {error}. Delete it (tailrace rm), and fetch it."
             ) from error
         missing.remove(number)
         done += tensor.n_bytes

@@ -14,6 +14,7 @@ from tailrace.engines.openvino.adapters import write_adapted
 from tailrace.engines.openvino.prepared import prepare, prepared_path
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
+from tailrace.errors import ModelError
 
 __all__ = [
     "BLOCK_TOKENS",
@@ -66,7 +67,7 @@ def load_pipeline(spec: EngineSpec) -> LoadedPipeline:
             properties["INFERENCE_PRECISION_HINT"] = "f32"
     if spec.prompt_lookup_tokens:
         properties["prompt_lookup"] = True
-    path, device = Path(spec.path), spec.device.upper() or "CPU"
+    path, device = Path(spec.path), _device(spec.device)
 
     def load(directory: Path) -> LoadedPipeline:
         rows = num_rows(directory)
@@ -88,6 +89,15 @@ def load_pipeline(spec: EngineSpec) -> LoadedPipeline:
             if path.is_dir():
                 raise
             return load(prepare(path, cache, again=True))
+
+
+def _device(name: str) -> str:
+    """Return a device by the library's name. Raises: ModelError if this machine does not have it."""
+    wanted = name.upper() or "CPU"
+    devices = ov.Core().available_devices
+    if wanted.partition(".")[0] not in {device.partition(".")[0] for device in devices}:
+        raise ModelError(f"OpenVINO has no device {name} on this machine. --device can be {', '.join(devices)}.")
+    return wanted
 
 
 def num_rows(directory: Path) -> int:
