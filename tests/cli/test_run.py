@@ -124,6 +124,7 @@ def _refused(*arguments: str) -> str:
         ("bot:app word", "word is not of the form KEY=VALUE."),
         ("bot:app =x", "=x is not of the form KEY=VALUE."),
         ("bot:app --app-dir nowhere", "There is no directory nowhere."),
+        ("bot.py --app-dir nowhere", "--app-dir is for the name of a module"),
         ("bot:app --route-prefix api", "--route-prefix should be a path that begins with / and has no {}, not 'api'."),
         ("bot:app --route-prefix /{x}", "--route-prefix should be a path that begins with /"),
         ("bot:app --frobnicate", "No such option"),

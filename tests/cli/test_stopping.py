@@ -111,7 +111,7 @@ def _check(command: _Command) -> None:
     assert status == 130
 
 
-@pytest.mark.parametrize("verb", ["serve", "pull", "doctor", "certify", "bench --streams 1"])
+@pytest.mark.parametrize("verb", ["serve", "pull", "doctor smollm2", "certify", "bench --streams 1"])
 def test_while_a_model_is_fetched(verb: str, start: Callable[..., _Command], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts a connection and never answers
         silent.settimeout(LONG_S)

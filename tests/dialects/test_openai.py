@@ -129,6 +129,14 @@ def test_logprobs_that_cannot_be(body: JsonBody, param: str) -> None:
     assert caught.value.param == param
 
 
+def test_an_engine_may_have_only_the_logprobs_of_the_chosen_tokens() -> None:
+    server = FakeServer(parameters=frozenset(("logprobs", "temperature")))
+    assert openai.parse_completion(parsed(TEXT | {"logprobs": 0}, server=server)).request.sampling.logprobs
+    with pytest.raises(UnsupportedParameter, match="logprobs can be 0") as caught:
+        openai.parse_completion(parsed(TEXT | {"logprobs": 2}, server=server))
+    assert caught.value.param == "logprobs"
+
+
 def test_biases() -> None:
     biases = {"50256": -100, "0": 0.5, "7": 100}
     for parse, body in ((chat, CHAT), (completion, TEXT)):

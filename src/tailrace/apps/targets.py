@@ -92,6 +92,8 @@ def _plan_of(target: str, arguments: Sequence[str], *, directory: str, route_pre
             raise PlanError("A YAML file takes no arguments on the command line: write them under `args`.")
         return _plan_of_file(path, directory)
     given = dict(_pair(argument) for argument in arguments)
+    if directory != "." and (path.is_dir() or target.partition(":")[0].endswith(".py")):
+        raise PlanError("--app-dir is for the name of a module: a file and a folder have directories of their own.")
     if path.is_dir():
         if not (path / "app.py").is_file():
             raise PlanError(f"{target} is a folder without app.py. Name a module and its attribute: textbot:app.")

@@ -178,6 +178,11 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
     wants_logprobs = fields.logprobs is not None
     if fields.echo and wants_logprobs:
         raise UnsupportedParameter("echo with logprobs is not supported.", param="echo")
+    supported = request.server.parameters
+    if fields.logprobs and "logprobs" in supported and "top_logprobs" not in supported:
+        raise UnsupportedParameter(
+            "This engine has only the logprobs of the chosen tokens: logprobs can be 0.", param="logprobs"
+        )
     sampling = _sampling(fields)
     generate = GenerateRequest(
         model=fields.model,

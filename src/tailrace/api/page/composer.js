@@ -8,7 +8,8 @@ import { alarm, ask, factsOf, isBusy, model, note, openId, stop, tree } from "/p
 
 const draft = signal("");
 const SAVE_MS = 300;
-const LONG = 20_000; // characters: they fill the largest height, and measuring a million of them takes seconds
+const LONG = 10_000; // characters; for a million of them, Chromium takes seconds to find the direction
+const RIGHT_TO_LEFT = /^[^\p{L}]*[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
 let saving = 0;
 let draftOf = null; // the conversation whose draft it is
 
@@ -49,12 +50,17 @@ async function submit(event) {
   if (!isTaken && (openId.value === id || id === "")) change([text, draft.value].filter(Boolean).join("\n\n"));
 }
 
+function directionOf(text) {
+  if (text.length < LONG) return "auto";
+  return RIGHT_TO_LEFT.test(text.slice(0, 1_000)) ? "rtl" : "ltr";
+}
+
 export function Composer() {
   const field = useRef();
   useEffect(() => showDraft(openId.value), [openId.value]);
   useLayoutEffect(() => {
-    field.current.style.height = draft.value.length > LONG ? "100vh" : "auto"; // CSS has the largest height
-    if (draft.value.length <= LONG) field.current.style.height = `${field.current.scrollHeight}px`;
+    field.current.style.height = "auto";
+    field.current.style.height = `${field.current.scrollHeight}px`;
   }, [draft.value]);
   const onKeyDown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -69,7 +75,7 @@ export function Composer() {
       <div id="field">
         <label class="unseen" for="question">Your message</label>
         <textarea
-          id="question" ref=${field} rows="1" placeholder="Write a message" enterkeyhint="send" dir="auto"
+          id="question" ref=${field} rows="1" placeholder="Write a message" enterkeyhint="send" dir=${directionOf(draft.value)}
           value=${draft.value} onInput=${(event) => change(event.target.value)} onKeyDown=${onKeyDown}
         ></textarea>
         ${isBusy.value
@@ -95,7 +101,8 @@ function Gauge() {
   const room = model.value?.max_model_len;
   if (!room) return html`<p id="hint"></p>`;
   const share = used.value / room;
-  const told = `${used.value.toLocaleString("en")} of ${room.toLocaleString("en")} tokens`;
+  const counted = used.value ? `${used.value.toLocaleString("en")} of ` : ""; // unknown until the first answer has ended
+  const told = `${counted}${room.toLocaleString("en")} tokens`;
   const state = share >= 1 ? "full: start a new conversation" : share > 0.85 ? "nearly full" : "";
   return html`
     <p id="hint" class=${share > 0.85 ? "low" : ""}>
