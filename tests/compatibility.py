@@ -23,6 +23,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from tailrace.dialects import anthropic, cumulative, native, ollama, openai, responses, tgi, triton
 from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.fields import SamplingFields
 
 __all__ = ["ANY", "APIS", "Api", "Value", "fields_of"]
 
@@ -393,7 +394,7 @@ APIS = [
         "The FastAPI article",
         "GET /query-stream/",
         {"query": "Hi"},
-        ["query", "max_tokens"],
+        ["query", *fields_of(SamplingFields)],
         {"query": "Ho", "max_tokens": "7"},
         in_query=True,
     ),
@@ -401,7 +402,7 @@ APIS = [
         "Ray Serve's tutorial",
         "POST /",
         {"prompt": "Hi"},
-        ["prompt", "max_tokens"],
+        ["prompt", *fields_of(SamplingFields)],
         {"prompt": "Ho", "max_tokens": "7"},
         in_query=True,
     ),
