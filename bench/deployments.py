@@ -27,6 +27,7 @@ from typing import Any
 import httpx
 
 from machine import this_machine
+from tailrace.child import stop
 
 ROOT = Path(__file__).parent.parent
 BOTS = ROOT / "tests" / "apps" / "bots"
@@ -163,11 +164,7 @@ def main() -> None:
                     rows.append(asyncio.run(measure(name, num_clients, num_each, tokenizer)))
                     print(json.dumps(asdict(rows[-1])), flush=True)
             finally:
-                process.terminate()
-                try:
-                    process.wait(30)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+                stop(process, within_s=30)
                 if "Ray" in name:
                     subprocess.run([str(options.ray_python.parent / "ray"), "stop", "--force"], capture_output=True)
     if options.output:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from tailrace.child import stop
+
 __all__ = ["RunningServer", "serving"]
 
 _START_S = 600.0  # a model may have to be fetched and converted
@@ -46,12 +48,7 @@ def serving(source: str, *flags: str) -> Iterator[RunningServer]:
         try:
             yield RunningServer(psutil.Process(process.pid), _port(process, Path(log.name)))
         finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process, within_s=_STOP_S)
 
 
 def _port(process: subprocess.Popen[bytes], log: Path) -> int:

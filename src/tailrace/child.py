@@ -1,5 +1,5 @@
-"""Child processes: they end with their parent and ignore signals from the terminal; and for the parent, their memory
-and how they ended."""
+"""Child processes: they end with their parent and ignore signals from the terminal; and for the parent, their memory,
+how they are stopped, and how they ended."""
 
 from __future__ import annotations
 
@@ -11,12 +11,23 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["begin_child", "end_family_with_me", "how_it_ended", "resident_bytes"]
+__all__ = ["begin_child", "end_family_with_me", "how_it_ended", "resident_bytes", "stop"]
 
 _PR_SET_PDEATHSIG = 1
 _watchdogs: list[subprocess.Popen[bytes]] = []  # kept, so that their pipes stay open
 _WATCHDOG = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
+
+
+def stop(process: subprocess.Popen[Any], *, within_s: float) -> None:  # Any: bytes or text
+    """Ask a process to end, and wait for it. After `within_s` it is killed."""
+    process.terminate()
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def begin_child(parent_pid: int) -> None:

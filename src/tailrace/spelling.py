@@ -1,4 +1,4 @@
-"""Suggestions for misspelled names, and paths in a form that is safe to print."""
+"""Suggestions for misspelled names, lists in words, and paths in a form that is safe to print."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from urllib.parse import quote
 
-__all__ = ["did_you_mean", "shown_path"]
+__all__ = ["did_you_mean", "listed", "shown_path"]
 
 _MAX_PATH = 200  # characters shown
 _PATH_CHARACTERS = "/:@!$&'()*+,;=-._~"  # the others are shown percent-encoded
@@ -16,6 +16,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` Did you mean x?`, to append to a sentence; "" if no known name is similar."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return `a, b and c`. There must be at least one name."""
+    *rest, last = names
+    return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def shown_path(path: str) -> str:

@@ -79,7 +79,7 @@ def chat(
         words = ["-"]
     question = _question(words) if words else ""
     if words and not question.strip():
-        hint = " Give the model before the prompt." if " " in model else ""
+        hint = " Give the model before the prompt." if _is_prompt(model) else ""
         raise click.UsageError(f"The prompt is empty.{hint}")
     given = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     sampling = {name: value for name, value in given.items() if value is not None}

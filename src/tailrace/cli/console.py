@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -49,8 +49,9 @@ def print_json(value: object) -> None:
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
-def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table. Cells are printed literally, without markup or control characters."""
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, numbers: Collection[str] = ()) -> None:
+    """Print a table. Cells are printed literally, without markup or control characters. In a pipe, none is cut.
+    `numbers` are the columns that are aligned on the right."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -59,7 +60,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 
     table = Table(box=None)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", justify="right" if column in numbers else "left")
     for row in rows:
         table.add_row(*(Text(printable_text(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else _WIDE).print(table)

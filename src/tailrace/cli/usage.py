@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from tailrace.cli.console import say
+from tailrace.cli.console import print_table, say
 from tailrace.cli.options import setting_options
 from tailrace.cli.times import Moment, date_of
 from tailrace.settings import Settings
@@ -92,15 +92,8 @@ def _group_of(one: Any, by: Sequence[str]) -> dict[str, Any]:  # Any: a UsageSum
 
 
 def _print_table(table: Sequence[dict[str, Any]], by: Sequence[str]) -> None:  # Any: text and numbers
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = Table(*by, box=None)
-    for title in _TITLES:
-        shown.add_column(title, justify="right")
-    for row in table:
-        shown.add_row(*(str(row[name]) for name in by), *(f"{row[name]:,.0f}" for name in _SUMS))
-    Console().print(shown)
+    rows = ([*(str(row[name]) for name in by), *(f"{row[name]:,.0f}" for name in _SUMS)] for row in table)
+    print_table((*by, *_TITLES), rows, numbers=_TITLES)
 
 
 def _print_rows(rows: Iterable[dict[str, Any]], form: str) -> None:  # Any: text and numbers

@@ -24,6 +24,7 @@ from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.plugins import Plugins, load_plugins
 from tailrace.requirements import install_command
+from tailrace.spelling import listed
 
 __all__ = [
     "ENGINES_GROUP",
@@ -86,12 +87,12 @@ class Kind:
             if name not in self.settings:
                 able = [kind.name for kind in KINDS.values() if name in kind.settings]
                 flag = f"--{name.replace('_', '-')}"
-                raise ModelError(f"The engine {self.name} does not support {flag}. It is supported by {_names(able)}.")
+                raise ModelError(f"The engine {self.name} does not support {flag}. It is supported by {listed(able)}.")
 
     def why_not(self, card: ModelCard) -> str:
         """Return why the engine cannot run this model, or "". Does not check whether it is installed."""
         if card.format not in self.formats:
-            return f"it runs {_names(_PLURALS[name] for name in self.formats)}, but this is {_FORMATS[card.format]}"
+            return f"it runs {listed(_PLURALS[name] for name in self.formats)}, but this is {_FORMATS[card.format]}"
         return self.refuses(card)
 
 
@@ -290,12 +291,12 @@ def _named(name: str) -> Kind:
         return kinds[name]
     if reason := _plugins().left_out.get(name):
         raise ModelError(f"The engine {name} cannot be used: {reason}.")
-    raise ModelError(f"There is no engine named {name!r}; the engines are {_names(kinds)}.")
+    raise ModelError(f"There is no engine named {name!r}; the engines are {listed(kinds)}.")
 
 
 def _require(kind: Kind) -> None:
     if kind.missing:
-        raise ModelError(f"The engine {kind.name} needs {_names(kind.missing)}: {kind.remedy}.")
+        raise ModelError(f"The engine {kind.name} needs {listed(kind.missing)}: {kind.remedy}.")
 
 
 def _others(card: ModelCard, but: Kind) -> str:
@@ -315,8 +316,3 @@ def _preferred() -> list[Kind]:
 
 def has_gpu() -> bool:
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
-
-
-def _names(names: Iterable[str]) -> str:
-    *rest, last = names
-    return f"{', '.join(rest)} and {last}" if rest else last

@@ -338,10 +338,11 @@ class Generator:
     ) -> Sampling:
         """Fill in max_tokens and seed. `longest` is the number of tokens of the longest prompt. The default max_tokens
         is reduced to the limits of the key. Raises: RequestError."""
-        if self.limit_tokens(num_choices) < 1:
+        limit_tokens = self.limit_tokens(num_choices)
+        if limit_tokens < 1:
             text = f"The engine's memory has no room for {num_choices} answers at once. Ask for fewer."
             raise RequestError(text, param="n" if sampling.n > 1 else "prompt")
-        room = self.limit_tokens(num_choices) - longest
+        room = limit_tokens - longest
         max_tokens = sampling.max_tokens
         if max_tokens is None:
             max_tokens = min(self.limits.default_max_tokens, room)
@@ -350,7 +351,7 @@ class Generator:
             max_tokens = max(1, max_tokens)
         if max_tokens > room:
             wanted = sampling.max_tokens or 0
-            raise ContextLengthExceeded(longest, self.limit_tokens(num_choices), max_tokens=wanted)
+            raise ContextLengthExceeded(longest, limit_tokens, max_tokens=wanted)
         if allowance.answer_tokens is not None:
             max_tokens = min(max_tokens, allowance.answer_tokens)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)

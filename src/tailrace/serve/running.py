@@ -10,7 +10,6 @@ import asyncio
 import atexit
 import io
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 from starlette.datastructures import State
 
+from tailrace.child import stop
 from tailrace.serve.boot import AppTarget, Failed
 from tailrace.serve.deployment import Application, Deployment, nodes
 from tailrace.serve.exceptions import ServeError
@@ -91,12 +91,7 @@ class _Front:
     def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process, within_s=_STOP_TIMEOUT_S)
         disconnect()
         loop, self._loop = self._loop, None
         if loop is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tailrace.engines.processor import has_eight_bit_products, processor_flags
 from tailrace.models import ModelCard
+from tailrace.spelling import listed
 
 __all__ = ["FOUR_BITS", "least_bits", "weight_bytes", "why_not"]
 
@@ -24,8 +25,7 @@ def why_not(card: ModelCard) -> str:
     if card.format != "gguf":
         return ""
     if card.architecture not in _ARCHITECTURES:
-        *rest, last = _ARCHITECTURES
-        return f"it runs GGUF files of {', '.join(rest)} and {last}, not of {card.architecture}"
+        return f"it runs GGUF files of {listed(_ARCHITECTURES)}, not of {card.architecture}"
     if card.tokenizer_model not in ("", "gpt2"):
         return "it runs GGUF files with a byte-level BPE tokenizer, not with SentencePiece"
     if unknown := sorted(set(card.tensor_types) - _TENSORS):

@@ -93,8 +93,9 @@ def load_pipeline(spec: EngineSpec) -> LoadedPipeline:
 
 def _device(name: str) -> str:
     """Return a device by the library's name. Raises: ModelError if this machine does not have it."""
-    wanted = name.upper() or "CPU"
-    devices = ov.Core().available_devices
+    if not name:
+        return "CPU"
+    wanted, devices = name.upper(), ov.Core().available_devices  # the library looks for them, which takes 0.1 s
     if wanted.partition(".")[0] not in {device.partition(".")[0] for device in devices}:
         raise ModelError(f"OpenVINO has no device {name} on this machine. --device can be {', '.join(devices)}.")
     return wanted

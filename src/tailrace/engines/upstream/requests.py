@@ -2,8 +2,7 @@
 
 Each kind of server gets only the parameters in `PARAMETERS`; others are refused earlier. `make_request` refuses
 parameters and grammars that one of the server's routes lacks. Neutral values are sent where some servers have other
-defaults. tailrace itself handles `n` and `stop`. Seeds are reduced to 31 bits,
-which all servers accept.
+defaults. tailrace itself handles `n` and `stop`. Seeds are reduced to 31 bits, which all servers accept.
 """
 
 from __future__ import annotations

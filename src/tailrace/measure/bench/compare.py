@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tailrace.child import stop
 from tailrace.engines import EngineSpec
 from tailrace.measure.bench.load import Round, Sample, Timeline, percentile, run_load
 from tailrace.text import Tokenizer
@@ -85,11 +86,7 @@ async def _server(model: str, *flags: str) -> AsyncIterator[tuple[str, int]]:
         Thread(target=process.stderr.read, daemon=True).start()  # else the server would wait when the pipe is full
         yield url.hostname, url.port
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        stop(process, within_s=_STOP_S)
 
 
 def _listening_url(stderr: IO[str]) -> str:
