@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import logging
 import os
 import signal
 import sys
@@ -71,6 +72,21 @@ def pytest_collection_finish() -> None:
     """Exclude imported objects from garbage collection, since they live until the end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _log_levels() -> Iterator[None]:
+    """Restore the log levels that a command of `tailrace` sets. Otherwise a later test would miss log records."""
+    before = {logger: logger.level for logger in _loggers()}
+    yield
+    for logger in _loggers():
+        if logger.level != before.get(logger, logging.NOTSET):  # setting a level clears a cache of all loggers
+            logger.setLevel(before.get(logger, logging.NOTSET))
+
+
+def _loggers() -> list[logging.Logger]:
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("tailrace")]
+    return [logging.root, *map(logging.getLogger, names)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.streams.virtual_time import run
 from tests.waiting import idle
 
-from tailrace.streams import Reader, Record, StreamLog
+from tailrace.streams import Reader, Record, StreamLog, is_stream_id, new_stream_id
 from tailrace.types import End, Event, Status, TextDelta, Usage
 
 END = End("done", Usage(1, 1))
@@ -349,3 +349,10 @@ def test_a_reader_ahead_of_the_log_gets_nothing_from_before_its_place() -> None:
         assert reader.take() == [delta("c")]
 
     run(scenario())
+
+
+def test_an_id_is_no_option_of_a_command() -> None:
+    """Of random text in this alphabet, one in 64 would begin with `-`."""
+    ids = {new_stream_id() for _ in range(2000)}
+    assert len(ids) == 2000
+    assert all(is_stream_id(stream_id) and not stream_id.startswith("-") for stream_id in ids)

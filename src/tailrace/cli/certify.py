@@ -63,7 +63,6 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
 
     if json_path is not None and not json_path.parent.is_dir():  # otherwise the measurement would be lost
         raise click.BadParameter("its directory does not exist.", param_hint="--json")
-    logging.getLogger("tailrace.engine").setLevel(logging.CRITICAL)  # it would log every kill
     try:
         source, spec = found_model(model, Settings(**values))
         certificate = asyncio.run(_measure(source, spec, runs, seed, max_tokens))
@@ -84,6 +83,7 @@ async def _measure(source: Source, spec: EngineSpec, runs: int, seed: int, max_t
     from tailrace.measure.certify import PromptMaker
     from tailrace.measure.certify import certify as measure
 
+    logging.getLogger("tailrace.engine").setLevel(logging.CRITICAL)  # it would log every kill
     with _bar(runs) as advance:
         engine, findings = await measure(
             spec, PromptMaker(source.card), runs=runs, seed=seed, max_tokens=max_tokens, on_progress=advance

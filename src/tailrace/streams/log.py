@@ -39,8 +39,11 @@ _EVENT_BYTES = 200  # memory of one event without its text (CPython 3.11, measur
 
 
 def new_stream_id() -> str:
-    """Return 128 random bits as text. Nobody can guess the id of another client's stream."""
-    return secrets.token_urlsafe(16)
+    """Return 128 random bits as text. Nobody can guess the id of another client's stream. It never begins with `-`,
+    which commands such as `tailrace logs ID` would take for an option."""
+    while (stream_id := secrets.token_urlsafe(16)).startswith("-"):
+        pass
+    return stream_id
 
 
 def is_stream_id(text: str) -> bool:
