@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from urllib.parse import quote
 
-__all__ = ["did_you_mean", "listed", "shown_path"]
+__all__ = ["closest", "did_you_mean", "listed", "shown_path"]
 
 _MAX_PATH = 200  # characters shown
 _PATH_CHARACTERS = "/:@!$&'()*+,;=-._~"  # the others are shown percent-encoded
@@ -14,8 +14,13 @@ _PATH_CHARACTERS = "/:@!$&'()*+,;=-._~"  # the others are shown percent-encoded
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` Did you mean x?`, to append to a sentence; "" if no known name is similar."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
-    return f" Did you mean {close[0]}?" if close else ""
+    close = closest(name.lower(), known)
+    return f" Did you mean {close}?" if close else ""
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """Return the known name that is most similar; "" if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)), "")
 
 
 def listed(names: Iterable[str]) -> str:

@@ -36,6 +36,19 @@ def test_no_password_is_shown() -> None:
     assert "hunter2" not in shown
 
 
+def test_unknown_variables_are_named() -> None:
+    """Not those that Kubernetes sets for a Service called tailrace, and none of another command's."""
+    kubernetes = {"TAILRACE_SERVICE_HOST": "10.0.0.1", "TAILRACE_WEB_PORT_80_TCP": "tcp://10.0.0.1:80"}
+    others = {"TAILRACE_URL": "http://127.0.0.1:1", "TAILRACE_MODEL": "scripted", "TAILRACE_HOME": "/nowhere"}
+    misspelt = {"TAILRACE_QUEU_S": "1", "TAILRACE_STRICTLY_NOTHING_ALIKE": "hunter2"}
+    result = CliRunner().invoke(main, ["config", "--json"], env=kubernetes | others | misspelt)
+    ending = "is not a setting, and has no effect."
+    assert result.stderr.splitlines() == [
+        f"tailrace: The environment variable TAILRACE_QUEU_S {ending} Did you mean TAILRACE_QUEUE_S?",
+        f"tailrace: The environment variable TAILRACE_STRICTLY_NOTHING_ALIKE {ending}",
+    ]
+
+
 def test_an_invalid_setting() -> None:
     result = CliRunner().invoke(main, ["config", "--tls-key", "x"])
     assert result.exit_code == 2

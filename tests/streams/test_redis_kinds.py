@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
+from tests.http.certificates import write_certificate
 from tests.streams.shared_streams import DONE, Writer, begin, delta, seen, takes
-from tests.testing.redis_server import OwnRedis, copy_keys, own_cluster, own_redis, prefix_of, watched_redis
+from tests.testing.redis_server import (
+    OwnRedis,
+    copy_keys,
+    free_port,
+    own_cluster,
+    own_redis,
+    prefix_of,
+    watched_redis,
+)  # fmt: skip
 
-from tailrace.errors import StreamExpired
+from tailrace.errors import ModelError, StreamExpired
 from tailrace.streams import Claim, Lease, LogStore
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.testing import StoreLaw, store_laws
@@ -178,3 +187,59 @@ async def test_the_file_of_redis_has_lost_its_end_and_the_server_died(tmp_path: 
             assert 1 <= min(counts) <= max(counts) < 29
             for lease in leases:
                 assert lease.log.events == [*map(delta, range(1, lease.log.last_seq + 1))]
+
+
+@pytest.fixture(scope="module")
+def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str, Path]]:
+    """A Redis and its Sentinel, both with TLS and a password of their own: the address of Redis, that of the service,
+    and the file of the certificate."""
+    directory = tmp_path_factory.mktemp("encrypted")
+    certificate, key = write_certificate(directory, "redis")
+    tls = (
+        f"tls-cert-file {certificate}\ntls-key-file {key}\ntls-ca-cert-file {certificate}\n"
+        "tls-auth-clients no\ntls-replication yes\n"
+    )
+    ports = [free_port(), free_port()]
+    config = f'tls-port {ports[0]}\n{tls}requirepass "p@ss"\nsave ""\n'
+    with closing(OwnRedis(directory / "primary", config=config)):
+        config = (
+            f"tls-port {ports[1]}\n{tls}requirepass watching\n"
+            f'sentinel monitor main 127.0.0.1 {ports[0]} 1\nsentinel auth-pass main "p@ss"\n'
+        )
+        with closing(OwnRedis(directory / "sentinel", "--sentinel", config=config)):
+            yield f"127.0.0.1:{ports[0]}/0", f"127.0.0.1:{ports[1]}/main", certificate
+
+
+async def test_tls_and_passwords(encrypted: tuple[str, str, Path]) -> None:
+    address, service, certificate = encrypted
+    direct = f"rediss://:p%40ss@{address}?ca_file={certificate}"
+    found = f"rediss+sentinel://:p%40ss@{service}?ca_file={certificate}&sentinel_password=watching"
+    async with open_redis(direct) as one, open_redis(found) as other:
+        writer = await begin(one, delta(1))
+        writer.write(DONE)
+        log = await other.read(ANONYMOUS, writer.lease.stream_id)
+        await seen(log, 2)
+        assert log.events == [delta(1), DONE]
+
+
+@pytest.mark.parametrize(
+    ("password", "parameters", "reason"),
+    [
+        ("p%40ss", "ca_file={file}", "refuses the name or the password (?sentinel_user"),
+        ("p%40ss", "ca_file={file}&sentinel_password=wrong", "refuses the name or the password (?sentinel_user"),
+        ("wrong", "ca_file={file}&sentinel_password=watching", "refuses the name or the password"),
+        ("p%40ss", "sentinel_password=watching", "CERTIFICATE_VERIFY_FAILED"),
+        ("p%40ss", "ca_file=/nowhere/ca.pem&sentinel_password=watching", "not a readable file of certificates"),
+        ("p%40ss", "prefix=", "without a value: prefix"),
+        ("p%40ss", "ca_fil={file}", "unknown parameter: ca_fil"),
+    ],
+)
+async def test_a_sentinel_that_refuses(
+    encrypted: tuple[str, str, Path], password: str, parameters: str, reason: str
+) -> None:
+    _, service, certificate = encrypted
+    with pytest.raises(ModelError) as raised:
+        async with open_redis(f"rediss+sentinel://:{password}@{service}?{parameters.format(file=certificate)}"):
+            pass
+    assert reason in raised.value.message
+    assert not any(secret in raised.value.message for secret in ("p@ss", "wrong", "watching"))

@@ -19,7 +19,8 @@ import redis
 from tests.waiting import until
 
 __all__ = [
-    "OwnRedis", "copy_keys", "delete_keys", "own_cluster", "own_redis", "prefix_of", "shared_url", "watched_redis",
+    "OwnRedis", "copy_keys", "delete_keys", "free_port", "own_cluster", "own_redis", "prefix_of", "shared_url",
+    "watched_redis",
 ]  # fmt: skip
 
 LOCAL_URL = os.environ.get("TAILRACE_TEST_REDIS", "redis://127.0.0.1:6379/9")

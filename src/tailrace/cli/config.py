@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from tailrace.cli.console import print_json
-from tailrace.cli.options import setting_options
+from tailrace.cli.options import setting_options, warn_of_unknown_variables
 from tailrace.settings import Settings, settings_table
 
 __all__ = ["config"]
@@ -34,6 +34,7 @@ def config(ctx: click.Context, /, as_json: bool, changed: bool, **values: Any) -
         Settings(**values)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    warn_of_unknown_variables()
     rows = [
         {"name": row.key, "value": _shown(values[row.name]), "source": source, "variable": row.variable}
         for row in settings_table()

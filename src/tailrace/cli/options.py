@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from tailrace.cli.console import say_error
 from tailrace.settings import Setting, settings_table
-from tailrace.spelling import did_you_mean
+from tailrace.spelling import closest, did_you_mean
 
-__all__ = ["own_settings", "setting_options"]
+__all__ = ["own_settings", "setting_options", "warn_of_unknown_variables"]
 
 Command = Callable[..., None]
+
+_OTHER_VARIABLES = ("HOME", "KEY", "MODEL", "MODELS", "SET", "UPSTREAM_KEY", "URL")
+_OF_KUBERNETES = re.compile("_(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")  # set in each pod for a Service called tailrace
 
 
 def setting_options(*names: str) -> Callable[[Command], Command]:
@@ -31,6 +37,20 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
         return command
 
     return add
+
+
+def warn_of_unknown_variables() -> None:
+    """Print a warning for each `TAILRACE_...` in the environment that no command reads. A misspelt setting would
+    otherwise have no effect, and nobody would notice."""
+    known = {row.variable for row in settings_table()} | {f"TAILRACE_{name}" for name in _OTHER_VARIABLES}
+    by_end = {
+        name.removeprefix("TAILRACE_").lower(): name for name in known
+    }  # the common start makes all names similar
+    for name in sorted(os.environ):
+        if name.startswith("TAILRACE_") and name not in known and _OF_KUBERNETES.search(name) is None:
+            similar = closest(name.removeprefix("TAILRACE_").lower(), by_end)
+            hint = f" Did you mean {by_end[similar]}?" if similar else ""
+            say_error(f"The environment variable {name} is not a setting, and has no effect.{hint}")
 
 
 def own_settings(

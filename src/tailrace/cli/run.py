@@ -16,7 +16,7 @@ import click
 
 from tailrace import eventloop
 from tailrace.cli.console import say, say_error, show_log
-from tailrace.cli.options import setting_options
+from tailrace.cli.options import setting_options, warn_of_unknown_variables
 from tailrace.cli.serve import data_directory, run_on_socket, url_of
 from tailrace.settings import Settings
 
@@ -100,6 +100,7 @@ def run(
         settings = Settings(**values)
     except (PlanError, ValueError) as error:
         raise click.UsageError(str(error)) from None
+    warn_of_unknown_variables()
     context = click.get_current_context()
     for setting, value in plan.settings.items():  # the command line has priority
         if context.get_parameter_source(setting) is click.core.ParameterSource.DEFAULT:

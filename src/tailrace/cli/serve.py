@@ -21,7 +21,7 @@ from click.core import ParameterSource
 
 from tailrace import eventloop
 from tailrace.cli.console import say, say_error, show_log
-from tailrace.cli.options import own_settings, setting_options
+from tailrace.cli.options import own_settings, setting_options, warn_of_unknown_variables
 from tailrace.settings import Settings, settings_table
 
 __all__ = [
@@ -123,6 +123,7 @@ def serve(
         settings = Settings(**values)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    warn_of_unknown_variables()
     show_log(settings.log_level, as_json=settings.log_format == "json", with_requests=settings.access_log)
     is_first = not named or ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     first = model if is_first else None
