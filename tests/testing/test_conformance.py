@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tailrace.engines import EngineSpec
 from tailrace.engines.promise import Delta, Engine, Sequence
 from tailrace.errors import SequenceFailed
-from tailrace.testing import Law, ScriptedEngine, _trial, check_engine, laws
+from tailrace.testing import Law, ScriptedEngine, _harness, check_engine, laws
 from tailrace.testing.sampling_laws import sampling_laws
 
 _CONTEXT_TOKENS = 256
@@ -358,7 +358,7 @@ def test_silent_engine_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         def step(self) -> list[Delta]:
             return []
 
-    monkeypatch.setattr(_trial, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(_harness, "_TIMEOUT_S", 0.05)
     with pytest.raises(AssertionError, match=r"sequence \d+: no delta of any sequence for"):
         check_engine(Mute)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tailrace.engines import Kind
     from tailrace.generation.source import Source
     from tailrace.measure.bench import Machine
-    from tailrace.measure.bench.machine import Wish
+    from tailrace.measure.bench.machine import MeasurePlan
     from tailrace.models import ModelCard
     from tailrace.streams.old_journals import KeptJournal
 
@@ -93,7 +93,7 @@ def doctor(model: str | None, engine: str, for_: str, quick: bool, as_json: bool
     if source is not None and not quick:
         try:
             with _waiting("Measuring the machine"):
-                machine = measure_machine(_wish(source))
+                machine = measure_machine(_measure_plan(source))
         except RuntimeError as error:
             failure, quick = f"The machine cannot be measured: {error}.", True
     engines = _engines(source.card if source is not None else None)
@@ -103,7 +103,7 @@ def doctor(model: str | None, engine: str, for_: str, quick: bool, as_json: bool
             with _waiting(f"Running {source.card.name} with {source.engine}"):
                 reached = _reached(source)
             with _waiting("Measuring the machine once more"):
-                speeds = _speeds(source, reached, machine, measure_machine(_wish(source)))
+                speeds = _speeds(source, reached, machine, measure_machine(_measure_plan(source)))
         except (RuntimeError, ModelError) as error:
             failure = f"{source.card.name} with {source.engine} cannot be measured: {error}."
     journals = find_journals(data_path())
@@ -144,15 +144,15 @@ def _version(kind: Kind) -> str:
         return "installed"
 
 
-def _wish(source: Source) -> Wish:
+def _measure_plan(source: Source) -> MeasurePlan:
     """Return what to measure on the machine for a model."""
     from tailrace.generation.service import engine_spec
-    from tailrace.measure.bench.machine import Wish
+    from tailrace.measure.bench.machine import MeasurePlan
     from tailrace.settings import Settings
 
     if source.address or source.engine != "openvino":
-        return Wish(0 if source.address else source.weight_bytes)
-    return Wish(source.weight_bytes, engine_spec(source, Settings(), cache_path=""), _in_eight_bits(source))
+        return MeasurePlan(0 if source.address else source.weight_bytes)
+    return MeasurePlan(source.weight_bytes, engine_spec(source, Settings(), cache_path=""), _in_eight_bits(source))
 
 
 def _in_eight_bits(source: Source) -> bool:

@@ -6,16 +6,16 @@ from contextlib import suppress
 
 from tailrace.errors import ModelError, StreamExpired, UnknownStream
 from tailrace.streams import Claim, Lease, LogStore
-from tailrace.testing._store_trial import DONE, StoreLaw, StoreTrial, delta, require
+from tailrace.testing._store_harness import DONE, StoreHarness, StoreLaw, delta, require
 from tailrace.types import ANONYMOUS
 
 __all__ = ["laws_of_the_next_server"]
 
 
-async def _opened(trial: StoreTrial) -> None:
-    async with trial.server() as store:
-        lease = await trial.begin(store, claim=Claim("key", b"request"), owner="me")
-        async with trial.after_kill() as following:
+async def _opened(harness: StoreHarness) -> None:
+    async with harness.server() as store:
+        lease = await harness.begin(store, claim=Claim("key", b"request"), owner="me")
+        async with harness.after_kill() as following:
             taken = await following.take_over()
             records = [one.log.record for one in taken]
             require(records == [lease.log.record], f"{lease.log.record} was opened, and the next server has {records}")
@@ -23,103 +23,103 @@ async def _opened(trial: StoreTrial) -> None:
             require(found is taken[0].log, "the key of an opened stream does not find it")
 
 
-async def _visible_is_kept(trial: StoreTrial) -> None:
-    async with trial.server() as store:
-        lease = await trial.begin(store)
+async def _visible_is_kept(harness: StoreHarness) -> None:
+    async with harness.server() as store:
+        lease = await harness.begin(store)
         for number in range(1, 6):
             store.append(lease, (delta(number),))
-            await _require_kept(trial, lease)  # the events that can be read before the append is kept
-            await trial.wait_for(lease.log, number)
-            await _require_kept(trial, lease)
+            await _require_kept(harness, lease)  # the events that can be read before the append is kept
+            await harness.wait_for(lease.log, number)
+            await _require_kept(harness, lease)
 
 
-async def _require_kept(trial: StoreTrial, lease: Lease) -> None:
+async def _require_kept(harness: StoreHarness, lease: Lease) -> None:
     seen = list(lease.log.events)
-    async with trial.after_kill() as following:
+    async with harness.after_kill() as following:
         (taken,) = await following.take_over()
         kept = taken.log.events[: len(seen)]
         require(kept == seen, f"{seen} could be read when the server was killed, but the next one has {kept}")
 
 
-async def _epochs(trial: StoreTrial) -> None:
+async def _epochs(harness: StoreHarness) -> None:
     epochs = []
     for _ in range(3):
-        async with trial.server() as store:
+        async with harness.server() as store:
             epochs.append(store.epoch)
     require(epochs == sorted(set(epochs)), f"successive servers had the epochs {epochs}")
 
 
-async def _fenced(trial: StoreTrial) -> None:
-    async with trial.server() as first:
-        old = await trial.begin(first, delta(1))
-    async with trial.server() as second:
+async def _fenced(harness: StoreHarness) -> None:
+    async with harness.server() as first:
+        old = await harness.begin(first, delta(1))
+    async with harness.server() as second:
         (lease,) = await second.take_over()
-        await trial.try_append(first, old, delta(2))
-        await trial.try_append(second, old, delta(3))
-        await trial.settle(second)
+        await harness.try_append(first, old, delta(2))
+        await harness.try_append(second, old, delta(3))
+        await harness.settle(second)
         second.append(lease, (delta(4),))
-        await trial.wait_for(lease.log, 2)
+        await harness.wait_for(lease.log, 2)
         log = await second.read(ANONYMOUS, old.stream_id)
         require(log.events == [delta(1), delta(4)], f"events of the old lease were kept: {log.events}")
-        async with trial.after_kill() as following:
+        async with harness.after_kill() as following:
             kept = {one.stream_id: one.log.events for one in await following.take_over()}.get(old.stream_id)
             require(kept == [delta(1), delta(4)], f"the next server has {kept}")
 
 
-async def _once(trial: StoreTrial) -> None:
-    async with trial.server() as store:
-        begun = [await trial.begin(store, *map(delta, range(1, count))) for count in (4, 1, 3, 2)]
-        await trial.finish(store, begun[2])
+async def _once(harness: StoreHarness) -> None:
+    async with harness.server() as store:
+        begun = [await harness.begin(store, *map(delta, range(1, count))) for count in (4, 1, 3, 2)]
+        await harness.finish(store, begun[2])
         expected = [lease.stream_id for lease in begun if lease.log.end is None]
     for _ in range(2):  # they are taken over again when that server is gone, too
-        async with trial.server() as store:
+        async with harness.server() as store:
             taken = [lease.stream_id for lease in await store.take_over()]
             require(taken == expected, f"of the streams {expected} the next server got {taken}")
             again = [lease.stream_id for lease in await store.take_over()]
             require(not again, f"its second take_over() returned {again}")
             with suppress(ModelError):  # some stores allow only one server
-                async with trial.server() as other:
+                async with harness.server() as other:
                     stolen = [lease.stream_id for lease in await other.take_over()]
                     require(not stolen, f"a second server got {stolen} as well")
 
 
-async def _continued(trial: StoreTrial) -> None:
+async def _continued(harness: StoreHarness) -> None:
     expected = []
-    async with trial.server() as store:
-        lease = await trial.begin(store)
+    async with harness.server() as store:
+        lease = await harness.begin(store)
         stream_id = lease.stream_id
     for number in range(1, 7, 2):
-        async with trial.server() as store:
+        async with harness.server() as store:
             (lease,) = await store.take_over()
             store.append(lease, (delta(number), delta(number + 1)))
             expected += [delta(number), delta(number + 1)]
-            await trial.wait_for(lease.log, len(expected))
+            await harness.wait_for(lease.log, len(expected))
             log = await store.read(ANONYMOUS, stream_id)
             require(log.events == expected, f"a continued stream has {log.events}, not {expected}")
 
 
-async def _finished(trial: StoreTrial) -> None:
+async def _finished(harness: StoreHarness) -> None:
     claim = Claim("key", b"request")
-    async with trial.server() as store:
-        lease = await trial.begin(store, delta(1), owner="me", claim=claim)
-        await trial.finish(store, lease)
-        deleted = await trial.begin(store, delta(1), owner="me")
-        await trial.finish(store, deleted)
+    async with harness.server() as store:
+        lease = await harness.begin(store, delta(1), owner="me", claim=claim)
+        await harness.finish(store, lease)
+        deleted = await harness.begin(store, delta(1), owner="me")
+        await harness.finish(store, deleted)
         await store.delete("me", deleted.stream_id)
-        async with trial.after_kill() as following:
-            await _require_finished(trial, following, lease, deleted, claim)
-    async with trial.server() as following:
-        await _require_finished(trial, following, lease, deleted, claim)
+        async with harness.after_kill() as following:
+            await _require_finished(harness, following, lease, deleted, claim)
+    async with harness.server() as following:
+        await _require_finished(harness, following, lease, deleted, claim)
 
 
-async def _require_finished(trial: StoreTrial, store: LogStore, lease: Lease, deleted: Lease, claim: Claim) -> None:
+async def _require_finished(harness: StoreHarness, store: LogStore, lease: Lease, deleted: Lease, claim: Claim) -> None:
     taken = [one.stream_id for one in await store.take_over()]
     require(not taken, f"ended streams were taken over: {taken}")
     for stream_id in (lease.stream_id, deleted.stream_id):
         for other in ("you", ANONYMOUS):
-            error = await trial.error_of(store.read(other, stream_id))
+            error = await harness.error_of(store.read(other, stream_id))
             require(type(error) is UnknownStream, f"read() of another owner's stream raised {error!r}")
-    error = await trial.error_of(store.read("me", deleted.stream_id))
+    error = await harness.error_of(store.read("me", deleted.stream_id))
     require(isinstance(error, StreamExpired), f"read() of a deleted stream by its owner raised {error!r}")
     log = await store.read("me", lease.stream_id)
     require(log.events == [delta(1), DONE], f"of {[delta(1), DONE]} the next server has {log.events}")

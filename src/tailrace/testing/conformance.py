@@ -36,7 +36,7 @@ from collections.abc import Callable
 from tailrace.child import resident_bytes
 from tailrace.engines.promise import Engine
 from tailrace.errors import SequenceFailed
-from tailrace.testing._trial import EngineTrial, Law, require
+from tailrace.testing._harness import EngineHarness, Law, require
 from tailrace.testing.sampling_laws import grammar_laws, sampling_laws
 from tailrace.types import Sampling
 
@@ -55,182 +55,182 @@ def check_engine(make: Callable[[], Engine], *, vocab_size: int = 256, num_seque
         law(make, vocab_size=vocab_size, num_sequences=num_sequences)
 
 
-def _idle_steps(trial: EngineTrial) -> None:
+def _idle_steps(harness: EngineHarness) -> None:
     for moment in ("before the first sequence", "after the last one"):
         took_s = []
         for _ in range(5):
             began_s = time.monotonic()
-            stepped = trial.step()
+            stepped = harness.step()
             took_s.append(time.monotonic() - began_s)
             require(stepped == [], None, f"step() gave {stepped} {moment}")
         require(min(took_s) < _AT_ONCE_S, None, f"step() took {min(took_s):.2f} s {moment}")
-        trial.alone(trial.prompts(1)[0], trial.sampling(4))
+        harness.alone(harness.prompts(1)[0], harness.sampling(4))
 
 
-def _mixed_run(trial: EngineTrial) -> None:
+def _mixed_run(harness: EngineHarness) -> None:
     """Run sequences of several lengths that start one after the other, and one more step after their end."""
-    for index, prompt in enumerate(trial.prompts(trial.width, "mixed")):
-        trial.submit(prompt, trial.sampling(9 + 4 * index))
-        trial.step()
-    trial.finish()
-    trial.step()
+    for index, prompt in enumerate(harness.prompts(harness.width, "mixed")):
+        harness.submit(prompt, harness.sampling(9 + 4 * index))
+        harness.step()
+    harness.finish()
+    harness.step()
 
 
-def _dense(trial: EngineTrial) -> None:
-    _mixed_run(trial)
-    require(not trial.unknown, None, f"deltas of sequences that were never submitted: {trial.unknown}")
-    for sequence_id, deltas in trial.deltas.items():
+def _dense(harness: EngineHarness) -> None:
+    _mixed_run(harness)
+    require(not harness.unknown, None, f"deltas of sequences that were never submitted: {harness.unknown}")
+    for sequence_id, deltas in harness.deltas.items():
         count = 0
         for delta in deltas:
             require(delta.start == count, sequence_id, f"start is {delta.start} after {count} tokens, in {delta}")
             count += len(delta.token_ids)
 
 
-def _one_final(trial: EngineTrial) -> None:
-    _mixed_run(trial)
-    for sequence_id, deltas in trial.deltas.items():
+def _one_final(harness: EngineHarness) -> None:
+    _mixed_run(harness)
+    for sequence_id, deltas in harness.deltas.items():
         reasons = [delta.finish_reason for delta in deltas]
         require(all(reason is None for reason in reasons[:-1]), sequence_id, f"finish reasons, in order: {reasons}")
         require(reasons[-1] in ("stop", "length"), sequence_id, f"it ended with {deltas[-1]}")
 
 
-def _token_ids(trial: EngineTrial) -> None:
-    _mixed_run(trial)
-    for sequence_id in trial.deltas:
-        ids = trial.ids(sequence_id)
+def _token_ids(harness: EngineHarness) -> None:
+    _mixed_run(harness)
+    for sequence_id in harness.deltas:
+        ids = harness.ids(sequence_id)
         require(all(isinstance(token, int) and token >= 0 for token in ids), sequence_id, f"token ids {ids}")
 
 
-def _require_length(trial: EngineTrial, sequence_id: int, max_tokens: int) -> None:
+def _require_length(harness: EngineHarness, sequence_id: int, max_tokens: int) -> None:
     """Require exactly `max_tokens`, or fewer with an end of text."""
-    count, reason = len(trial.ids(sequence_id)), trial.end(sequence_id).finish_reason
+    count, reason = len(harness.ids(sequence_id)), harness.end(sequence_id).finish_reason
     seen = f"{count} tokens and finish_reason {reason!r} with max_tokens={max_tokens}"
     require(count == max_tokens if reason == "length" else count <= max_tokens, sequence_id, seen)
     require(reason in ("length", "stop"), sequence_id, seen)
 
 
-def _max_tokens(trial: EngineTrial) -> None:
-    prompt = trial.prompts(1, "length")[0]
-    wanted = {trial.submit(prompt, trial.sampling(length)): length for length in (1, 2, 7, 33)[: trial.width]}
-    trial.finish()
+def _max_tokens(harness: EngineHarness) -> None:
+    prompt = harness.prompts(1, "length")[0]
+    wanted = {harness.submit(prompt, harness.sampling(length)): length for length in (1, 2, 7, 33)[: harness.width]}
+    harness.finish()
     for sequence_id, max_tokens in wanted.items():
-        _require_length(trial, sequence_id, max_tokens)
+        _require_length(harness, sequence_id, max_tokens)
 
 
-def _ignore_eos(trial: EngineTrial) -> None:
-    prompt = trial.prompts(1, "end")[0]
-    for first in range(1, 13, trial.width):
-        lengths = range(first, min(first + trial.width, 13))
-        wanted = {trial.submit(prompt, trial.sampling(length)): length for length in lengths}
-        trial.finish()
+def _ignore_eos(harness: EngineHarness) -> None:
+    prompt = harness.prompts(1, "end")[0]
+    for first in range(1, 13, harness.width):
+        lengths = range(first, min(first + harness.width, 13))
+        wanted = {harness.submit(prompt, harness.sampling(length)): length for length in lengths}
+        harness.finish()
         for sequence_id, max_tokens in wanted.items():
-            reason = trial.end(sequence_id).finish_reason
+            reason = harness.end(sequence_id).finish_reason
             require(reason == "length", sequence_id, f"finish_reason {reason!r} with ignore_eos, {max_tokens=}")
-            _require_length(trial, sequence_id, max_tokens)
+            _require_length(harness, sequence_id, max_tokens)
 
 
-def _require_cancelled(trial: EngineTrial, sequence_id: int) -> None:
+def _require_cancelled(harness: EngineHarness, sequence_id: int) -> None:
     """Require that an aborted sequence ends in the next step."""
-    stepped = [delta for delta in trial.step() if delta.sequence_id == sequence_id]
+    stepped = [delta for delta in harness.step() if delta.sequence_id == sequence_id]
     ended = bool(stepped) and stepped[-1].finish_reason == "cancelled"
     require(ended, sequence_id, f"the step after abort() gave {stepped}")
-    again = [delta for delta in trial.step() if delta.sequence_id == sequence_id]
+    again = [delta for delta in harness.step() if delta.sequence_id == sequence_id]
     require(not again, sequence_id, f"after its last delta it gave {again}")
 
 
-def _abort(trial: EngineTrial) -> None:
-    sequence_id = trial.start(64)
-    trial.engine.abort(sequence_id)
-    _require_cancelled(trial, sequence_id)
-    require(trial.step() == [], sequence_id, "step() gave more deltas although nothing runs")
+def _abort(harness: EngineHarness) -> None:
+    sequence_id = harness.start(64)
+    harness.engine.abort(sequence_id)
+    _require_cancelled(harness, sequence_id)
+    require(harness.step() == [], sequence_id, "step() gave more deltas although nothing runs")
 
 
-def _abort_before_step(trial: EngineTrial) -> None:
-    sequence_id = trial.submit(trial.prompts(1)[0], trial.sampling(64))
-    trial.engine.abort(sequence_id)
-    _require_cancelled(trial, sequence_id)
+def _abort_before_step(harness: EngineHarness) -> None:
+    sequence_id = harness.submit(harness.prompts(1)[0], harness.sampling(64))
+    harness.engine.abort(sequence_id)
+    _require_cancelled(harness, sequence_id)
 
 
-def _abort_anything(trial: EngineTrial) -> None:
-    trial.engine.abort(2**62)
-    require(trial.step() == [], None, "step() gave deltas after abort() of an unknown sequence")
-    finished = trial.submit(trial.prompts(1)[0], trial.sampling(2))
-    trial.finish(finished)
-    count = len(trial.deltas[finished])
-    twice = trial.start(64)
+def _abort_anything(harness: EngineHarness) -> None:
+    harness.engine.abort(2**62)
+    require(harness.step() == [], None, "step() gave deltas after abort() of an unknown sequence")
+    finished = harness.submit(harness.prompts(1)[0], harness.sampling(2))
+    harness.finish(finished)
+    count = len(harness.deltas[finished])
+    twice = harness.start(64)
     for sequence_id in (finished, twice, twice, 2**62):
-        trial.engine.abort(sequence_id)
-    _require_cancelled(trial, twice)
-    trial.engine.abort(twice)
-    require(trial.step() == [], twice, "step() gave deltas after abort() of a cancelled sequence")
-    late = trial.deltas[finished][count:]
+        harness.engine.abort(sequence_id)
+    _require_cancelled(harness, twice)
+    harness.engine.abort(twice)
+    require(harness.step() == [], twice, "step() gave deltas after abort() of a cancelled sequence")
+    late = harness.deltas[finished][count:]
     require(not late, finished, f"abort() after its end gave {late}")
 
 
-def _abort_spares_neighbours(trial: EngineTrial) -> None:
-    if trial.width < 2:
+def _abort_spares_neighbours(harness: EngineHarness) -> None:
+    if harness.width < 2:
         return
-    victim = trial.start(64)
-    prompt, sampling = trial.prompts(1, "spared")[0], trial.sampling(16)
-    spared = trial.submit(prompt, sampling)
-    trial.step()
-    trial.engine.abort(victim)
-    trial.finish(spared)
-    _require_length(trial, spared, 16)
-    if trial.engine.capabilities.exact:
-        _require_same(trial, spared, prompt, sampling, "beside an aborted neighbour")
+    victim = harness.start(64)
+    prompt, sampling = harness.prompts(1, "spared")[0], harness.sampling(16)
+    spared = harness.submit(prompt, sampling)
+    harness.step()
+    harness.engine.abort(victim)
+    harness.finish(spared)
+    _require_length(harness, spared, 16)
+    if harness.engine.capabilities.exact:
+        _require_same(harness, spared, prompt, sampling, "beside an aborted neighbour")
 
 
 def _require_same(
-    trial: EngineTrial, sequence_id: int, prompt: tuple[int, ...], sampling: Sampling, where: str
+    harness: EngineHarness, sequence_id: int, prompt: tuple[int, ...], sampling: Sampling, where: str
 ) -> None:
     """Replay a sequence alone."""
-    seen, replayed = trial.ids(sequence_id), trial.alone(prompt, sampling, like=sequence_id)
+    seen, replayed = harness.ids(sequence_id), harness.alone(prompt, sampling, like=sequence_id)
     require(seen == replayed, sequence_id, f"{where} it gave {seen}, but replayed alone {replayed}")
 
 
-def _require_batch_invariance(trial: EngineTrial, seeds: list[int | None], salt: str) -> None:
+def _require_batch_invariance(harness: EngineHarness, seeds: list[int | None], salt: str) -> None:
     """Run sequences all at once and in a batch that changes, and replay each."""
-    prompts = trial.prompts(len(seeds), salt)
+    prompts = harness.prompts(len(seeds), salt)
     lengths = [24 - 3 * index for index in range(len(seeds))]
-    cases = [(p, trial.sampling(n, seed)) for p, n, seed in zip(prompts, lengths, seeds, strict=True)]
-    together = [trial.submit(*case) for case in cases]
-    trial.finish()
+    cases = [(p, harness.sampling(n, seed)) for p, n, seed in zip(prompts, lengths, seeds, strict=True)]
+    together = [harness.submit(*case) for case in cases]
+    harness.finish()
     staggered = []
     for case in reversed(cases):
-        staggered.append(trial.submit(*case))
-        trial.step()
-        trial.step()
-    trial.finish()
+        staggered.append(harness.submit(*case))
+        harness.step()
+        harness.step()
+    harness.finish()
     for index, case in enumerate(cases):
-        _require_same(trial, together[index], *case, "in a batch")
-        _require_same(trial, staggered[-1 - index], *case, "in a batch that changes")
+        _require_same(harness, together[index], *case, "in a batch")
+        _require_same(harness, staggered[-1 - index], *case, "in a batch that changes")
 
 
-def _greedy(trial: EngineTrial) -> None:
-    _require_batch_invariance(trial, [None] * trial.width, "greedy")
-    if trial.width < 2:
+def _greedy(harness: EngineHarness) -> None:
+    _require_batch_invariance(harness, [None] * harness.width, "greedy")
+    if harness.width < 2:
         return
-    for prompt in trial.prompts(3, "twins"):
-        sampling = trial.sampling(24)
-        first = trial.submit(prompt, sampling)
-        trial.step()  # a prefix cache may share the first's computations with the second
-        second = trial.submit(prompt, sampling)
-        trial.finish()
+    for prompt in harness.prompts(3, "twins"):
+        sampling = harness.sampling(24)
+        first = harness.submit(prompt, sampling)
+        harness.step()  # a prefix cache may share the first's computations with the second
+        second = harness.submit(prompt, sampling)
+        harness.finish()
         for twin in (first, second):
-            _require_same(trial, twin, prompt, sampling, "beside an equal sequence that is one step apart")
+            _require_same(harness, twin, prompt, sampling, "beside an equal sequence that is one step apart")
 
 
-def _same_seed(trial: EngineTrial) -> None:
-    _require_batch_invariance(trial, [11 + 7 * index for index in range(trial.width)], "seeds")
-    prompt, sampling = trial.prompts(1, "again")[0], trial.sampling(16, 5)
-    first, second = trial.alone(prompt, sampling), trial.alone(prompt, sampling)
+def _same_seed(harness: EngineHarness) -> None:
+    _require_batch_invariance(harness, [11 + 7 * index for index in range(harness.width)], "seeds")
+    prompt, sampling = harness.prompts(1, "again")[0], harness.sampling(16, 5)
+    first, second = harness.alone(prompt, sampling), harness.alone(prompt, sampling)
     require(first == second, None, f"the same prompt and seed gave {first} and then {second}")
 
 
-def _seeds_differ(trial: EngineTrial) -> None:
-    for prompt in trial.prompts(3, "differ"):
-        answers = {trial.alone(prompt, trial.sampling(24, seed)) for seed in (1, 2, 99_991)}
+def _seeds_differ(harness: EngineHarness) -> None:
+    for prompt in harness.prompts(3, "differ"):
+        answers = {harness.alone(prompt, harness.sampling(24, seed)) for seed in (1, 2, 99_991)}
         if len(answers) > 1:
             return
     require(
@@ -238,72 +238,72 @@ def _seeds_differ(trial: EngineTrial) -> None:
     )
 
 
-def _logprobs(trial: EngineTrial) -> None:
-    prompts = trial.prompts(2, "logprobs")
-    requested = trial.submit(prompts[0], trial.sampling(8, logprobs=True))
-    if trial.width < 2:
-        trial.finish()
-    without = trial.submit(prompts[1], trial.sampling(8))
-    trial.finish()
-    for delta in trial.deltas[requested]:
+def _logprobs(harness: EngineHarness) -> None:
+    prompts = harness.prompts(2, "logprobs")
+    requested = harness.submit(prompts[0], harness.sampling(8, logprobs=True))
+    if harness.width < 2:
+        harness.finish()
+    without = harness.submit(prompts[1], harness.sampling(8))
+    harness.finish()
+    for delta in harness.deltas[requested]:
         require(
             len(delta.logprobs) == len(delta.token_ids), requested, f"logprobs and tokens differ in number: {delta}"
         )
         is_valid = all(math.isfinite(logprob) and logprob <= 0 for logprob in delta.logprobs)
         require(is_valid, requested, f"these are not logarithms of probabilities: {delta}")
-    unwanted = [delta for delta in trial.deltas[without] if delta.logprobs]
+    unwanted = [delta for delta in harness.deltas[without] if delta.logprobs]
     require(not unwanted, without, f"logprobs that were not requested: {unwanted}")
 
 
-def _try_length(trial: EngineTrial, num_prompt_tokens: int) -> int | None:
+def _try_length(harness: EngineHarness, num_prompt_tokens: int) -> int | None:
     """Submit a prompt of this length, for one new token. Returns None if it was refused with SequenceFailed."""
-    prompt = [n % 97 % trial.vocab_size for n in range(num_prompt_tokens)]
+    prompt = [n % 97 % harness.vocab_size for n in range(num_prompt_tokens)]
     try:
-        return trial.submit(prompt, trial.sampling(1))
+        return harness.submit(prompt, harness.sampling(1))
     except SequenceFailed:
         return None
 
 
-def _long_prompt(trial: EngineTrial) -> None:
-    prompt, sampling = trial.prompts(1, "neighbour")[0], trial.sampling(12)
-    neighbour = trial.submit(prompt, sampling)
-    trial.step()
-    length = trial.engine.capabilities.context_tokens + 1
-    taken = _try_length(trial, length)
+def _long_prompt(harness: EngineHarness) -> None:
+    prompt, sampling = harness.prompts(1, "neighbour")[0], harness.sampling(12)
+    neighbour = harness.submit(prompt, sampling)
+    harness.step()
+    length = harness.engine.capabilities.context_tokens + 1
+    taken = _try_length(harness, length)
     require(taken is None, taken, f"a prompt of {length} tokens was taken, with context_tokens={length - 1}")
-    trial.finish(neighbour)
-    _require_length(trial, neighbour, 12)
-    if trial.engine.capabilities.exact:
-        _require_same(trial, neighbour, prompt, sampling, "beside a refused prompt")
+    harness.finish(neighbour)
+    _require_length(harness, neighbour, 12)
+    if harness.engine.capabilities.exact:
+        _require_same(harness, neighbour, prompt, sampling, "beside a refused prompt")
 
 
-def _limit_prompt(trial: EngineTrial) -> None:
-    capabilities = trial.engine.capabilities
+def _limit_prompt(harness: EngineHarness) -> None:
+    capabilities = harness.engine.capabilities
     limit = min(capabilities.context_tokens, capabilities.kv_tokens)
     for length in (limit - 1, limit):
-        sequence_id = _try_length(trial, length)
+        sequence_id = _try_length(harness, length)
         if sequence_id is not None:
-            trial.finish(sequence_id)
-            _require_length(trial, sequence_id, 1)
-    after = trial.submit(trial.prompts(1)[0], trial.sampling(4))
-    trial.finish(after)
-    _require_length(trial, after, 4)
+            harness.finish(sequence_id)
+            _require_length(harness, sequence_id, 1)
+    after = harness.submit(harness.prompts(1)[0], harness.sampling(4))
+    harness.finish(after)
+    _require_length(harness, after, 4)
 
 
-def _no_leak(trial: EngineTrial) -> None:
-    prompts = trial.prompts(16, "leak")
-    width = min(16, trial.engine.capabilities.max_sequences)
-    rounds = max(2, trial.num_sequences // width)
+def _no_leak(harness: EngineHarness) -> None:
+    prompts = harness.prompts(16, "leak")
+    width = min(16, harness.engine.capabilities.max_sequences)
+    rounds = max(2, harness.num_sequences // width)
     before = 0
     for number in range(rounds):
         if number == rounds // 3:  # memory that is allocated once, such as for compiled kernels, is not a leak
             before = _resident_bytes()
-        started = [trial.submit(prompts[index], trial.sampling(1 + index % 3)) for index in range(width)]
+        started = [harness.submit(prompts[index], harness.sampling(1 + index % 3)) for index in range(width)]
         if number % 4 == 0:
-            trial.engine.abort(started[-1])
-        trial.finish()
-        trial.deltas.clear()
-    require(trial.step() == [], None, f"step() gave deltas after {rounds * width} sequences had ended")
+            harness.engine.abort(started[-1])
+        harness.finish()
+        harness.deltas.clear()
+    require(harness.step() == [], None, f"step() gave deltas after {rounds * width} sequences had ended")
     grown = _resident_bytes() - before
     seen = f"{rounds * width} short sequences left {grown / 2**20:.0f} MiB behind"
     require(grown < _LEAK_BYTES, None, seen)
@@ -317,10 +317,10 @@ def _resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _close(trial: EngineTrial) -> None:
-    trial.alone(trial.prompts(1)[0], trial.sampling(2))
-    trial.engine.close()
-    trial.engine.close()
+def _close(harness: EngineHarness) -> None:
+    harness.alone(harness.prompts(1)[0], harness.sampling(2))
+    harness.engine.close()
+    harness.engine.close()
 
 
 _SEEDED = frozenset({"seed", "temperature"})

@@ -18,8 +18,8 @@ by default it copies the directory. Laws about the next server do not apply to s
 
 from __future__ import annotations
 
+from tailrace.testing._store_harness import MakeStore, Snapshot, StoreLaw, copy_directory
 from tailrace.testing._store_laws import laws_of_one_server
-from tailrace.testing._store_trial import MakeStore, Snapshot, StoreLaw, copy_directory
 from tailrace.testing._take_over_laws import laws_of_the_next_server
 
 __all__ = ["StoreLaw", "check_log_store", "store_laws"]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import count, repeat
 from typing import Any, TypeAlias
 
-from tailrace.testing._trial import EngineTrial, Law, require
+from tailrace.testing._harness import EngineHarness, Law, require
 from tailrace.types import Grammar, Sampling
 
 __all__ = ["grammar_laws", "sampling_laws"]
@@ -29,24 +29,26 @@ _GRAMMAR_TOKENS = 16
 _Ids: TypeAlias = tuple[int, ...]
 
 
-def _run_all(trial: EngineTrial, prompts: list[_Ids], samplings: Iterable[Sampling]) -> list[int]:
-    """Run sequences, `trial.width` at once, and return their ids."""
+def _run_all(harness: EngineHarness, prompts: list[_Ids], samplings: Iterable[Sampling]) -> list[int]:
+    """Run sequences, `harness.width` at once, and return their ids."""
     sequence_ids: list[int] = []
     for prompt, sampling in zip(prompts, samplings, strict=False):
-        sequence_ids.append(trial.submit(prompt, sampling))
-        if len(sequence_ids) % trial.width == 0:
-            trial.finish()
-    trial.finish()
+        sequence_ids.append(harness.submit(prompt, sampling))
+        if len(sequence_ids) % harness.width == 0:
+            harness.finish()
+    harness.finish()
     return sequence_ids
 
 
-def _answers(trial: EngineTrial, prompts: list[_Ids], sampling: Sampling) -> list[_Ids]:
-    return [trial.ids(sequence_id) for sequence_id in _run_all(trial, prompts, repeat(sampling))]
+def _answers(harness: EngineHarness, prompts: list[_Ids], sampling: Sampling) -> list[_Ids]:
+    return [harness.ids(sequence_id) for sequence_id in _run_all(harness, prompts, repeat(sampling))]
 
 
-def _seeded_answers(trial: EngineTrial, prompts: list[_Ids], first_seed: int, parameter: dict[str, Any]) -> list[_Ids]:
-    samplings = (replace(trial.sampling(_MAX_TOKENS, seed), **parameter) for seed in count(first_seed))
-    return [trial.ids(sequence_id) for sequence_id in _run_all(trial, prompts, samplings)]
+def _seeded_answers(
+    harness: EngineHarness, prompts: list[_Ids], first_seed: int, parameter: dict[str, Any]
+) -> list[_Ids]:
+    samplings = (replace(harness.sampling(_MAX_TOKENS, seed), **parameter) for seed in count(first_seed))
+    return [harness.ids(sequence_id) for sequence_id in _run_all(harness, prompts, samplings)]
 
 
 def _require_mostly_same(seen: list[_Ids], expected: list[_Ids], what: str) -> None:
@@ -56,13 +58,13 @@ def _require_mostly_same(seen: list[_Ids], expected: list[_Ids], what: str) -> N
     )
 
 
-def _leaves_likeliest(**parameter: float) -> Callable[[EngineTrial], None]:
+def _leaves_likeliest(**parameter: float) -> Callable[[EngineHarness], None]:
     """Return a check that with this parameter only the likeliest token is drawn at temperature 1."""
 
-    def check(trial: EngineTrial) -> None:
-        prompts = trial.prompts(_NUM_PROMPTS, "narrow")
-        greedy = _answers(trial, prompts, trial.sampling(_MAX_TOKENS))
-        _require_mostly_same(_seeded_answers(trial, prompts, 31, parameter), greedy, f"{parameter} against greedy")
+    def check(harness: EngineHarness) -> None:
+        prompts = harness.prompts(_NUM_PROMPTS, "narrow")
+        greedy = _answers(harness, prompts, harness.sampling(_MAX_TOKENS))
+        _require_mostly_same(_seeded_answers(harness, prompts, 31, parameter), greedy, f"{parameter} against greedy")
 
     return check
 
@@ -78,13 +80,13 @@ def _repeats(prompts: list[_Ids], answers: list[_Ids]) -> int:
     return repeated
 
 
-def _penalises(name: str, *, counts_prompt: bool) -> Callable[[EngineTrial], None]:
-    def check(trial: EngineTrial) -> None:
-        prompts = trial.prompts(5, "repeat")
+def _penalises(name: str, *, counts_prompt: bool) -> Callable[[EngineHarness], None]:
+    def check(harness: EngineHarness) -> None:
+        prompts = harness.prompts(5, "repeat")
         counted: list[_Ids] = prompts if counts_prompt else [()] * len(prompts)
-        free = trial.sampling(_LONG_TOKENS)
+        free = harness.sampling(_LONG_TOKENS)
         penalty: dict[str, Any] = {name: _STRONG}
-        without, penalised = _answers(trial, prompts, free), _answers(trial, prompts, replace(free, **penalty))
+        without, penalised = _answers(harness, prompts, free), _answers(harness, prompts, replace(free, **penalty))
         few, many = _repeats(counted, penalised), _repeats(counted, without)
         require(
             few < many or not many, None, f"{name} {_STRONG} left {few} repeated tokens, without it there were {many}"
@@ -92,31 +94,31 @@ def _penalises(name: str, *, counts_prompt: bool) -> Callable[[EngineTrial], Non
         if not counts_prompt:
             # Put the first token of the answer into the prompt, which the penalty must ignore.
             prompts = [answer[:1] * 4 + prompt for prompt, answer in zip(prompts, without, strict=True)]
-            usual = _answers(trial, prompts, trial.sampling(1))
-            first = _answers(trial, prompts, replace(trial.sampling(1), **penalty))
+            usual = _answers(harness, prompts, harness.sampling(1))
+            first = _answers(harness, prompts, replace(harness.sampling(1), **penalty))
             _require_mostly_same(first, usual, f"the first token, which {name} must not change")
 
     return check
 
 
-def _logit_bias(trial: EngineTrial) -> None:
-    prompts = trial.prompts(3, "bias")
-    free = trial.sampling(_MAX_TOKENS)
-    without = _answers(trial, prompts, free)
-    wanted = 7 % trial.vocab_size
-    forced = _answers(trial, prompts, replace(free, logit_bias=((wanted, _SURE),)))
+def _logit_bias(harness: EngineHarness) -> None:
+    prompts = harness.prompts(3, "bias")
+    free = harness.sampling(_MAX_TOKENS)
+    without = _answers(harness, prompts, free)
+    wanted = 7 % harness.vocab_size
+    forced = _answers(harness, prompts, replace(free, logit_bias=((wanted, _SURE),)))
     require(forced == [(wanted,) * _MAX_TOKENS] * 3, None, f"token {wanted} with a bias of {_SURE} gave {forced}")
     banned = without[0][0]
-    spared = _answers(trial, prompts, replace(free, logit_bias=((banned, -_SURE),)))
+    spared = _answers(harness, prompts, replace(free, logit_bias=((banned, -_SURE),)))
     require(not any(banned in answer for answer in spared), None, f"token {banned} with {-_SURE} is in {spared}")
 
 
-def _top_logprobs(trial: EngineTrial) -> None:
-    sequence_id = trial.submit(
-        trial.prompts(1, "top")[0], replace(trial.sampling(_MAX_TOKENS), logprobs=True, top_logprobs=3)
+def _top_logprobs(harness: EngineHarness) -> None:
+    sequence_id = harness.submit(
+        harness.prompts(1, "top")[0], replace(harness.sampling(_MAX_TOKENS), logprobs=True, top_logprobs=3)
     )
-    trial.finish()
-    for delta in trial.deltas[sequence_id]:
+    harness.finish()
+    for delta in harness.deltas[sequence_id]:
         require(
             len(delta.top_logprobs) == len(delta.token_ids),
             sequence_id,
@@ -132,46 +134,48 @@ def _top_logprobs(trial: EngineTrial) -> None:
             )
 
 
-def _raw_logprobs(trial: EngineTrial) -> None:
+def _raw_logprobs(harness: EngineHarness) -> None:
     """Logprobs do not depend on the temperature."""
-    prompts = trial.prompts(_NUM_PROMPTS, "raw")
-    greedy = replace(trial.sampling(1), logprobs=True)
+    prompts = harness.prompts(_NUM_PROMPTS, "raw")
+    greedy = replace(harness.sampling(1), logprobs=True)
     cold = replace(greedy, temperature=0.01)
-    usual, cooled = (_run_all(trial, prompts, repeat(sampling)) for sampling in (greedy, cold))
+    usual, cooled = (_run_all(harness, prompts, repeat(sampling)) for sampling in (greedy, cold))
     near = 0
     for first, second in zip(usual, cooled, strict=True):
-        (one,), (other,) = trial.end(first).logprobs, trial.end(second).logprobs
-        near += abs(one - other) < _NEAR or trial.ids(first) != trial.ids(second)
+        (one,), (other,) = harness.end(first).logprobs, harness.end(second).logprobs
+        near += abs(one - other) < _NEAR or harness.ids(first) != harness.ids(second)
     require(
         2 * near >= _NUM_PROMPTS, None, f"at temperature 0.01 only {near} of {_NUM_PROMPTS} logprobs are the model's"
     )
 
 
-def _grammars(trial: EngineTrial) -> None:
+def _grammars(harness: EngineHarness) -> None:
     """Run answers of four digits and of four letters beside one without a grammar.
 
     The vocabulary is unknown here, so only facts that hold for any vocabulary are checked.
     """
-    prompt = trial.prompts(1, "grammar")[0]
-    free = trial.submit(prompt, trial.sampling(_GRAMMAR_TOKENS)) if trial.width > 2 else None
+    prompt = harness.prompts(1, "grammar")[0]
+    free = harness.submit(prompt, harness.sampling(_GRAMMAR_TOKENS)) if harness.width > 2 else None
     firsts = []
     for characters in ("0-9", "a-z"):
         grammar = Grammar("regex", f"[{characters}]{{{_NUM_CHARACTERS}}}")
-        constrained = trial.submit(prompt, replace(trial.sampling(_GRAMMAR_TOKENS), grammar=grammar, ignore_eos=False))
-        if trial.width == 1:
-            trial.finish()
+        constrained = harness.submit(
+            prompt, replace(harness.sampling(_GRAMMAR_TOKENS), grammar=grammar, ignore_eos=False)
+        )
+        if harness.width == 1:
+            harness.finish()
         firsts.append(constrained)
-    trial.finish()
+    harness.finish()
     for constrained in firsts:
-        ids, reason = trial.ids(constrained), trial.end(constrained).finish_reason
+        ids, reason = harness.ids(constrained), harness.end(constrained).finish_reason
         seen = f"{ids} for {_NUM_CHARACTERS} characters, and finish_reason {reason!r}"
         require(reason == "stop" and len(ids) <= _NUM_CHARACTERS + 1, constrained, seen)  # one is the end of text
-    digits, letters = (trial.ids(constrained)[:1] for constrained in firsts)
+    digits, letters = (harness.ids(constrained)[:1] for constrained in firsts)
     require(digits != letters, firsts[1], f"a digit and a letter are both token {digits}")
-    if free is not None and trial.engine.capabilities.exact:
-        alone = trial.alone(prompt, trial.sampling(_GRAMMAR_TOKENS), like=free)
+    if free is not None and harness.engine.capabilities.exact:
+        alone = harness.alone(prompt, harness.sampling(_GRAMMAR_TOKENS), like=free)
         require(
-            trial.ids(free) == alone, free, f"beside grammars it gave {trial.ids(free)}, but replayed alone {alone}"
+            harness.ids(free) == alone, free, f"beside grammars it gave {harness.ids(free)}, but replayed alone {alone}"
         )
 
 

@@ -13,7 +13,7 @@ from tests.waiting import idle, turn
 
 from tailrace.engines import EngineSpec
 from tailrace.engines.grammars import check as grammar_check
-from tailrace.engines.grammars import trial as grammar_trial
+from tailrace.engines.grammars import compile_one
 from tailrace.engines.grammars.check import GrammarCheck
 from tailrace.errors import EngineLost, QueueFull, RequestError
 from tailrace.types import Grammar
@@ -108,7 +108,7 @@ async def test_a_check_that_fails_itself_does_not_blame_the_grammar(
 
 @pytest.fixture
 def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Make all trials wait until the returned function is called; then they pass."""
+    """Make all checks wait until the returned function is called; then they pass."""
     program = tmp_path / "held"
     program.write_text('#!/bin/sh\nuntil [ -e "$0.done" ]; do sleep 0.02; done\n')
     program.chmod(0o755)
@@ -167,17 +167,17 @@ async def test_a_grammar_that_needs_too_much_is_refused(
     limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is so low that even the simplest grammar exceeds it."""
-    source = Path(grammar_trial.__file__).read_text()
+    source = Path(compile_one.__file__).read_text()
     name = limit.partition(" = ")[0]
     lines = [limit if line.startswith(f"{name} = ") else line for line in source.splitlines()]
     assert limit in lines
     tight = tmp_path / "tight.py"
     tight.write_text("\n".join(lines))
-    monkeypatch.setattr(grammar_trial, "__file__", str(tight))
+    monkeypatch.setattr(compile_one, "__file__", str(tight))
     assert "too much time or memory" in await refusal(GrammarCheck(SPEC), FINE)
 
 
-def test_a_trial_is_a_separate_program() -> None:
-    command = [sys.executable, "-I", str(grammar_trial.__file__)]
+def test_a_grammar_is_compiled_by_a_separate_program() -> None:
+    command = [sys.executable, "-I", str(compile_one.__file__)]
     done = subprocess.run(command, input=b"start: /a/", capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

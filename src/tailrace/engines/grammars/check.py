@@ -2,7 +2,7 @@
 
 The process uses the engine's library. For OpenVINO this is xgrammar with the model's vocabulary, which takes seconds
 for some grammars and crashes on others. For other engines it is llguidance, which compiles token by token within a
-budget (at most 5 ms per token in all trials, llguidance 1.9 with 49,152 tokens).
+budget (at most 5 ms per token in all measurements, llguidance 1.9 with 49,152 tokens).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Protocol
 
 import msgspec
 
-from tailrace.engines.grammars import trial as grammar_trial
+from tailrace.engines.grammars import compile_one
 from tailrace.engines.grammars.automata import NO_ANSWER, NOT_COMPILED, TOO_MUCH
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.engines.protocol import EngineSpec
@@ -40,19 +40,19 @@ __all__ = ["GrammarCheck"]
 logger = logging.getLogger("tailrace.engine")
 
 MAX_CACHED = 1024
-_TRIAL_TIMEOUT_S = 20.0  # much longer than a trial's limit of CPU time: reached only on an overloaded machine
+_COMPILE_TIMEOUT_S = 20.0  # much longer than the limit of CPU time: reached only on an overloaded machine
 _LOAD_TIMEOUT_S = 60.0
 _EXIT_TIMEOUT_S = 2.0
-_MAX_TRIALS = 200  # per process: the library never frees a compiled grammar
+_MAX_COMPILED = 200  # per process: the library never frees a compiled grammar
 
 MAX_WAITING = 64  # different grammars that wait or are being checked
 MAX_WAITING_PER_CALLER = 16  # of them for a single caller
 TOO_MUCH_S = 60.0  # cache time of `TOO_MUCH`: the machine may have been overloaded
 
-_REASONS = {0: "", 3: NO_ANSWER, 4: NOT_COMPILED, 5: TOO_MUCH}  # by the exit status of `grammars.trial`
+_REASONS = {0: "", 3: NO_ANSWER, 4: NOT_COMPILED, 5: TOO_MUCH}  # by the exit status of `grammars.compile_one`
 
 
-class _Trial(Protocol):
+class _Compiler(Protocol):
     at_once: int
 
     def close(self) -> None:
@@ -66,10 +66,10 @@ class GrammarCheck:
     """Refuses grammars that do not compile within limits. For one event loop, which it never blocks."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._trial: _Trial = _OpenVINOProcess(spec) if spec.engine == "openvino" else _ProcessPerGrammar()
+        self._compiler: _Compiler = _OpenVINOProcess(spec) if spec.engine == "openvino" else _ProcessPerGrammar()
         # LRU cache by the hash of the grammar: the reason, and when it expires (monotonic).
         self._reasons: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-        self._slots = asyncio.Semaphore(self._trial.at_once)
+        self._slots = asyncio.Semaphore(self._compiler.at_once)
         self._waiting: list[tuple[str, bytes]] = []  # caller and key of each waiting request
 
     async def check(self, grammar: Grammar, *, caller: str = "", within_s: float = 60.0) -> None:
@@ -116,29 +116,29 @@ class GrammarCheck:
             raise _queue_full() from None
         reason = self._known(key)  # an earlier request may have had the same grammar
         if reason is None:
-            return await self._try(key, grammar)
+            return await self._compile(key, grammar)
         self._slots.release()
         return reason
 
-    async def _try(self, key: bytes, grammar: Grammar) -> str:
-        """Run the trial in a thread. The slot is released when the thread ends, even if the request is cancelled."""
-        trial = asyncio.ensure_future(asyncio.to_thread(self._trial, grammar))
-        trial.add_done_callback(functools.partial(self._on_tried, key))
-        return await asyncio.shield(trial)
+    async def _compile(self, key: bytes, grammar: Grammar) -> str:
+        """Compile in a thread. The slot is released when the thread ends, even if the request is cancelled."""
+        compiling = asyncio.ensure_future(asyncio.to_thread(self._compiler, grammar))
+        compiling.add_done_callback(functools.partial(self._on_compiled, key))
+        return await asyncio.shield(compiling)
 
-    def _on_tried(self, key: bytes, trial: asyncio.Future[str]) -> None:
+    def _on_compiled(self, key: bytes, compiling: asyncio.Future[str]) -> None:
         self._slots.release()
-        if trial.cancelled() or trial.exception() is not None:
+        if compiling.cancelled() or compiling.exception() is not None:
             return
-        until_s = time.monotonic() + (TOO_MUCH_S if trial.result() == TOO_MUCH else math.inf)
-        self._reasons[key] = (trial.result(), until_s)
+        until_s = time.monotonic() + (TOO_MUCH_S if compiling.result() == TOO_MUCH else math.inf)
+        self._reasons[key] = (compiling.result(), until_s)
         self._reasons.move_to_end(key)
         if len(self._reasons) > MAX_CACHED:
             self._reasons.popitem(last=False)
 
     def close(self) -> None:
         """End the compiling process, if one runs. The next grammar starts another."""
-        self._trial.close()
+        self._compiler.close()
 
 
 class _ProcessPerGrammar:
@@ -150,10 +150,10 @@ class _ProcessPerGrammar:
         pass
 
     def __call__(self, grammar: Grammar) -> str:
-        command = [sys.executable, "-I", str(Path(grammar_trial.__file__))]
+        command = [sys.executable, "-I", str(Path(compile_one.__file__))]
         text = to_guidance(grammar).encode()
         try:
-            done = subprocess.run(command, input=text, capture_output=True, timeout=_TRIAL_TIMEOUT_S, check=False)
+            done = subprocess.run(command, input=text, capture_output=True, timeout=_COMPILE_TIMEOUT_S, check=False)
         except (subprocess.TimeoutExpired, OSError):
             raise _check_failed() from None
         if done.returncode < 0:  # a signal: its limits, or a crash of the library
@@ -174,7 +174,7 @@ class _OpenVINOProcess:
         self._spec = msgspec.json.encode(spec) + b"\n"
         self._processes: list[subprocess.Popen[bytes]] = []  # at most one
         self._is_ready = False
-        self._num_trials = 0
+        self._num_compiled = 0
         self._lock = threading.Lock()  # held while a thread uses the process
         weakref.finalize(self, _end, self._processes)
 
@@ -203,7 +203,7 @@ class _OpenVINOProcess:
                 self._is_ready = True
             answer = self._ask(process, msgspec.json.encode(grammar) + b"\n")
             if answer.endswith(b"\n"):
-                self._num_trials += 1
+                self._num_compiled += 1
                 return msgspec.json.decode(answer, type=str)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_EXIT_TIMEOUT_S)  # its answers may have ended before it has
@@ -217,18 +217,18 @@ class _OpenVINOProcess:
         raise _check_failed()
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        if self._num_trials >= _MAX_TRIALS or any(process.poll() is not None for process in self._processes):
+        if self._num_compiled >= _MAX_COMPILED or any(process.poll() is not None for process in self._processes):
             _end(self._processes)
         if not self._processes:
-            self._is_ready, self._num_trials = False, 0
-            command = [sys.executable, "-m", "tailrace.engines.openvino.trial", str(os.getpid())]
+            self._is_ready, self._num_compiled = False, 0
+            command = [sys.executable, "-m", "tailrace.engines.openvino.compile_grammars", str(os.getpid())]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             self._processes.append(process)
             _write(process, self._spec)
         return self._processes[0]
 
     def _ask(self, process: subprocess.Popen[bytes], line: bytes) -> bytes:
-        return self._read(process, _TRIAL_TIMEOUT_S) if _write(process, line) else b""
+        return self._read(process, _COMPILE_TIMEOUT_S) if _write(process, line) else b""
 
     def _read(self, process: subprocess.Popen[bytes], within_s: float) -> bytes:
         """Read a line. Returns an incomplete line if the process ended or did not answer in time."""

@@ -1,8 +1,8 @@
 """Schedules the start of sequences, so that compiling grammars leaves most of the time to running sequences.
 
 The library compiles a grammar in the step of a sequence's first token, and all other sequences wait: up to half a
-second on two cores, because `trial` limits the steps of compiling. It keeps compiled grammars. So sequences with a new
-grammar begin one after the other, with pauses in between for the others.
+second on two cores, because `compile_grammars` limits the steps of compiling. It keeps compiled grammars. So sequences
+with a new grammar begin one after the other, with pauses in between for the others.
 
 A replay that must compute tokens alone (`Sequence.schedule`) begins while no other sequence runs, and the others wait
 until it is past these tokens. Of all sequences that run, at most one has such tokens: while it decoded alone, none of

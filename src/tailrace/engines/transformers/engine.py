@@ -159,7 +159,7 @@ def _forwards(model: Any, spec: EngineSpec) -> _Forwards:
 
 def _try(forwards: _Forwards) -> None:
     """Generate two tokens, to test the model and to warm it up before the first request."""
-    row = Row.on_trial()
+    row = Row.for_probe()
     forwards.add(row)
     while not row.is_over:
         forwards.step()

@@ -62,7 +62,7 @@ class Row:
         self._delta: Delta | None = None
 
     @classmethod
-    def on_trial(cls) -> Row:
+    def for_probe(cls) -> Row:
         return cls(Sequence(-1, (0, 1), Sampling(temperature=0.0, seed=0, max_tokens=2)), frozenset())
 
     def put(self, token_id: int, logprob: float | None = None, top: TopLogprobs = ()) -> None:

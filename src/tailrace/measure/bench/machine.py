@@ -13,7 +13,7 @@ from tailrace.child import how_it_ended
 from tailrace.engines.processor import processor, processor_flags
 from tailrace.engines.protocol import EngineSpec
 
-__all__ = ["Machine", "Wish", "look_at_machine", "measure_machine", "num_cores"]
+__all__ = ["Machine", "MeasurePlan", "look_at_machine", "measure_machine", "num_cores"]
 
 _INTERESTING = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
 
@@ -32,7 +32,7 @@ class Machine(msgspec.Struct, frozen=True):
     engine_ops_per_s: float = 0.0  # of the engine's own kernels, in its own precision; 0: not measured
 
 
-class Wish(msgspec.Struct, frozen=True):
+class MeasurePlan(msgspec.Struct, frozen=True):
     """What to measure."""
 
     weight_bytes: int = 0  # of the model; 0: not known
@@ -54,14 +54,14 @@ def look_at_machine() -> Machine:
     )
 
 
-def measure_machine(wish: Wish) -> Machine:
+def measure_machine(plan: MeasurePlan) -> Machine:
     """Describe this machine with its speeds: measures for some seconds on all cores, in a separate process.
 
     Raises: RuntimeError if that process fails, for which memory may be too short.
     """
     # An argument instead of stdin, so that an interrupted parent cannot leave a partial input.
     command = [
-        sys.executable, "-m", "tailrace.measure.bench.roofline", str(os.getpid()), msgspec.json.encode(wish).decode(),
+        sys.executable, "-m", "tailrace.measure.bench.roofline", str(os.getpid()), msgspec.json.encode(plan).decode(),
     ]  # fmt: skip
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False, start_new_session=True)
     if done.returncode:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from tailrace.child import begin_child
-from tailrace.measure.bench.machine import Wish, num_cores
+from tailrace.measure.bench.machine import MeasurePlan, num_cores
 
 __all__ = ["main"]
 
@@ -40,22 +40,22 @@ def _best(run: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Arguments: the parent's process id, with which this process ends, and a Wish in JSON. Writes a JSON array of
-    bytes read, float32 operations, and operations of the engine's kernels (0 if not measured), each per second."""
+    """Arguments: the parent's process id, with which this process ends, and a MeasurePlan in JSON. Writes a JSON array
+    of bytes read, float32 operations, and operations of the engine's kernels (0 if not measured), each per second."""
     begin_child(int(sys.argv[1]))
-    wish = msgspec.json.decode(sys.argv[2], type=Wish)
+    plan = msgspec.json.decode(sys.argv[2], type=MeasurePlan)
     cores = num_cores()
-    read_bytes = min(_READ_BYTES, max(wish.weight_bytes, _LEAST_READ_BYTES)) if wish.weight_bytes else _READ_BYTES
+    read_bytes = min(_READ_BYTES, max(plan.weight_bytes, _LEAST_READ_BYTES)) if plan.weight_bytes else _READ_BYTES
     pieces = [np.ones(read_bytes // 8 // cores) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as threads:
         read_s = _best(lambda: list(threads.map(np.max, pieces)))
     matrix = np.ones((_MATRIX, _MATRIX), np.float32)
     multiplied_s = _best(lambda: matrix @ matrix)
     engine_ops_per_s = 0.0
-    if wish.openvino is not None:
+    if plan.openvino is not None:
         from tailrace.engines.openvino.ceiling import operations_per_s
 
-        engine_ops_per_s = operations_per_s(wish.openvino, in_eight_bits=wish.in_eight_bits)
+        engine_ops_per_s = operations_per_s(plan.openvino, in_eight_bits=plan.in_eight_bits)
     found = (cores * pieces[0].nbytes / read_s, 2 * _MATRIX**3 / multiplied_s, engine_ops_per_s)
     sys.stdout.buffer.write(msgspec.json.encode(found))
 

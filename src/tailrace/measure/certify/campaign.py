@@ -61,12 +61,12 @@ async def certify(
         while open_tallies := [tally for tally in tallies if tally.is_open]:
             for tally in open_tallies:  # alternating, so that changes of the machine's speed affect all situations
                 before = tally.runs
-                await _Trial(worker, prompts, draw, tally).run()
+                await _Kill(worker, prompts, draw, tally).run()
                 on_progress(tally.situation.name, tally.runs - before)
         return worker.capabilities.engine, [tally.finding() for tally in tallies]
 
 
-class _Trial:
+class _Kill:
     """One kill of a worker with several sequences. The interrupted sequences are replayed."""
 
     def __init__(self, worker: RestartedWorker, prompts: PromptMaker, draw: Random, tally: Tally) -> None:

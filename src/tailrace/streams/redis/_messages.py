@@ -12,7 +12,7 @@ from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._follower import Entries
 from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._mirror import Mirror, Wish
+from tailrace.streams.redis._mirror import Message, Mirror
 from tailrace.streams.redis._scripts import STOP
 
 __all__ = ["Messages"]
@@ -22,24 +22,24 @@ _RETRY_S = 0.05
 
 
 class Messages:
-    """Sends wishes to the servers that write streams, and does what others wish of `running`, the streams of this
+    """Sends messages to the servers that write streams, and carries out theirs on `running`, the streams of this
     server."""
 
     def __init__(self, connection: Connection, members: Members, *, running: Mapping[str, StreamLog]) -> None:
         self._connection = connection
         self._members = members
         self._running = running
-        self._outbox: OrderedDict[tuple[Mirror, bool], Wish] = OrderedDict()  # by mirror and whether it is a stop
+        self._outbox: OrderedDict[tuple[Mirror, bool], Message] = OrderedDict()  # by mirror and whether it is a stop
         self._is_due = asyncio.Event()
         self._remote_readers: dict[str, dict[int, Reader]] = {}  # by stream and epoch of the reading server
 
-    # Wishes of this server
+    # Messages of this server
 
-    def ask(self, mirror: Mirror, wish: Wish) -> None:
+    def ask(self, mirror: Mirror, message: Message) -> None:
         """Tell the server that writes the stream, as soon as Redis answers. Of "join" and "leave", the last one
         counts."""
         mirror.unread_since_s = time.monotonic()
-        self._outbox[mirror, wish == "stop"] = wish
+        self._outbox[mirror, message == "stop"] = message
         self._is_due.set()
 
     async def stop(self, stream_id: str) -> None:
@@ -49,35 +49,35 @@ class Messages:
         if epoch is not None:
             await self._tell(int(epoch), stream_id, "stop")
 
-    async def _tell(self, epoch: int, stream_id: str, wish: Wish) -> None:
+    async def _tell(self, epoch: int, stream_id: str, message: Message) -> None:
         """Raises: StorageError."""
         client, keys = self._connection.client, self._connection.keys
         inbox = keys.inbox(keys.shard_of(stream_id), epoch)
-        message = {"kind": wish, "stream": stream_id, "from": self._members.epoch}
-        await self._connection.ask(client.xadd(inbox, message, maxlen=10_000))
+        entry = {"kind": message, "stream": stream_id, "from": self._members.epoch}
+        await self._connection.ask(client.xadd(inbox, entry, maxlen=10_000))
         await self._connection.ask(client.pexpire(inbox, _DAY_MS))
 
     async def run(self) -> None:
-        """Send wishes until cancelled."""
+        """Send messages until cancelled."""
         while True:
             await self._is_due.wait()
             self._is_due.clear()
             while self._outbox:
-                key, wish = self._outbox.popitem(last=False)
+                key, message = self._outbox.popitem(last=False)
                 try:
-                    await self._send(key[0], wish)
+                    await self._send(key[0], message)
                 except StorageError:
-                    self._outbox.setdefault(key, wish)  # unless there is a later one
+                    self._outbox.setdefault(key, message)  # unless there is a later one
                     await asyncio.sleep(_RETRY_S)
 
-    async def _send(self, mirror: Mirror, wish: Wish) -> None:
+    async def _send(self, mirror: Mirror, message: Message) -> None:
         """Raises: StorageError."""
-        if wish == "stop":
+        if message == "stop":
             await self.stop(mirror.log.stream_id)
         else:
-            await self._tell(mirror.epoch, mirror.log.stream_id, wish)
+            await self._tell(mirror.epoch, mirror.log.stream_id, message)
 
-    # Wishes of others
+    # Messages of others
 
     def take(self, entries: Entries) -> None:
         """Do what the messages say."""

@@ -13,13 +13,13 @@ from tailrace.types import Event
 
 __all__ = ["Mirror"]
 
-Wish = Literal["join", "leave", "stop"]
+Message = Literal["join", "leave", "stop"]
 
 
 class Mirror:
     """The producer (`streams.Producer`) of such a copy. What readers want is told to the server that writes the stream.
 
-    `ask` sends that server a wish: its stream has a reader here, has none any more, or shall be stopped. `on_end` is
+    `ask` sends that server a message: its stream has a reader here, has none any more, or shall be stopped. `on_end` is
     called when the terminal event has come.
     """
 
@@ -31,7 +31,7 @@ class Mirror:
         epoch: int,
         rows: Rows,
         *,
-        ask: Callable[[Mirror, Wish], None],
+        ask: Callable[[Mirror, Message], None],
         on_end: Callable[[Mirror], None],
     ) -> None:
         self.log = log

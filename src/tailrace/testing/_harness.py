@@ -1,4 +1,4 @@
-"""A law of engines, and the trial that it uses: one engine, its sequences and their deltas."""
+"""A law of engines, and the harness that it uses: one engine, its sequences and their deltas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.engines.promise import Capabilities, Delta, Engine, Sequence
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.types import Sampling
 
-__all__ = ["EngineTrial", "Law", "require", "under_law"]
+__all__ = ["EngineHarness", "Law", "require", "under_law"]
 
 _TIMEOUT_S = 30.0  # without any delta, while a sequence runs
 _sequence_ids = itertools.count(1)  # never used twice, so that an engine may be shared between laws
@@ -27,7 +27,7 @@ def require(condition: bool, sequence_id: int | None, seen: object) -> None:
         raise AssertionError(f"{where}: {seen}")
 
 
-class EngineTrial:
+class EngineHarness:
     """Drives an engine and keeps all its deltas, right or wrong. The laws judge them.
 
     Prompts are drawn from ids below `vocab_size`. The search for leaks runs `num_sequences`.
@@ -137,7 +137,7 @@ class Law:
 
     name: str
     promise: str  # the law in words
-    check: Callable[[EngineTrial], None]
+    check: Callable[[EngineHarness], None]
     parameters: frozenset[str] = frozenset()  # of `Sampling`; the law applies only to engines with all of them
     exact: bool = False  # applies only to exact engines
 
@@ -145,16 +145,16 @@ class Law:
         return self.parameters <= capabilities.parameters and (capabilities.exact or not self.exact)
 
     def __call__(self, make: Callable[[], Engine], *, vocab_size: int = 256, num_sequences: int = 1000) -> None:
-        trial = EngineTrial(make(), vocab_size=vocab_size, num_sequences=num_sequences)
+        harness = EngineHarness(make(), vocab_size=vocab_size, num_sequences=num_sequences)
         try:
-            if self.applies_to(trial.engine.capabilities):
+            if self.applies_to(harness.engine.capabilities):
                 with under_law(self.name, self.promise):
-                    self.check(trial)
+                    self.check(harness)
         except BaseException:
             with contextlib.suppress(Exception):  # the first error is the one to report
-                trial.close()
+                harness.close()
             raise
-        trial.close()
+        harness.close()
 
     def __str__(self) -> str:
         return self.name

@@ -1,6 +1,6 @@
 """Compiles grammars like OpenVINO's engine, in a process that a grammar may crash.
 
-    python -m tailrace.engines.openvino.trial PARENT_PID
+    python -m tailrace.engines.openvino.compile_grammars PARENT_PID
 
 The first line of standard input is an `EngineSpec`, each further line a `Grammar`, in JSON. It answers each line with a
 line of JSON: "" when it is ready, then the reason to refuse the grammar, or "". A grammar is refused if compiling it
@@ -34,13 +34,13 @@ __all__ = ["CPU_S", "MAX_STEPS", "main"]
 # half as long on two cores.
 MAX_STEPS = 5_000_000
 CPU_S = 3.0  # of one grammar before its first token. Within MAX_STEPS, a busy machine took at most 1 s
-_NUM_TOKENS = 8  # of the trial answer: later tokens do not take longer (see automata)
+_NUM_TOKENS = 8  # of the answer that is generated: later tokens do not take longer (see automata)
 _MEMORY_BYTES = 512 * 2**20  # of address space, in addition to the loaded libraries
 _IDLE_S = 300.0
 _NICE = 5  # lower priority than the engine; with 19 it got no CPU on a busy machine
 
 
-class _Trial:
+class _Compiler:
     def __init__(self, spec: EngineSpec) -> None:
         self._pipeline = load_toy(spec)
         self._token_tree = TokenTree(self._pipeline.get_tokenizer().get_vocab())
@@ -72,9 +72,9 @@ def main() -> int:
     begin_child(int(sys.argv[1]))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print to stdout
-    trial = _Trial(msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec))
+    compiler = _Compiler(msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec))
     answers.write(
-        _line(trial.run(Grammar("regex", "[ab]"), cpu_s=0))
+        _line(compiler.run(Grammar("regex", "[ab]"), cpu_s=0))
     )  # warms the library up, so that the first grammar is not charged for it
     os.nice(_NICE)  # after loading, for which the first request waits
     if sys.platform == "linux":
@@ -89,7 +89,7 @@ def main() -> int:
             return 0
         grammar = msgspec.json.decode(line, type=Grammar)
         try:
-            reason = trial.run(grammar)
+            reason = compiler.run(grammar)
         except RuntimeError:  # the state of the pipeline is unknown now
             answers.write(_line(NOT_COMPILED))
             return 0

@@ -12,16 +12,16 @@ from pathlib import Path
 
 from tailrace.errors import LeaseLost, TailraceError
 from tailrace.streams import Claim, Lease, LogStore, Reader, Record, StreamLog, new_stream_id
-from tailrace.testing._trial import under_law
+from tailrace.testing._harness import under_law
 from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, Sampling, TextDelta, Usage
 
 __all__ = [
     "DONE",
     "MakeStore",
     "Snapshot",
+    "StoreHarness",
     "StoreLaw",
     "StoreProducer",
-    "StoreTrial",
     "copy_directory",
     "delta",
     "require",
@@ -75,7 +75,7 @@ class StoreProducer:
         self._lease.log.park()
 
 
-class StoreTrial:
+class StoreHarness:
     """A new storage location, and servers that use it one after the other."""
 
     def __init__(self, make: MakeStore, snapshot: Snapshot, directory: Path) -> None:
@@ -162,20 +162,20 @@ class StoreLaw:
 
     name: str
     promise: str  # the law in words
-    check: Callable[[StoreTrial], Awaitable[None]]
+    check: Callable[[StoreHarness], Awaitable[None]]
     durable: bool = False  # applies only to durable stores
 
     def __call__(self, make: MakeStore, *, snapshot: Snapshot = copy_directory) -> None:
         with tempfile.TemporaryDirectory() as directory:
             first = Path(directory) / "first"
             first.mkdir()
-            asyncio.run(self._check(make, StoreTrial(make, snapshot, Path(directory)), first))
+            asyncio.run(self._check(make, StoreHarness(make, snapshot, Path(directory)), first))
 
-    async def _check(self, make: MakeStore, trial: StoreTrial, first: Path) -> None:
+    async def _check(self, make: MakeStore, harness: StoreHarness, first: Path) -> None:
         if self.durable and not await _is_durable(make, first):
             return
         with under_law(self.name, self.promise):
-            await self.check(trial)
+            await self.check(harness)
 
     def __str__(self) -> str:
         return self.name

@@ -1,4 +1,4 @@
-"""Grammars are tried with the same library, vocabulary and text as in OpenVINO's engine."""
+"""Grammars are compiled with the same library, vocabulary and text as in OpenVINO's engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.engines import EngineSpec
 from tailrace.engines.grammars.check import GrammarCheck
-from tailrace.engines.openvino import trial
+from tailrace.engines.openvino import compile_grammars
 from tailrace.engines.openvino.sampling import library_config
 from tailrace.engines.openvino.toy import load_toy
 from tailrace.errors import EngineLost, RequestError
@@ -121,7 +121,7 @@ def _process() -> psutil.Process:
 
     def is_there() -> bool:
         children = (child for child in psutil.Process().children() if is_alive(child))
-        found[:] = (child for child in children if trial.__name__ in child.cmdline())
+        found[:] = (child for child in children if compile_grammars.__name__ in child.cmdline())
         return bool(found)
 
     until(is_there)
@@ -237,7 +237,7 @@ async def test_the_process_has_a_lower_priority_than_the_engine(openvino_spec: E
         assert os.getpriority(os.PRIO_PROCESS, _process().pid) == own + 5
 
 
-async def test_the_trial_uses_the_engines_vocabulary(talker: Talker) -> None:
+async def test_it_uses_the_engines_vocabulary(talker: Talker) -> None:
     """Several values with white space between them that could go on without end, as small models like it."""
     schema = grammar_of_schema({"type": "array", "items": {"enum": [1, 2]}, "minItems": 8, "maxItems": 8}, "schema")
     texts = {talker.ask(schema, seed=seed)[0] for seed in range(8)}
