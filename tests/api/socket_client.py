@@ -14,7 +14,8 @@ from tests.generation.harness import Harness
 from tests.waiting import LONG_S
 
 from tailrace.api.sockets import Sockets
-from tailrace.generation.models import Models, Served
+from tailrace.generation.models import Models
+from tailrace.generation.served import Served
 from tailrace.http.edge import Edge
 from tailrace.http.flow import SEND_MANY
 from tailrace.settings import Settings

@@ -7,7 +7,7 @@ from tests.generation.harness import Harness, greedy
 
 from tailrace.errors import EngineLost, TailraceError, UnknownModel
 from tailrace.generation import Observer, Times
-from tailrace.generation.models import Served
+from tailrace.generation.served import Served
 from tailrace.settings import Settings
 from tailrace.streams import Record, StreamLog
 from tailrace.types import Arrival, End

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tailrace.dialects import StreamFacts
-from tailrace.generation.models import Models, Served
+from tailrace.generation.models import Models
+from tailrace.generation.served import Served
 from tailrace.streams import StreamLog
 
 __all__ = ["facts_of", "running_streams"]

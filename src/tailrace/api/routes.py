@@ -56,7 +56,8 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.generation import Generator
-from tailrace.generation.models import NO_SUCH_MODEL, Models, Served
+from tailrace.generation.models import NO_SUCH_MODEL, Models
+from tailrace.generation.served import Served
 from tailrace.http.answers import JsonAnswer, StreamAnswer, WholeAnswer, WithHeaders
 from tailrace.http.bodies import BodyBudget, BodyReader
 from tailrace.http.wires import is_meant, served_wires

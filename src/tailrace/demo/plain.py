@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from tailrace.engines import Delta, Sequence
 from tailrace.errors import EngineError, QueueFull
-from tailrace.generation.models import Served
+from tailrace.generation.served import Served
 from tailrace.http.answers import client_disconnected
 from tailrace.text import Detokenizer
 from tailrace.types import GenerateRequest, Message, Sampling

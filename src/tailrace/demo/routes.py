@@ -36,7 +36,8 @@ from tailrace.dialects.plain import TEXT
 from tailrace.dialects.tgi_answers import TGIView
 from tailrace.errors import EngineLost, Forbidden, UnknownModel, UnknownStream
 from tailrace.generation import Observer, Times
-from tailrace.generation.models import NO_SUCH_MODEL, Served
+from tailrace.generation.models import NO_SUCH_MODEL
+from tailrace.generation.served import Served
 from tailrace.generation.service import Service
 from tailrace.http.answers import STREAM_HEADERS, JsonAnswer, StreamAnswer
 from tailrace.http.bodies import BodyBudget

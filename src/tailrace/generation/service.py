@@ -14,8 +14,9 @@ from tailrace.durable.streams import DurableStreams
 from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
 from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation.generator import Generator, Limits
-from tailrace.generation.models import Models, Served
+from tailrace.generation.models import Models
 from tailrace.generation.prompts import PromptEncoder
+from tailrace.generation.served import Served
 from tailrace.generation.source import Source
 from tailrace.models import ModelCard
 from tailrace.models.upstream import Address, upstream_key

@@ -15,7 +15,7 @@ from tailrace.api.lifecycle import RunningServer, open_server
 from tailrace.apps.on_ray.spec import ServerSpec
 from tailrace.errors import ModelError
 from tailrace.eventloop import first_error
-from tailrace.generation.models import Served
+from tailrace.generation.served import Served
 from tailrace.generation.source import find_named
 from tailrace.http.addresses import listens_on_loopback
 from tailrace.models.places import prepared_path

@@ -1,0 +1,198 @@
+"""One model of a server, whose engine is loaded and unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+
+from tailrace import __version__
+from tailrace.child import resident_bytes
+from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines.certificate import Verdict, read_certificate, subject
+from tailrace.engines.kinds import find_kind
+from tailrace.errors import EngineLost, TailraceError
+from tailrace.generation.generator import Generator
+from tailrace.models.places import data_path
+from tailrace.settings import Settings
+from tailrace.types import Arrival, GenerateRequest, Message
+
+__all__ = ["Served"]
+
+_PROCESS_BYTES = 64 * 2**20  # estimate of a worker's memory without its weights, until it is measured
+
+
+class Served:
+    """One model of the server, loaded or not. Wires see it as `dialects.ServerFacts`. `generator` is set before the
+    first request."""
+
+    version = __version__
+    generator: Generator
+
+    def __init__(self, model: str, spec: EngineSpec, settings: Settings, *, weight_bytes: int = 0) -> None:
+        self.model = model
+        self.settings = settings
+        self.started_s = int(time.time())
+        self.is_loaded = False
+        self.replay: Verdict | None = None  # how exact replays of this engine are, if that was measured
+        self.loading: asyncio.Task[TailraceError | None] | None = None
+        self.num_arriving = 0  # requests that are not streams yet
+        self.num_waiting = 0  # requests that wait until it is loaded
+        self.refusal = ""  # why it could not be loaded
+        self.refused_until_s = 0.0  # monotonic
+        self.supervisor = Supervisor(
+            spec,
+            on_change=self._change,
+            stall_s=settings.stall_s,
+            load_s=settings.load_s,
+            spare=settings.spare_engine,
+        )
+        self._changed = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._estimated_bytes = weight_bytes + _PROCESS_BYTES
+        self._peak_bytes = 0  # the largest measured memory of its workers
+        kind = find_kind(spec.engine)  # the weights may be in processes of the worker, which are not measured
+        self._least_bytes = self._estimated_bytes if kind is not None and kind.starts_processes else 0
+
+    @property
+    def is_live(self) -> bool:
+        return self.generator.is_live
+
+    @property
+    def is_ready(self) -> bool:
+        return self.generator.is_ready
+
+    @property
+    def state(self) -> str:
+        return "loading" if self.loading is not None else self.generator.state
+
+    @property
+    def shared_store(self) -> dict[str, int]:
+        store = self.generator.store
+        peers = store.peers
+        found = {"clock_offset_s": round(peers.clock_offset_s), "servers_other_models": peers.num_with_other_models}
+        return {name: number for name, number in found.items() if number}
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return self.generator.parameters
+
+    @property
+    def can_chat(self) -> bool:
+        return self.generator.prompts.chat is not None
+
+    @property
+    def takes_tools(self) -> bool:
+        chat = self.generator.prompts.chat
+        return chat is not None and chat.takes_tools
+
+    @property
+    def splits_reasoning(self) -> bool:
+        chat = self.generator.prompts.chat
+        return chat is not None and chat.reasoning is not None
+
+    @property
+    def takes_reasoning(self) -> bool:
+        chat = self.generator.prompts.chat
+        return chat is not None and chat.takes_reasoning
+
+    @property
+    def template_values(self) -> frozenset[str]:
+        chat = self.generator.prompts.chat
+        return chat.value_names if chat is not None else frozenset()
+
+    @property
+    def context_tokens(self) -> int:
+        return self.generator.prompts.context_tokens
+
+    @property
+    def max_total_tokens(self) -> int:
+        return self.generator.limit_tokens()
+
+    @property
+    def max_prompts(self) -> int:
+        return self.generator.limits.max_choices
+
+    @property
+    def max_requests(self) -> int:
+        return self.settings.max_concurrent_requests
+
+    @property
+    def prompt_template(self) -> str:
+        return self.settings.prompt_template
+
+    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
+        return self.generator.prompts.tokenize(text)
+
+    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
+        return self.generator.prompts.tokenize_chat(messages)
+
+    def count_tokens(self, request: GenerateRequest) -> int:
+        return self.generator.count_tokens(request)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is loaded, but not in use."""
+        return self.is_loaded and not self.num_arriving and not self.generator.is_busy
+
+    @property
+    def takes_memory(self) -> bool:
+        return self.is_loaded or self.loading is not None
+
+    @contextlib.contextmanager
+    def arriving(self, arrival: Arrival) -> Iterator[None]:
+        """Count a request until it is a stream. Meanwhile the model is not unloaded."""
+        self.num_arriving += 1
+        self.generator.observers.on_arrival(arrival)
+        try:
+            yield
+        except TailraceError as error:
+            self.generator.observers.on_refused(arrival, error)
+            raise
+        finally:
+            self.num_arriving -= 1
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Start to load it."""
+        self._changed.clear()
+        self._running = group.create_task(self.supervisor.run())
+
+    async def wait_loaded(self) -> None:
+        """Return when it is loaded. Raises: EngineLost with the engine's reason if it cannot be loaded."""
+        await self._changed.wait()
+        if not self.supervisor.is_ready:
+            await self.stop()
+            raise EngineLost(self.supervisor.last_reason, retry_after_s=self.supervisor.retry_after_s)
+        self.is_loaded = True
+        self.replay = _verdict(self.supervisor)
+        self.generator.on_load()
+
+    async def stop(self) -> None:
+        """Stop the engine, and wait for its end."""
+        if self.is_loaded:
+            self.is_loaded = False
+            self.generator.on_unload()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    def num_bytes(self) -> int:
+        """Return the memory of its worker: the largest measured value, or an estimate from its weights."""
+        if self.supervisor.pid is not None:
+            self._peak_bytes = max(self._peak_bytes, resident_bytes(self.supervisor.pid))
+        return max(self._peak_bytes, self._least_bytes) or self._estimated_bytes
+
+    def _change(self) -> None:
+        """The engine became ready, or was lost."""
+        self._changed.set()
+        if self.is_loaded:
+            self.generator.on_engine_change()
+
+
+def _verdict(supervisor: Supervisor) -> Verdict | None:
+    """Return the result of `tailrace certify` for this engine and machine."""
+    if supervisor.capabilities is None:
+        return None
+    certificate = read_certificate(data_path(), subject(supervisor.capabilities.engine, supervisor.spec))
+    return certificate.verdict if certificate is not None else None
