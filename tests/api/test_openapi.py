@@ -38,12 +38,12 @@ def examples(document: Document) -> Iterator[tuple[str, str, Any]]:
 
 def test_every_example_works_when_pasted(server: Server, document: Document) -> None:
     made = httpx.post(server.url + "/v1/conversations", json={}, trust_env=False).json()
-    names = {"model": "scripted", "version": "1", "conversation_id": made["id"]}
+    names = {"model": "scripted", "version": "1", "conversation_id": made["id"], "path": "talks/1"}
     for method, path, example in examples(document):
         filled = re.sub(r"\{([a-z_]+)\}", lambda match: names[match[1]], path)
         answer = httpx.request(method, server.url + filled, json=example, timeout=LONG_S)
-        assert answer.status_code in (200, 201), (method, path, answer.text)
-        assert answer.text
+        assert answer.status_code in (200, 201, 204), (method, path, answer.text)
+        assert answer.text or path == "/v1/durable/{path}"
 
 
 def test_every_operation_has_a_name_of_its_own(document: Document) -> None:
@@ -59,6 +59,8 @@ def run_schemathesis(server: Server, folder: Path, num_examples: int) -> None:
          "--max-examples", str(num_examples), "--phases", "examples,coverage,fuzzing,stateful", "--mode", "all",
          "--checks", "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
          "unsupported_method",
+         # A live read of a durable stream lasts a minute.
+         "--exclude-operation-id", "durable_read",
          "--request-timeout", "20", "--seed", "1", "--no-color", "--suppress-health-check", "all"],
         capture_output=True, text=True, cwd=folder, check=False,
     )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tailrace import __version__
+from tailrace.api.openapi_durable import DURABLE_TAG, durable_paths
 from tailrace.dialects import Wire, native
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.wire import SSE, Follow, Generate, OnStream, Operation, Show
@@ -138,6 +139,7 @@ def document() -> bytes:
         paths.setdefault(path, {})["get"] = {"summary": summary, "operationId": name, "responses": {"200": answer}}
     for row in _DATABASE_ROUTES:
         paths.setdefault(row.path, {})[row.method] = _database_operation(row)
+    paths |= durable_paths()
     return to_json(
         {
             "openapi": "3.1.0",
@@ -148,7 +150,7 @@ def document() -> bytes:
                 "has an X-Stream-Id, with which it can be followed over other APIs, too.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
-            "tags": [{"name": wire.name, "description": wire.title} for wire in served_wires()],
+            "tags": [*({"name": wire.name, "description": wire.title} for wire in served_wires()), DURABLE_TAG],
             "paths": paths,
             "components": {
                 "schemas": components,
