@@ -9,14 +9,16 @@ from tailrace import telemetry
 if TYPE_CHECKING:
     from tailrace.serve.model import Model
 
-__all__ = ["__version__", "engine"]
+__all__ = ["DEFAULT_MODEL", "__version__", "engine"]
 
 __version__ = "0.1.0"
+
+DEFAULT_MODEL = "smollm2"  # of all commands; in models/catalogue.py
 
 telemetry.switch_off()
 
 
-def engine(model: str = "smollm2", **settings: Any) -> Model:  # Any: of each setting's type
+def engine(model: str = DEFAULT_MODEL, **settings: Any) -> Model:  # Any: of each setting's type
     """Return a model for your own deployment: the built-in engine with continuous batching, in its own process.
 
     `model` and `settings` are as for `tailrace serve` (`max_sequences=32`). Call it on an event loop, for example in

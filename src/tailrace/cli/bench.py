@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailrace import DEFAULT_MODEL
 from tailrace.cli.options import setting_options
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _MAX_STREAMS = 10_000
 
 
 @click.command()
-@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
+@click.argument("model", default=DEFAULT_MODEL, envvar="TAILRACE_MODEL")
 @click.option("--streams", default="1,8,32", show_default=True, help="Loads to measure: numbers of concurrent streams.")
 @click.option(
     "--max-tokens", default=128, type=click.IntRange(min=2), show_default=True, help="Length of each stream, in tokens."

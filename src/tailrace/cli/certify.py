@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailrace import DEFAULT_MODEL
 from tailrace.cli.options import setting_options
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _SETTINGS = (  # of engines
 
 
 @click.command()
-@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
+@click.argument("model", default=DEFAULT_MODEL, envvar="TAILRACE_MODEL")
 @click.option("--runs", default=200, type=click.IntRange(min=1), show_default=True, help="Total number of replays.")
 @click.option(
     "--seed",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailrace import DEFAULT_MODEL
 from tailrace.cli.console import INTERRUPTED, say, say_error
 from tailrace.cli.servers import default_url, server_failures, server_options
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["chat"]
 
-_DEFAULT_MODEL = "smollm2"
 _PIPE_CLOSED = 141  # as after SIGPIPE
 _TEMPERATURE = 0.6  # small models ramble at 1, the API's default
 
@@ -148,8 +148,8 @@ async def _server(model: str, url: str | None, key: str) -> AsyncIterator[tuple[
             if url:
                 raise click.UsageError(_no_model(client, model))
         if _is_prompt(model):
-            raise click.UsageError(f'Give the model before the prompt: tailrace chat {_DEFAULT_MODEL} "…"')
-        own_url = await stack.enter_async_context(own_server(model or _DEFAULT_MODEL, say))
+            raise click.UsageError(f'Give the model before the prompt: tailrace chat {DEFAULT_MODEL} "…"')
+        own_url = await stack.enter_async_context(own_server(model or DEFAULT_MODEL, say))
         client = await stack.enter_async_context(connect(own_url))
         yield client, client.models[0]
 

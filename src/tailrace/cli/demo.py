@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from tailrace import DEFAULT_MODEL
 from tailrace.cli.console import say
 from tailrace.cli.serve import bound_socket
 from tailrace.settings import Settings
@@ -16,7 +17,7 @@ __all__ = ["demo"]
 
 
 @click.command()
-@click.option("--model", default="smollm2", show_default=True, help="The real model, as `tailrace pull` takes it.")
+@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="The real model, as `tailrace pull` takes it.")
 @click.option("--offline", is_flag=True, help="Use only the simulated engine; download and load no model.")
 @click.option(
     "--port", default=8000, show_default=True, envvar="TAILRACE_PORT", type=click.IntRange(0, 65_535),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailrace import DEFAULT_MODEL
 from tailrace.cli.console import say
 from tailrace.cli.options import setting_options
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["doctor"]
 
-_DEFAULT_MODEL = "smollm2"
 _LOADS = (1, 16)
 _MAX_TOKENS = 64
 _NUM_JOURNALS = 5  # shown at most
@@ -81,11 +81,11 @@ def doctor(model: str | None, engine: str, for_: str, quick: bool, as_json: bool
 
     failure = ""
     source: Source | None = None
-    if model is None and find_stored(_DEFAULT_MODEL) is None:
-        say(f"No model is measured. `tailrace doctor {_DEFAULT_MODEL}` downloads one and measures it.")
+    if model is None and find_stored(DEFAULT_MODEL) is None:
+        say(f"No model is measured. `tailrace doctor {DEFAULT_MODEL}` downloads one and measures it.")
     else:
         try:
-            source = find_source(model or _DEFAULT_MODEL, terminal_progress(), Settings(engine=engine, for_=for_))
+            source = find_source(model or DEFAULT_MODEL, terminal_progress(), Settings(engine=engine, for_=for_))
         except ModelError as error:
             failure = error.message
     quick = quick or source is None

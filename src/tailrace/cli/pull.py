@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from tailrace import DEFAULT_MODEL
 from tailrace.errors import ModelError
 from tailrace.models import resolve
 from tailrace.models.places import prepared_path
@@ -135,7 +136,7 @@ def _megabytes(num_bytes: float) -> str:
 
 
 @click.command()
-@click.argument("name", default="smollm2")
+@click.argument("name", default=DEFAULT_MODEL)
 def pull(name: str) -> None:
     """Download a model, so that `tailrace serve` starts at once, and check that it can be served.
 

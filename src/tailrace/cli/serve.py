@@ -19,7 +19,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from tailrace import eventloop
+from tailrace import DEFAULT_MODEL, eventloop
 from tailrace.cli.console import say, say_error, show_log
 from tailrace.cli.options import own_settings, setting_options, warn_of_unknown_variables
 from tailrace.settings import Settings, settings_table
@@ -47,7 +47,7 @@ def _read_replicas(ctx: click.Context, param: click.Parameter, text: str) -> tup
 
 
 @click.command()
-@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL", is_eager=True)
+@click.argument("model", default=DEFAULT_MODEL, envvar="TAILRACE_MODEL", is_eager=True)
 @click.option(
     "--model",
     "named",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tailrace import DEFAULT_MODEL
 from tailrace.errors import ModelError
 from tailrace.generation.service import open_log_store
 from tailrace.settings import Settings, checked_settings, settings_table
@@ -133,7 +134,7 @@ class ServerSpec:
             if key not in _ARGS:
                 raise ValueError(f"args has no field {key}.{did_you_mean(key, _ARGS)}")
         models = _texts(args.get("models", {}), "models")
-        first = args.get("model", None if models else "smollm2")
+        first = args.get("model", None if models else DEFAULT_MODEL)
         if first is not None and not isinstance(first, str):
             raise ValueError("args.model should be text.")
         own = _mapping(args.get("model_settings", {}), "model_settings")
