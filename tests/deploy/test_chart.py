@@ -177,6 +177,19 @@ def test_without_a_shared_journal_there_is_one_server_with_a_volume() -> None:
     assert "TAILRACE_JOURNAL" not in _env(_pod(manifests))
 
 
+def test_further_volumes() -> None:
+    volume = {"name": "certificates", "secret": {"secretName": "redis-ca"}}
+    mount = {"name": "certificates", "mountPath": "/certificates", "readOnly": True}
+    manifests = _manifests({"extraVolumes": [volume], "extraVolumeMounts": [mount]})
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, _VERSIONS[-1], strict=True)
+    pod = _pod(manifests)
+    assert volume in pod["volumes"]
+    containers = pod["containers"] + pod["initContainers"]
+    assert len(containers) == 2
+    assert all(mount in container["volumeMounts"] for container in containers)
+
+
 def test_with_a_shared_journal_there_are_many() -> None:
     manifests = _manifests({**_SHARED, "replicas": 7})
     server = _one(manifests, "Deployment", "StatefulSet")
