@@ -116,13 +116,22 @@ def test_fields_of_an_error() -> None:
 @pytest.mark.parametrize(
     ("error", "message", "param"),
     [
-        (ContextLengthExceeded(9, 8), "The prompt has 9 tokens, but 8 is the limit.", "prompt"),
+        (
+            ContextLengthExceeded(9, 8),
+            "The prompt has 9 tokens, but at most 8 are allowed. Shorten the prompt.",
+            "prompt",
+        ),
         (
             ContextLengthExceeded(5, 8, max_tokens=4),
-            "The prompt has 5 tokens and 4 were asked for, but 8 is the limit.",
+            "The prompt has 5 tokens, and the answer may have 4. Together at most 8 are allowed. "
+            "Shorten the prompt, or ask for a shorter answer.",
             "max_tokens",
         ),
-        (ContextLengthExceeded(9, 8, at_least=True), "The prompt has at least 9 tokens, but 8 is the limit.", "prompt"),
+        (
+            ContextLengthExceeded(9, 8, at_least=True),
+            "The prompt has at least 9 tokens, but at most 8 are allowed. Shorten the prompt.",
+            "prompt",
+        ),
     ],
 )
 def test_a_context_length_error_has_its_counts(error: ContextLengthExceeded, message: str, param: str) -> None:

@@ -124,6 +124,9 @@ __all__ = [
 ]
 
 
+SHUTTING_DOWN = "The server is shutting down."  # the message of `Draining`
+
+
 class TailraceError(Exception):
     """A bug of the server, and the base of all errors. `message` is written for the user of the API."""
 
@@ -207,11 +210,13 @@ class ContextLengthExceeded(RequestError):
         self, num_prompt_tokens: int, limit_tokens: int, *, max_tokens: int = 0, at_least: bool = False
     ) -> None:
         counted = f"{'at least ' if at_least else ''}{num_prompt_tokens} token{'s' * (num_prompt_tokens != 1)}"
-        answer = f" and {max_tokens} were asked for" if max_tokens else ""
-        super().__init__(
-            f"The prompt has {counted}{answer}, but {limit_tokens} is the limit.",
-            param="max_tokens" if max_tokens else "prompt",
-        )
+        text = f"The prompt has {counted}, but at most {limit_tokens} are allowed. Shorten the prompt."
+        if max_tokens:
+            text = (
+                f"The prompt has {counted}, and the answer may have {max_tokens}. Together at most {limit_tokens} are "
+                "allowed. Shorten the prompt, or ask for a shorter answer."
+            )
+        super().__init__(text, param="max_tokens" if max_tokens else "prompt")
         self.num_prompt_tokens = num_prompt_tokens
         self.limit_tokens = limit_tokens
         self.max_tokens = max_tokens

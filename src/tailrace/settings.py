@@ -54,9 +54,9 @@ class Settings:
     )
     for_: str = _model_setting(
         "auto",
-        "Load that the engine is chosen for, with --engine auto: one stream, or many. For one, llamacpp comes before "
-        "openvino, except with --exact and with settings that llamacpp does not have. auto is one with "
-        "--max-sequences 1, and many otherwise.",
+        "Expected load, for --engine auto: one stream, or many. For one, llamacpp is preferred to openvino, unless "
+        "--exact or another setting that llamacpp does not support is given. auto means one with --max-sequences 1, "
+        "and many otherwise.",
         choices=("auto", "one", "many"),
     )
     device: str = _model_setting(
@@ -108,8 +108,8 @@ class Settings:
     kv_tokens: int = _model_setting(65_536, "Tokens in the engine's KV cache, for all streams together.", least=256)
     max_step_tokens: int = _model_setting(
         0,
-        "Prompt tokens per step: less is smoother for running streams, more is faster. 0 is the engine's default: 256, "
-        "for llamacpp 512, for vllm the default of its own server.",
+        "Most prompt tokens in one step. A small number keeps the pauses of running streams short; a large one "
+        "processes prompts faster. 0 is the engine's default: 256, for llamacpp 512, for vllm that of its own server.",
     )
     load: str = _setting(
         "first",
@@ -127,7 +127,7 @@ class Settings:
         128, "Requests running and queued; more are refused with 429.", least=1
     )
     default_max_tokens: int = _model_setting(
-        1024, "Longest answer if the request does not set a limit. /v1/completions has 16, as OpenAI's.", least=1
+        1024, "Longest answer if the request does not set a limit. /v1/completions uses 16, like OpenAI.", least=1
     )
     prompt_template: str = _setting(
         "", "Template for prompts of the plain wires (/?prompt=, /query-stream, /generate-stream), with {prompt} in it."
@@ -151,8 +151,9 @@ class Settings:
     )
     lease_s: float = _setting(
         10.0,
-        "With a Redis in --journal: how long the streams of a server that died wait at most until another one "
-        "continues them. A server that does not run for half as long loses its streams to the others.",
+        "With a Redis in --journal: the longest time between the death of a server and the moment when another server "
+        "continues its streams. A server that is stopped or cut off for half of this time loses its streams to the "
+        "others.",
         least=1,
     )
     data_dir: str = _setting(

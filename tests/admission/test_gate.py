@@ -278,7 +278,10 @@ def test_the_refusal_names_both_counts() -> None:
         new_gate(tokens=100).check(60, 50, 2)
     error = caught.value
     assert (error.num_prompt_tokens, error.max_tokens, error.limit_tokens) == (60, 50, 50)
-    assert error.message == "The prompt has 60 tokens and 50 were asked for, but 50 is the limit."
+    assert (
+        error.message == "The prompt has 60 tokens, and the answer may have 50. Together at most 50 are allowed. "
+        "Shorten the prompt, or ask for a shorter answer."
+    )
 
 
 def test_running_and_queued_requests_share_one_limit() -> None:

@@ -242,9 +242,9 @@ def test_a_conversation_at_a_terminal(server: Server, tmp_path: Path) -> None:
     with terminal("chat", "--url", server.url, "--max-tokens", "60000", TAILRACE_HOME=str(tmp_path)) as shown:
         shown.wait_for(">>>")
         shown.type("/model\r")
-        shown.wait_for("Answers come from scripted.")
+        shown.wait_for("The current one is scripted.")
         shown.type("/model other\r")
-        shown.wait_for("this server has no such model. Its models are scripted.")
+        shown.wait_for("this server has no such model. The server's models: scripted.")
         shown.type("/system Be brief.\r")
         shown.wait_for("The system message is set.")
         shown.type("/system\r")
@@ -256,7 +256,7 @@ def test_a_conversation_at_a_terminal(server: Server, tmp_path: Path) -> None:
         shown.type("/nothing\r")
         shown.wait_for("there is no such command")
         shown.type("\x03")
-        shown.wait_for("Ctrl-D or /exit leaves.")
+        shown.wait_for("To exit, press Ctrl-D or type /exit.")
         shown.type("\x04")
         assert shown.wait() == 0
     history = tmp_path / "data" / "chat_history"
@@ -306,7 +306,7 @@ def test_input_during_an_answer_is_for_the_next_line(server: Server) -> None:
         until(lambda: len(shown.text.partition("Tell me a story.")[2]) > 20)
         shown.type("/model\r\x04")
         assert shown.wait() == 0
-        assert "Answers come from scripted." in shown.text
+        assert "The current one is scripted." in shown.text
 
 
 @pytest.mark.deep
@@ -341,7 +341,7 @@ def test_a_conversation_has_earlier_turns() -> None:
         shown.wait_for("You said: Two.")
         assert [turn["content"] for turn in foreign.requests[-1]["messages"]] == ["One.", "You said: One.", "Two."]
         shown.type("/new\r")
-        shown.wait_for("A new conversation.")
+        shown.wait_for("Started a new conversation.")
         shown.type("Three.\r")
         shown.wait_for("You said: Three.")
         assert len(foreign.requests[-1]["messages"]) == 1

@@ -220,7 +220,8 @@ def test_the_state_shows_every_choice_and_why_it_failed() -> None:
 def test_an_error_with_counts() -> None:
     _, body = native.encode_error(ContextLengthExceeded(9000, 8192, max_tokens=5))
     assert json.loads(body)["error"] == {
-        "message": "The prompt has 9000 tokens and 5 were asked for, but 8192 is the limit.",
+        "message": "The prompt has 9000 tokens, and the answer may have 5. Together at most 8192 are allowed. "
+        "Shorten the prompt, or ask for a shorter answer.",
         "type": "invalid_request_error",
         "code": "context_length_exceeded",
         "param": "max_tokens",

@@ -165,7 +165,7 @@ async def test_a_prompt_that_is_too_long_is_refused_with_both_counts() -> None:
     error = await refused(Harness(context_tokens=100), GenerateRequest(prompts=("x" * 150,)))
     assert isinstance(error, ContextLengthExceeded)
     assert (error.num_prompt_tokens, error.limit_tokens, error.param) == (150, 100, "prompt")
-    assert error.message == "The prompt has 150 tokens, but 100 is the limit."
+    assert error.message == "The prompt has 150 tokens, but at most 100 are allowed. Shorten the prompt."
 
 
 async def test_a_much_too_long_prompt_is_refused_without_being_encoded() -> None:
@@ -195,7 +195,8 @@ async def test_prompt_and_answer_that_are_too_long_together() -> None:
     assert (error.num_prompt_tokens, error.max_tokens, error.limit_tokens) == (60, 41, 100)
     assert (error.param, error.message) == (
         "max_tokens",
-        "The prompt has 60 tokens and 41 were asked for, but 100 is the limit.",
+        "The prompt has 60 tokens, and the answer may have 41. Together at most 100 are allowed. "
+        "Shorten the prompt, or ask for a shorter answer.",
     )
     run = await harness.create("x" * 60, greedy(40))
     harness.finish(run)

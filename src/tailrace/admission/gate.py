@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tailrace.admission.queue import FairQueue
-from tailrace.errors import ContextLengthExceeded, Draining, EngineLost, QueueFull, RequestError
+from tailrace.errors import SHUTTING_DOWN, ContextLengthExceeded, Draining, EngineLost, QueueFull, RequestError
 from tailrace.types import ANONYMOUS
 
 __all__ = ["Gate", "Ticket"]
@@ -121,7 +121,7 @@ class Gate:
 
     def drain(self, retry_after_s: float) -> None:
         """Refuse new requests. Running and queued requests continue."""
-        self._refusal = Draining("The server is shutting down.", retry_after_s=retry_after_s)
+        self._refusal = Draining(SHUTTING_DOWN, retry_after_s=retry_after_s)
 
     def pause_slowed(self, seconds: float) -> None:
         """Start no slowed request for this time. Needs a running event loop."""

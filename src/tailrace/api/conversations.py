@@ -213,7 +213,8 @@ def query_of(request: Request, *known: str) -> Mapping[str, str]:
     query = read_query(request.scope["query_string"])
     unknown = next((name for name in query if name not in known), None)
     if unknown is not None:
-        raise RequestError(f"The query takes {', '.join(known) or 'nothing'}.")
+        allowed = f"Allowed are {', '.join(known)}." if known else "This path takes none."
+        raise RequestError(f"The query has an unknown parameter. {allowed}")
     return query
 
 

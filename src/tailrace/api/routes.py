@@ -146,7 +146,8 @@ class Routes:
         matching = (entry for entry in candidates if is_meant(entry[1], request.query_params, request.headers))
         wire, operation = next(matching, (None, None))
         if wire is None or operation is None:
-            raise RequestError("This path needs a query.")
+            wanted = sorted({one.only_with for _, one in candidates if one.only_with is not None})
+            raise RequestError(f"This path needs one of these query parameters: {', '.join(wanted)}.")
         principal = principal_of(request.scope)
         principal.require(_action_of(operation))
         principal.require_within("wire", wire.name)

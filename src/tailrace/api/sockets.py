@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tailrace.api.channel import StreamChannel
 from tailrace.api.chat_socket import ChatSocket
 from tailrace.dialects import native
-from tailrace.errors import Draining, QueueFull, UpgradeRequired
+from tailrace.errors import SHUTTING_DOWN, Draining, QueueFull, UpgradeRequired
 from tailrace.generation.models import Models
 from tailrace.http.websocket import Socket, end_of
 from tailrace.settings import Settings
@@ -51,7 +51,7 @@ class Sockets:
     ) -> None:  # fmt: skip
         """Accept a socket, run it, and close it. Raises: AdmissionError before the socket is accepted."""
         if self._models.first.generator.gate.is_draining:
-            raise Draining("The server is shutting down.", retry_after_s=_RETRY_S)
+            raise Draining(SHUTTING_DOWN, retry_after_s=_RETRY_S)
         if self._num_open >= self._settings.ws_sockets:
             raise QueueFull("Too many WebSockets are open.", retry_after_s=_RETRY_S)
         self._num_open += 1

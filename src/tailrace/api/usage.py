@@ -40,7 +40,9 @@ class UsageRoutes:
         principal, query = principal_of(request.scope), request.query_params
         unknown = next((name for name in query if name not in (*_PARAMETERS, "ticket")), None)
         if unknown is not None:
-            raise RequestError(f"The query takes {', '.join(_PARAMETERS)}.", param="query")
+            raise RequestError(
+                f"The query has an unknown parameter. Allowed are {', '.join(_PARAMETERS)}.", param="query"
+            )
         is_admin = principal.scopes is None or "admin" in principal.scopes
         if not is_admin:
             principal.require("read")

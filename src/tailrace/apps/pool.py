@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.apps.process import BootError, ReplicaProcess
-from tailrace.errors import AdmissionError, AppUnavailable, Draining, QueueFull, TailraceError
+from tailrace.errors import SHUTTING_DOWN, AdmissionError, AppUnavailable, Draining, QueueFull, TailraceError
 from tailrace.serve.boot import AppTarget, Assignment, Part
 from tailrace.serve.link import OnChannel
 
@@ -99,7 +99,7 @@ class Pool:
         Cancellation: leaves the queue; a slot that was just assigned goes to the next request.
         """
         if self._is_draining:
-            raise Draining("This server is going away.", retry_after_s=DRAIN_RETRY_S)
+            raise Draining(SHUTTING_DOWN, retry_after_s=DRAIN_RETRY_S)
         replica = None if self._waiting else self._free()
         if replica is None:
             replica = await self._wait()
@@ -187,7 +187,7 @@ class Pool:
                         supervisor.cancel()
         finally:
             self._is_draining = True
-            self._refuse_waiting(Draining("This server is going away.", retry_after_s=DRAIN_RETRY_S))
+            self._refuse_waiting(Draining(SHUTTING_DOWN, retry_after_s=DRAIN_RETRY_S))
             await self._stop(started)
             self.replicas.clear()
 

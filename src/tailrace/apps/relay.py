@@ -15,6 +15,7 @@ from tailrace.apps.pool import DRAIN_RETRY_S, Pool, ReplicaLease
 from tailrace.apps.streams import AppStreams
 from tailrace.dialects.bodies import to_json
 from tailrace.errors import (
+    SHUTTING_DOWN,
     AdmissionError,
     AppFailed,
     AppUnavailable,
@@ -240,7 +241,7 @@ class Relay:
 
     def _error_of(self, end: ChannelClosed) -> TailraceError:
         if end.failure is None and self._pool.is_draining:
-            return Draining("This server is going away.", retry_after_s=DRAIN_RETRY_S)
+            return Draining(SHUTTING_DOWN, retry_after_s=DRAIN_RETRY_S)
         if isinstance(end, LinkLost):
             return AppUnavailable("The process of the app died.", retry_after_s=_RETRY_S)
         if end.failure is None:

@@ -152,7 +152,7 @@ class Models:
                 await served.wait_loaded()
             except EngineLost as error:
                 logger.error("%s was not loaded: %s", served.model, error.message)  # clients must not see its paths
-                served.refusal = "This model could not be loaded."
+                served.refusal = "This model could not be loaded. The server's log has the reason."
                 served.refused_until_s = time.monotonic() + (error.retry_after_s or _RETRY_S)
                 return EngineLost(served.refusal, retry_after_s=error.retry_after_s)
             logger.warning("%s was loaded in %.1f s.", served.model, time.monotonic() - began_s)

@@ -13,6 +13,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from tailrace.errors import ModelError, StorageError
+from tailrace.records.threads import UNREACHABLE
 from tailrace.requirements import install_command
 
 __all__ = ["HEAD", "RecordDatabase"]
@@ -81,7 +82,7 @@ class RecordDatabase:
                 yield connection
         except SQLAlchemyError as error:
             logger.debug("the database: %s", error)
-            raise StorageError("The database cannot be reached at the moment.", retry_after_s=1.0) from None
+            raise StorageError(UNREACHABLE, retry_after_s=1.0) from None
 
     def close(self) -> None:
         self.engine.dispose()

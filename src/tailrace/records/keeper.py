@@ -17,7 +17,7 @@ from tailrace.conversations.items import Branch, Place
 from tailrace.conversations.turns import Spoken, read_turn
 from tailrace.errors import JournalDamaged, ModelError, StorageError, StreamError
 from tailrace.generation import Generator, Observer, Times
-from tailrace.records.threads import DatabaseThreads
+from tailrace.records.threads import UNREACHABLE, DatabaseThreads
 from tailrace.streams import LogStore, Record, StreamLog
 from tailrace.types import TextDelta
 
@@ -157,7 +157,7 @@ class ConversationKeeper(Observer):
             async with asyncio.timeout(_FLUSH_TIMEOUT_S):
                 await done
         except TimeoutError:
-            raise StorageError("The database cannot be reached just now.", retry_after_s=_RETRY_S) from None
+            raise StorageError(UNREACHABLE, retry_after_s=_RETRY_S) from None
 
     def _put(self, owner: str, stream_id: str) -> None:
         if self._queue.qsize() < _MAX_QUEUED:

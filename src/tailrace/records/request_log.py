@@ -22,7 +22,7 @@ from tailrace.records.keeper import ConversationKeeper
 from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.spool import Spool
-from tailrace.records.threads import DatabaseThreads
+from tailrace.records.threads import UNREACHABLE, DatabaseThreads
 from tailrace.streams import LogStore, Record, StreamLog, new_stream_id
 from tailrace.types import Allowance, Arrival, End, Failure, Usage
 
@@ -150,7 +150,7 @@ class RequestLog(Observer, Meter):
             self._refused = {arrival: rows for arrival, rows in self._refused.items() if arrival.owner != owner}
             await self._drain()
             if self._is_unreachable:
-                raise StorageError("The database cannot be reached at the moment.", retry_after_s=_RETRY_S)
+                raise StorageError(UNREACHABLE, retry_after_s=_RETRY_S)
             self._spool.drop(self._drained, self._running.values())
             self._drained = 0
 

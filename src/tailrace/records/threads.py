@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 from tailrace.errors import StorageError
 
-__all__ = ["DatabaseThreads"]
+__all__ = ["UNREACHABLE", "DatabaseThreads"]
+
+UNREACHABLE = "The database cannot be reached. Try again later."
 
 _Result = TypeVar("_Result")
 _Call = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]  # Any: of each call
@@ -45,7 +47,7 @@ class DatabaseThreads:
             async with asyncio.timeout(within_s):
                 return await future
         except TimeoutError:
-            raise StorageError("The database does not answer.", retry_after_s=_RETRY_S) from None
+            raise StorageError(UNREACHABLE, retry_after_s=_RETRY_S) from None
 
     def _work(self) -> None:
         while True:

@@ -103,12 +103,12 @@ async def converse(chat: Chat, *, history: Path, is_plain: bool) -> None:
 
 
 async def _converse(chat: Chat, prompt: PromptSession[str], *, is_plain: bool) -> None:
-    chat.say(f"{printable_text(chat.model)} at {chat.client.root}. /help says what else there is; Ctrl-D leaves.")
+    chat.say(f"{printable_text(chat.model)} at {chat.client.root}. /help lists the commands. Ctrl-D exits.")
     while True:
         try:
             line = (await prompt.prompt_async(">>> ")).strip()
         except KeyboardInterrupt:
-            chat.say("Ctrl-D or /exit leaves.")
+            chat.say("To exit, press Ctrl-D or type /exit.")
             continue
         except EOFError:
             return
@@ -133,9 +133,9 @@ def _run_command(chat: Chat, line: str) -> str:
                 chat.say_error(f"this server has no such model. {_models(chat)}")
             else:
                 chat.model = rest
-                chat.say(f"Answers come from {rest} now.")
+                chat.say(f"The model is now {rest}.")
         case "/model":
-            chat.say(f"{_models(chat)} Answers come from {printable_text(chat.model)}.")
+            chat.say(f"{_models(chat)} The current one is {printable_text(chat.model)}.")
         case "/system" if rest:
             chat.system = "" if rest in ('""', "''") else rest
             chat.say("The system message is set." if chat.system else "There is no system message now.")
@@ -143,7 +143,7 @@ def _run_command(chat: Chat, line: str) -> str:
             chat.say(chat.system or "There is no system message.")
         case "/new":
             chat.turns.clear()
-            chat.say("A new conversation.")
+            chat.say("Started a new conversation.")
         case "/help":
             chat.say(_HELP)
         case "/exit" | "/quit" | "/bye":
@@ -154,7 +154,7 @@ def _run_command(chat: Chat, line: str) -> str:
 
 
 def _models(chat: Chat) -> str:
-    return f"Its models are {', '.join(map(printable_text, chat.client.models)) or 'not known'}."
+    return f"The server's models: {', '.join(map(printable_text, chat.client.models)) or 'unknown'}."
 
 
 def _prompt(chat: Chat, history: Path) -> PromptSession[str]:

@@ -29,7 +29,7 @@ from tailrace.durable.records import Dropped
 from tailrace.durable.snapshot import snapshot
 from tailrace.durable.store import DurableStore
 from tailrace.durable.stream import DurableStream
-from tailrace.errors import JournalDamaged, JournalFull, StorageError, StreamError, UnknownStream
+from tailrace.errors import SHUTTING_DOWN, JournalDamaged, JournalFull, StorageError, StreamError, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._durable_log import Answer, DurableLog, Entry, EntryId
@@ -197,7 +197,7 @@ class SharedDurableStreams:
                 group.create_task(self._write_snapshots())
                 group.create_task(self._perform_all())
         finally:
-            _fail(self._waiting, StorageError("This server shuts down."))
+            _fail(self._waiting, StorageError(SHUTTING_DOWN))
 
     async def _perform_all(self) -> None:
         while True:
@@ -227,7 +227,7 @@ class SharedDurableStreams:
                 logger.error("%s", error.message)
             _fail(operations, error)
         except asyncio.CancelledError:
-            _fail(operations, StorageError("This server shuts down."))
+            _fail(operations, StorageError(SHUTTING_DOWN))
             raise
 
     async def _commit(self, operations: list[_Waiting]) -> None:
