@@ -40,6 +40,8 @@ _REPLACED = {
     "pick_named": "named_model",
     "is_resting": "is_paused",
     "reasoning_behind": "reasoning_after",
+    "park": "release",
+    "is_parked": "is_released",
 }
 _REPLACED_IN_TESTS = {
     "World": "Harness",

@@ -201,7 +201,7 @@ async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
     assert (running.log.end, running.log.events) == (None, seen)
     assert len(harness.engine.aborted) == 2
     queued.cancel()
-    assert (queued.log.end, queued.log.is_parked) == (None, True)
+    assert (queued.log.end, queued.log.is_released) == (None, True)
     harness.engine.step()
     await harness.generator.wait_idle()
     harness.check_idle()

@@ -51,7 +51,7 @@ class Writer:
 
     def lease_lost(self) -> None:
         self.heard.append("lease_lost")
-        self.lease.log.park()
+        self.lease.log.release()
 
 
 def new_record(*, claim: Claim | None = None, model: str = "m") -> Record:

@@ -14,12 +14,13 @@ from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
 from tailrace.access.principal import owner_of, principal_of
+from tailrace.api.request_headers import ignored_header
 from tailrace.api.routes import route
 from tailrace.conversations.items import MAX_TITLE, Conversation, Item, ItemId, check_items
 from tailrace.dialects.bodies import JsonBody, T, read_fields, read_json, require_json, require_plain_utf8, to_json
 from tailrace.dialects.queries import read_count, read_query
 from tailrace.dialects.responses_items import item_json, items_from, read_items
-from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.errors import RequestError
 from tailrace.http.answers import JsonAnswer
 from tailrace.http.bodies import BodyBudget
 from tailrace.records.keeper import ConversationKeeper
@@ -92,7 +93,7 @@ class ConversationRoutes:
         owner = writer_of(request)
         body, ignored = await self._read(request, NewConversationBody)
         items, ignored_in_items = _items(body.items or [])
-        headers = self._ignored_header(ignored + ignored_in_items)
+        headers = ignored_header(ignored + ignored_in_items, is_strict=self._is_strict)
         title = _title(body.title) or ""
         created = await self._conversations.ask(
             lambda store: store.create(owner, title=title, metadata=body.metadata, items=items)
@@ -107,7 +108,7 @@ class ConversationRoutes:
     async def _update(self, request: Request) -> ASGIApp:
         owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
         body, ignored = await self._read(request, ConversationChangesBody)
-        title, headers = _title(body.title), self._ignored_header(ignored)
+        title, headers = _title(body.title), ignored_header(ignored, is_strict=self._is_strict)
         changed = await self._conversations.ask(
             lambda store: store.update(owner, conversation_id, title=title, metadata=body.metadata, head=body.head)
         )
@@ -149,7 +150,7 @@ class ConversationRoutes:
         owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
         body, ignored = await self._read(request, NewItemsBody)
         items, ignored_in_items = _items(body.items)
-        headers = self._ignored_header(ignored + ignored_in_items)
+        headers = ignored_header(ignored + ignored_in_items, is_strict=self._is_strict)
         if not items:
             raise RequestError("items must not be empty.", param="items")
         added = await self._conversations.ask(lambda store: store.add(owner, conversation_id, items, body.parent_id))
@@ -166,12 +167,6 @@ class ConversationRoutes:
             lambda store: store.delete_item(owner, path["conversation_id"], path["item_id"])
         )
         return _answer(conversation_json(changed))
-
-    def _ignored_header(self, ignored: Sequence[str]) -> dict[str, str]:
-        """Return the header that names fields without effect. Raises: UnsupportedParameter with --strict."""
-        if ignored and self._is_strict:
-            raise UnsupportedParameter(f"{ignored[0]} has no effect here, and --strict refuses it.", param=ignored[0])
-        return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
 
     async def _read(self, request: Request, kind: type[T]) -> tuple[T, tuple[str, ...]]:
         """Return the body and the names of unknown fields. Raises: RequestError."""

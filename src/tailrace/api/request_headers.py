@@ -1,17 +1,18 @@
-"""Headers that are read on every wire: the origin of a request, continuity and linger time."""
+"""Headers of every wire: the origin of a request, continuity, linger time and ignored fields."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from tailrace.errors import RequestError
+from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import GenerateRequest
 
-__all__ = ["is_cross_origin", "is_own_address", "may_generate", "with_headers"]
+__all__ = ["ignored_header", "is_cross_origin", "is_own_address", "may_generate", "with_headers"]
 
 _LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
 
@@ -60,3 +61,10 @@ def with_headers(call: GenerateRequest, request: Request) -> GenerateRequest:
     if not _LINGER.fullmatch(given) or int(given) > 86_400:
         raise RequestError("X-Tailrace-Linger must be whole seconds, at most 86400.", param="x-tailrace-linger")
     return replace(call, on_disconnect="detach", linger_s=float(given))
+
+
+def ignored_header(ignored: Sequence[str], *, is_strict: bool) -> dict[str, str]:
+    """Return the header that names fields without effect. Raises: UnsupportedParameter with --strict."""
+    if ignored and is_strict:
+        raise UnsupportedParameter(f"{ignored[0]} has no effect here, and --strict refuses it.", param=ignored[0])
+    return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}

@@ -28,7 +28,7 @@ from tailrace.api.facts import facts_of, running_streams
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
 from tailrace.api.pages import Pages, wants_page
-from tailrace.api.request_headers import is_cross_origin, is_own_address, may_generate, with_headers
+from tailrace.api.request_headers import ignored_header, is_cross_origin, is_own_address, may_generate, with_headers
 from tailrace.dialects import Encoder, ParsedRequest, Wire
 from tailrace.dialects.bodies import JsonBody, printable, read_json, require_plain_utf8
 from tailrace.dialects.queries import read_query
@@ -154,7 +154,8 @@ class Routes:
         with self._bodies.reader(request.scope) as reader:
             parsed, served = await self._parse(wire, operation, request, reader)
             known = [name.rstrip("!") for name in operation.query]
-            headers = self._ignored_header([printable(name) for name in parsed.query if name not in known]) | vary
+            unknown = [printable(name) for name in parsed.query if name not in known]
+            headers = ignored_header(unknown, is_strict=self._settings.strict) | vary
             match operation.act:
                 case Generate() as act:
                     answer = await self._generate(wire, act, request, parsed, served)
@@ -203,7 +204,7 @@ class Routes:
         return parsed if meant in (None, first) else replace(parsed, server=meant, others=()), meant
 
     def _reply(self, reply: Reply) -> Response:
-        headers = self._ignored_header(reply.ignored)
+        headers = ignored_header(reply.ignored, is_strict=self._settings.strict)
         if reply.retry_after_s is not None:
             headers["retry-after"] = f"{reply.retry_after_s:.0f}"
         return Response(reply.body, reply.status, headers, reply.media_type)
@@ -228,7 +229,7 @@ class Routes:
                 return self._reply(call)
             if isinstance(call, Following):
                 return await self._follow(owner, call)
-            ignored_header = self._ignored_header(call.ignored)
+            ignored = ignored_header(call.ignored, is_strict=self._settings.strict)
             if request.method in ("GET", "HEAD") and is_cross_origin(request):
                 raise Forbidden("Pages of other origins cannot start a generation.", param="sec-fetch-site")
             if request.method == "HEAD":
@@ -246,7 +247,7 @@ class Routes:
                 prompts = await served.generator.prompts.encode(call.request)
                 texts, ids = tuple(prompt.text for prompt in prompts), tuple(prompt.ids for prompt in prompts)
                 facts = replace(facts, prompts=texts, prompt_ids=ids)
-            encoder, headers = call.view.open(facts), {"x-stream-id": log.stream_id} | ignored_header
+            encoder, headers = call.view.open(facts), {"x-stream-id": log.stream_id} | ignored
             if call.stream:
                 return self._stream(log, encoder, 0, call.view, headers)
             if call.at_once:
@@ -263,12 +264,6 @@ class Routes:
         except UnknownStream:
             return parsed
         return replace(parsed, past=(facts_of(self._models.of(log), log), log.events))
-
-    def _ignored_header(self, ignored: Sequence[str]) -> dict[str, str]:
-        """Return the header that names fields without effect. Raises: UnsupportedParameter with --strict."""
-        if ignored and self._settings.strict:
-            raise UnsupportedParameter(f"{ignored[0]} has no effect here, and --strict refuses it.", param=ignored[0])
-        return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
 
     async def _recall_or_create(
         self, request: Request, parsed: ParsedRequest, generation: GenerateRequest, generator: Generator

@@ -66,8 +66,8 @@ async def serve_request(
             return  # a client that disconnects is not an app failure
         if not isinstance(error, (BackPressureError, RequestError)):  # not app failures
             what = f"{scope.get('method', 'WebSocket')} {shown_path(scope['path'])}"
-            told = failed(error, what, answering=scope.get("endpoint"))
-            sys.stderr.write(f"{told.message}\n{told.traceback}")
+            failure = failed(error, what, answering=scope.get("endpoint"))
+            sys.stderr.write(f"{failure.message}\n{failure.traceback}")
         channel.close(_encode(refusal_of(error)))
 
 

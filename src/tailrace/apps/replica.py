@@ -231,8 +231,8 @@ class Replica:
             try:
                 await step()
             except Exception as error:
-                told = failed(error, "the teardown")
-                sys.stderr.write(f"{told.message}\n{told.traceback}")
+                failure = failed(error, "the teardown")
+                sys.stderr.write(f"{failure.message}\n{failure.traceback}")
         channel.close()
         await asyncio.sleep(0)  # flushes the channel's close
         self.link.close()

@@ -111,7 +111,7 @@ class _Feed:
         self.read()
         self._streams.feeds.discard(self)
         self._body.close()
-        self._log.park()
+        self._log.release()
 
     def end(self, end: End) -> None:
         """Append the terminal event and stop the generator. A second call does nothing."""

@@ -176,7 +176,7 @@ class DurableTokenStream:
 
     @property
     def is_halted(self) -> bool:
-        return self._log.is_parked
+        return self._log.is_released
 
     def offset(self, position: int) -> str:
         return offset_text(position, 0)

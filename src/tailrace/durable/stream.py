@@ -14,7 +14,7 @@ from tailrace.errors import SeqOutOfRange
 
 __all__ = ["Chunk", "DurableReader", "DurableStream", "is_json"]
 
-_NOTED_PART = 0.1  # of a TTL: how exactly other servers know the last read
+_NOTED_PART = 0.1  # share of the TTL after which another use is recorded for other servers
 
 
 def is_json(content_type: str) -> bool:
@@ -104,8 +104,8 @@ class DurableStream:
 
     @property
     def is_use_due(self) -> bool:
-        """Return whether other servers must be told that the stream is in use: they heard of it long ago, compared with
-        its TTL."""
+        """Return whether the use of the stream must be recorded again, because a tenth of its TTL has passed since the
+        last record."""
         ttl_s = self.created.ttl_s
         return ttl_s is not None and time.monotonic() >= self.noted_s + ttl_s * _NOTED_PART
 
@@ -114,7 +114,7 @@ class DurableStream:
         self.touched_s = time.monotonic()
 
     def note(self) -> None:
-        """Restart the TTL, after a record that other servers have, too."""
+        """Restart the TTL. Called for a record that all servers get."""
         self.touched_s = self.noted_s = time.monotonic()
 
     def copy(self) -> DurableStream:

@@ -121,7 +121,7 @@ class Run(EngineSide):
         """Leave the stream in the store, for another process to continue."""
         self.is_handed_over = True
         self.read()
-        self.log.park()
+        self.log.release()
 
     def _start(self) -> None:
         self.times.admitted_s = time.monotonic()

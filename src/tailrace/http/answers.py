@@ -212,7 +212,7 @@ class WholeAnswer:
                 watcher = group.create_task(self._watch(receive, reader))
                 await reader.wait()
                 watcher.cancel()
-        if self._log.end is None and not self._log.is_parked:
+        if self._log.end is None and not self._log.is_released:
             return  # the client has left
         try:
             if self._log.end is None:

@@ -114,8 +114,8 @@ class ConversationKeeper(Observer):
             generator.observers.add(self)
 
     def take_up(self, running: Iterable[Record], *, has_past: bool) -> None:
-        """Take over the streams of an earlier process. `running` continue. With `has_past`, the database may have
-        answers in progress whose streams have ended."""
+        """Queue the streams of an earlier process for writing. `running` are those that continue. With `has_past`, also
+        check answers in the database that were in progress when the server stopped."""
         if self._streams is None:
             return
         for record in running:

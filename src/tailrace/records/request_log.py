@@ -76,17 +76,17 @@ class RequestLog(Observer, Meter):
         """
         left = self._spool.take_over()
         size = self._spool.size
-        lives = set()
+        live_ids = set()
         for generator in generators:
             generator.observers.add(self)
             generator.meter = self
             for run in generator.live:
-                lives.add(run.record.stream_id)
+                live_ids.add(run.record.stream_id)
                 row = row_of_start(run.record, with_text=self._with_text)
                 self._running[run.record.stream_id] = msgspec.structs.replace(row, replays=1)
                 self._quotas.resume(run.record)
         try:  # awaits: streams may end from here on
-            await self._settle([row for row in left if row.request_id not in lives], store)
+            await self._settle([row for row in left if row.request_id not in live_ids], store)
             spent = await self._threads.run(lambda: self._requests().spent(time.time()))
         except BaseException:
             for generator in generators:

@@ -161,7 +161,7 @@ class StreamLog:
     """The events of one request that readers may see. Used from one event loop only."""
 
     __slots__ = (
-        "_ending", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "is_parked", "number", "producer",
+        "_ending", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "is_released", "number", "producer",
         "record",
     )  # fmt: skip
 
@@ -171,7 +171,7 @@ class StreamLog:
         self.events: list[Event] = list(events)  # seq n is events[n - 1]
         last = self.events[-1] if self.events else None
         self.end: End | None = last if isinstance(last, End) else None
-        self.is_parked = False  # handed over: it has not ended, but this process adds no more events
+        self.is_released = False  # it has not ended, but this process adds no more events
         self.producer: Producer | None = None
         self.first_s: float | None = None  # monotonic; time of the first token in this process
         self.expires_s: float | None = None  # monotonic; None while it runs, and after it has expired
@@ -250,7 +250,7 @@ class StreamLog:
 
     def stop(self) -> None:
         """End the stream as cancelled, if it has not ended. Raises: Draining if it was handed over."""
-        if self.is_parked and self.end is None:
+        if self.is_released and self.end is None:
             raise Draining("The next server continues this stream.", retry_after_s=5.0)
         self.cancel()
 
@@ -259,9 +259,9 @@ class StreamLog:
         if after > self.last_seq:
             raise SeqOutOfRange("This stream has fewer events.", param="last-event-id")
 
-    def park(self) -> None:
-        """Hand the stream over: readers are sent away, since another process adds the next events."""
-        self.is_parked = True
+    def release(self) -> None:
+        """Disconnect the readers: the stream has not ended, but this process adds no more events to it."""
+        self.is_released = True
         for reader in (*self._waiting, *self._ending):
             reader.wake()
 
@@ -311,7 +311,7 @@ class Reader:
     def is_finished(self) -> bool:
         """Return whether this reader has taken all events, and no more will come."""
         log = self._log
-        return (log.end is not None or log.is_parked) and self.cursor >= len(log.events)
+        return (log.end is not None or log.is_released) and self.cursor >= len(log.events)
 
     async def wait(self) -> None:
         """Return when there are events to take, or when `wake` was called.
@@ -319,7 +319,7 @@ class Reader:
         Cancellation: leaves the reader as it was.
         """
         log = self._log
-        if log.end is not None or log.is_parked or (self.cursor < len(log.events) and not self.at_end_only):
+        if log.end is not None or log.is_released or (self.cursor < len(log.events) and not self.at_end_only):
             return
         self._wakeup = asyncio.get_running_loop().create_future()
         try:

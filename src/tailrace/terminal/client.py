@@ -104,7 +104,7 @@ class Client:
     async def _resumable(self, body: Json | None, stream_id: str = "", choice: int = 0) -> AsyncGenerator[str, None]:
         """Begin a stream, or follow one. After a lost connection, it continues after the last received event. The
         idempotency key makes the first request repeatable."""
-        key, last_id, told = secrets.token_urlsafe(16), "", ""
+        key, last_id, reported = secrets.token_urlsafe(16), "", ""
         retries = _Retries()
         try:
             while True:
@@ -115,7 +115,7 @@ class Client:
                             return
                         async for event in _events(response):
                             retries.reset()
-                            told = ""
+                            reported = ""
                             if event.event in _TERMINAL:
                                 _check_end(event)
                                 return
@@ -134,9 +134,9 @@ class Client:
                     if not stream_id or error.status not in _RETRY_STATUSES:
                         raise
                     reason = str(error)
-                if reason != told:
+                if reason != reported:
                     self.on_wait(reason)
-                    told = reason
+                    reported = reason
                 await retries.wait(reason)
         except (asyncio.CancelledError, GeneratorExit):
             if body is not None and stream_id:

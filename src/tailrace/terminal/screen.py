@@ -24,14 +24,14 @@ class Screen(Protocol):
         """Show the next piece of the answer."""
 
     def think(self, piece: str) -> None:
-        """The next piece of what the model thinks before its answer."""
+        """Show the next piece of the reasoning."""
 
     def close(self) -> None:
         """End the answer. Its text stays on the screen, and the cursor is on a new line."""
 
 
 class PlainScreen:
-    """The text as it comes, without control characters. Reasoning is none of it."""
+    """Prints the text as it arrives, without control characters. Does not print reasoning."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -53,8 +53,8 @@ class PlainScreen:
 
 
 class MarkdownScreen:
-    """Markdown, rendered while it comes. A block that is complete is printed for good; the last one is drawn anew as it
-    grows, as much of it as the terminal has lines for. Reasoning is there until the answer begins."""
+    """Renders Markdown while the text arrives. Complete blocks are printed once. The last block is redrawn as it grows;
+    if it is too long for the terminal, only its end is shown. Reasoning is shown until the answer begins."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live

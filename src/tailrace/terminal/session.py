@@ -51,12 +51,12 @@ class Chat:
 
         Raises: AnswerFailed.
         """
-        asked: Turn = {"role": "user", "content": question}
+        question_turn: Turn = {"role": "user", "content": question}
         system: list[Turn] = [{"role": "system", "content": self.system}] if self.system else []
         pieces: list[str] = []
 
         async def show() -> None:
-            messages = [*system, *self.turns, asked]
+            messages = [*system, *self.turns, question_turn]
             self.client.on_reasoning = screen.think
             async with contextlib.aclosing(self.client.answer(self.model, messages, self.sampling)) as answer:
                 async for piece in answer:
@@ -68,7 +68,7 @@ class Chat:
                 return await until_interrupted(asyncio.ensure_future(show()))
         finally:
             if text := "".join(pieces):
-                self.turns += [asked, {"role": "assistant", "content": text}]
+                self.turns += [question_turn, {"role": "assistant", "content": text}]
 
 
 async def until_interrupted(task: asyncio.Future[None]) -> bool:

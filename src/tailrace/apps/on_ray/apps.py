@@ -56,15 +56,15 @@ def _application(spec: AppSpec, settings: Settings) -> Any:  # Any: Ray's
         app, notes = load(spec.target)
         options = options_of(app, spec.target)
     except BaseException as error:
-        told = failed(error, f"importing {spec.target.target}")
-        sys.stderr.write(told.traceback)
-        raise RayError(f"{f'{spec.where}: ' if spec.where else ''}{told.message}") from None
+        failure = failed(error, f"importing {spec.target.target}")
+        sys.stderr.write(failure.traceback)
+        raise RayError(f"{f'{spec.where}: ' if spec.where else ''}{failure.message}") from None
     for note in notes:
         say(f"tailrace: {note}")
-    return _on_ray(app, options, spec.target.app_name, settings)
+    return _ray_application(app, options, spec.target.app_name, settings)
 
 
-def _on_ray(
+def _ray_application(
     app: Application,
     options: Mapping[str, tuple[DeploymentOptions, Mapping[str, Any]]],  # Any: Ray's
     app_name: str,
@@ -76,16 +76,16 @@ def _on_ray(
         body = node.deployment.func_or_class
         if node is app and settings.shares_streams:
             drain_s = options[name][0].graceful_shutdown_timeout_s
-            body = serve.ingress()(_with_streams(body, app_name, settings, drain_s=drain_s))
+            body = serve.ingress()(_class_with_streams(body, app_name, settings, drain_s=drain_s))
         elif inspect.isclass(body) and has_ingress(body):
-            body = serve.ingress()(_with_app(body))
+            body = serve.ingress()(_class_with_asgi(body))
         args, kwargs = replaced((node.args, node.kwargs), lambda child: made[id(child)])
         deployment = serve.deployment(**_ray_options(*options[name]))(body)
         made[id(node)] = deployment.bind(*args, **kwargs)
     return made[id(app)]
 
 
-def _with_app(body: type[Any]) -> type[Any]:  # Any: the user's
+def _class_with_asgi(body: type[Any]) -> type[Any]:  # Any: the user's
     """Return a subclass of the user's class that gives Ray its ASGI app."""
 
     async def construct(self: Any, *args: Any, **kwargs: Any) -> None:  # Any: the user's
@@ -108,9 +108,11 @@ async def _construct(body: type[Any], instance: object, *args: Any, **kwargs: An
         await models_loaded()
 
 
-def _with_streams(body: Any, app_name: str, settings: Settings, *, drain_s: float) -> type[Any]:  # Any: the user's
-    """Return a class around the class or function that answers the app's requests. It gives Ray the app with streams in
-    a log store. All other methods that Ray or other deployments call are those of the user's class."""
+def _class_with_streams(
+    body: Any, app_name: str, settings: Settings, *, drain_s: float
+) -> type[Any]:  # Any: the user's
+    """Return a class that wraps the ingress of the app. It builds the app's ASGI application with streams in a log
+    store. It passes all other attributes on to the user's class or function."""
 
     async def construct(self: Any, *args: Any, **kwargs: Any) -> None:  # Any: the user's
         self.body = body
@@ -118,7 +120,7 @@ def _with_streams(body: Any, app_name: str, settings: Settings, *, drain_s: floa
             self.body = body.__new__(body)
             await _construct(body, self.body, *args, **kwargs)
 
-    def get(self: Any, name: str) -> Any:  # Any: the user's
+    def get_attribute(self: Any, name: str) -> Any:  # Any: the user's
         if name == "body":  # not constructed yet
             raise AttributeError(name)
         return getattr(self.body, name)
@@ -146,8 +148,8 @@ def _with_streams(body: Any, app_name: str, settings: Settings, *, drain_s: floa
                 await left
 
     members = {
-        "__init__": construct, "__getattr__": get, "__serve_build_asgi_app__": build, "check_health": check_health,
-        "__del__": close,
+        "__init__": construct, "__getattr__": get_attribute, "__serve_build_asgi_app__": build,
+        "check_health": check_health, "__del__": close,
     }  # fmt: skip
     return type(body.__name__, (), members)
 

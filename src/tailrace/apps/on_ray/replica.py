@@ -29,7 +29,8 @@ _NO_KEYS = "There are no keys, so everybody could use this server. Create a key,
 class RayReplica:
     """The built-in server, as Ray runs it.
 
-    Its streams are in Redis. If Ray kills the replica, the other ones continue them; if Ray stops it, at once.
+    Its streams are in Redis. If Ray stops the replica, the other replicas continue its streams at once. If Ray kills
+    it, they do so when its lease has expired.
     """
 
     def __init__(self, spec: ServerSpec) -> None:

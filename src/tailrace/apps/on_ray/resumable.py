@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.apps.answer_body import QueuedBody
 from tailrace.apps.offers import take_offer
 from tailrace.apps.on_ray.own_request import OwnRequest
-from tailrace.apps.on_ray.stream_thread import StreamThread, forgiving
+from tailrace.apps.on_ray.stream_thread import StreamThread, reporting_disconnects
 from tailrace.apps.stream_routes import event_id_of, resumed
 from tailrace.apps.streams import AppStreams
 from tailrace.dialects import native
@@ -73,7 +73,7 @@ class _Call:
         self._thread = host.thread
         extensions = {**(scope.get("extensions") or {}), "tailrace": {}}  # asks `serve.stream` for frames
         self._scope: MutableMapping[str, Any] = {**scope, "extensions": extensions}
-        self._receive = forgiving(receive)
+        self._receive = reporting_disconnects(receive)
         self._send = send
         self._in_body = True  # more of the request's body is to come
         self._body: QueuedBody | None = None  # of a stream
@@ -116,8 +116,8 @@ class _Call:
         except Exception as error:
             if self._body is None:
                 raise
-            told = failed(error, f"{self._scope['method']} {shown_path(self._scope['path'])}")
-            sys.stderr.write(f"{told.message}\n{told.traceback}")
+            report = failed(error, f"{self._scope['method']} {shown_path(self._scope['path'])}")
+            sys.stderr.write(f"{report.message}\n{report.traceback}")
             failure = _encode(refusal_of(error))
         finally:
             if self._body is not None:

@@ -23,18 +23,19 @@ _MAX_REPLICAS = 1000
 _REPLICAS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _ARGS = ("model", "models", "model_settings", "settings", "replicas", "target_requests", "autoscaling")
 _SECRET = ("journal", "database")  # their URLs may have passwords
-# Settings of the sockets and logs of `tailrace serve`, which Ray has in its own way.
+# Settings that Ray replaces: sockets, TLS and logs.
 _NOT_ON_RAY = (
     "header_s", "write_s", "max_connections", "client_connections", "ws_message_s", "ws_ping_s", "tls_cert", "tls_key",
     "tls_client_ca", "log_format", "access_log", "audit_log",
 )  # fmt: skip
-_SOCKETS = "cannot be used on Ray, which has its own sockets and logs."
-# Those of `tailrace run` that its front honours, which is not there on Ray.
-_OF_THE_FRONT = (
+_RAY_HAS_ITS_OWN = "cannot be used on Ray, which has its own sockets and logs."
+# Settings of the front of `tailrace run`. On Ray there is no front.
+_FRONT_SETTINGS = (
     "body_bytes", "body_gap_s", "ws_message_bytes", "load_s", "shutdown_delay_s", "drain_s", "allowed_hosts",
     "allowed_origins", "database",
 )  # fmt: skip
-_OF_STREAMS = (
+# Settings that have an effect only if streams are stored in Redis.
+_STREAM_SETTINGS = (
     "lease_s", "linger_s", "heartbeat_s", "retention_s", "retention_bytes", "journal_key_file", "keep_finished",
 )  # fmt: skip
 
@@ -45,10 +46,12 @@ class RayError(Exception):
 
 def check_app_settings(settings: Settings) -> None:
     """Raises: ValueError for a setting of `tailrace run` that means nothing on Ray."""
-    _refuse(_NOT_ON_RAY, settings, _SOCKETS)
-    _refuse(_OF_THE_FRONT, settings, "cannot be used on Ray: its proxies and the options of deployments apply.")
+    _refuse(_NOT_ON_RAY, settings, _RAY_HAS_ITS_OWN)
+    _refuse(_FRONT_SETTINGS, settings, "cannot be used on Ray: its proxies and the options of deployments apply.")
     if not settings.shares_streams:
-        _refuse(_OF_STREAMS, settings, "needs the URL of a Redis in --journal on Ray: without one, no stream is kept.")
+        _refuse(
+            _STREAM_SETTINGS, settings, "needs the URL of a Redis in --journal on Ray: without one, no stream is kept."
+        )
 
 
 def _refuse(names: Iterable[str], settings: Settings, reason: str) -> None:
@@ -104,7 +107,7 @@ class ServerSpec:
                 "on Ray, --journal must be the URL of a Redis, such as redis://127.0.0.1:6379/0: replicas come and go, "
                 "and streams continue in other replicas."
             )
-        _refuse(_NOT_ON_RAY, self.settings, _SOCKETS)
+        _refuse(_NOT_ON_RAY, self.settings, _RAY_HAS_ITS_OWN)
 
     @property
     def num_gpus(self) -> int:

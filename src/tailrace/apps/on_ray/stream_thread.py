@@ -20,7 +20,7 @@ from tailrace.eventloop import first_error
 from tailrace.http.answers import error_answer
 from tailrace.settings import Settings
 
-__all__ = ["StreamThread", "forgiving"]
+__all__ = ["StreamThread", "reporting_disconnects"]
 
 _T = TypeVar("_T")
 
@@ -104,12 +104,12 @@ class StreamThread:
 
             return call_there
 
-        await self.run(_answer(make(self.streams), scope, from_there(forgiving(receive)), from_there(send)))
+        await self.run(_answer(make(self.streams), scope, from_there(reporting_disconnects(receive)), from_there(send)))
 
 
-def forgiving(receive: Receive) -> Receive:
-    """Return Ray's `receive` of an HTTP request, which reports a lost client in one way only. Ray's own may also raise
-    what has happened to its call to the proxy."""
+def reporting_disconnects(receive: Receive) -> Receive:
+    """Wrap Ray's `receive` so that every exception becomes `http.disconnect`. Ray raises errors of its call to the
+    proxy when the client has disconnected."""
 
     async def receive_or_disconnect() -> Message:
         try:

@@ -144,7 +144,7 @@ class OpenVINOEngine:
                 self._end(sequence_id, run)
         self._start()
         live = [run for run in self._runs.values() if _is_live(run)]
-        self._keep_company(is_needed=self._exact and len(live) == 1 and self._needs_company(live[0]))
+        self._update_companion(is_needed=self._exact and len(live) == 1 and self._needs_companion(live[0]))
         has_single_row = len(live) == 1 and live[0].count > 0 and not self._parts and self._companion is None
         is_alone = self._exact and has_single_row
         if not self._runs:
@@ -173,7 +173,7 @@ class OpenVINOEngine:
             self._end(sequence_id, run)
         self._runs.clear()
         if self._pipeline is not None:
-            self._keep_company(is_needed=False)
+            self._update_companion(is_needed=False)
             self._drain()  # else the library prints warnings about unfinished requests
         self._pipeline = None
 
@@ -255,11 +255,11 @@ class OpenVINOEngine:
             return Delta(sequence_id, index, (), (), "error", f"the engine ended the sequence ({status.name})")
         return Delta(sequence_id, index, tuple(ids), tuple(logprobs), finish, is_alone=is_alone)
 
-    def _needs_company(self, run: _Run) -> bool:
+    def _needs_companion(self, run: _Run) -> bool:
         """Return whether the only live sequence must compute its next token in a batch."""
         return self._never_alone or run.schedule.is_alone(run.count) is False
 
-    def _keep_company(self, *, is_needed: bool) -> None:
+    def _update_companion(self, *, is_needed: bool) -> None:
         """Start or cancel the throw-away companion. Both have an effect in the next step."""
         companion = self._companion
         if companion is not None:

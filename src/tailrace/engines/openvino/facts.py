@@ -17,7 +17,7 @@ _TENSORS = frozenset(
 FOUR_BITS = frozenset(("Q4_0", "Q4_1", "Q4_K"))  # kept if `least_bits` is 4; the other types get eight bits
 _SMALL_BYTES = 400 * 2**20  # of a file; in eight bits, a model of this size takes 0.3 GB more
 _SHARE = 1.2  # of the file's bytes: the library keeps scales in float32
-_BYTES = 17 / 16  # for a weight of eight bits, with its share of a scale
+_BYTES = 17 / 16  # of a weight of eight bits, including its share of the scale
 
 
 def why_not(card: ModelCard) -> str:
@@ -34,11 +34,12 @@ def why_not(card: ModelCard) -> str:
 
 
 def least_bits(file_bytes: int) -> int:
-    """Return 4 if the four-bit weights of a GGUF file of this size stay so, or 8 if they get eight.
+    """Return the smallest number of bits for the weights of a GGUF file of this size: 4 keeps four-bit weights, 8
+    converts them to eight bits.
 
     Without VNNI, the library computes in float32, and unpacking four bits takes longer than reading eight: with
-    SmolLM2-135M, a step of one row takes 1.2 times as long, of 16 rows 1.05 times. A large model keeps its four bits
-    nevertheless, because memory is what it lacks.
+    SmolLM2-135M, a step of one row takes 1.2 times as long, of 16 rows 1.05 times. A large model keeps four
+    bits, because eight bits would need too much memory.
     """
     is_small = file_bytes <= _SMALL_BYTES
     return 8 if is_small and not has_eight_bit_products(processor_flags()) else 4

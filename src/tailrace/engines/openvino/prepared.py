@@ -30,9 +30,9 @@ __all__ = ["FORM", "MADE", "prepare", "prepared_path", "remove_unused"]
 MADE = "made"  # the directory that a conversion makes
 FORM = 6  # of what `conversion` writes; another number makes another directory
 _UNUSED_S = 30 * 86_400.0
-_NAME = re.compile(r"(-form\d+)?-[0-9a-f]{16}")  # behind the stem of the file; forms 1 to 3 have no number
+_NAME = re.compile(r"(-form\d+)?-[0-9a-f]{16}")  # after the file's stem; forms 1 to 3 have no number
 _MODEL = "openvino_model.xml"
-_ORIGIN = "tailrace_origin.json"  # the file that a directory was made of; form 1 lacks it, forms 2 and 3 its state
+_ORIGIN = "tailrace_origin.json"  # names the source file and its state; form 1 lacks the file, 2 and 3 the state
 
 
 def prepared_path(path: Path, cache: Path) -> Path:

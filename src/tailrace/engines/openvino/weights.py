@@ -2,10 +2,10 @@
 
 OpenVINO is fastest with weights `code * scale`, where the code is a signed integer of four bits: a zero for each group
 costs time and memory, on processors without VNNI a third of a layer's time. Q4_1 and Q4_K are `code * scale + minimum`,
-with codes from 0 to 15. So eight is taken off the codes, and what a group then lacks, `minimum + 8 * scale`, is one
-number that multiplies the sum of the group's inputs. These numbers are kept as more columns of the same matrix
-(`graph.py`): each twice, because four bits are too few for them, and the second code is what the first one leaves over.
-The perplexity is then that of the file (docs/engines.md).
+with codes from 0 to 15. We subtract 8 from each code. The correction of a group is then one number, `minimum + 8 *
+scale`, which is multiplied by the sum of the group's inputs. The corrections are stored as further columns of the same
+matrix (`graph.py`). Four bits are too few for them, so each correction has two columns: the second stores the rounding
+error of the first. The perplexity is then that of the file (docs/engines.md).
 
 All other types become integers of eight bits: Q8_0 as it is, the others in groups of 64 weights.
 """

@@ -70,7 +70,7 @@ class _Run:
         self.is_aborted = False
         self.task: asyncio.Task[None]
 
-    def hear(self, output: Any) -> None:  # Any: the library's CompletionOutput
+    def on_output(self, output: Any) -> None:  # Any: the library's CompletionOutput
         self.ids += output.token_ids
         if self.sampling.logprobs and output.logprobs is not None:
             for token_id, likely in zip(output.token_ids, output.logprobs, strict=False):
@@ -166,7 +166,7 @@ class VllmEngine:
             outputs = self._engine.generate(prompt, params, str(sequence.sequence_id), lora_request=self._lora)
             async with contextlib.aclosing(outputs):  # closing aborts an unfinished request
                 async for output in outputs:
-                    run.hear(output.outputs[0])
+                    run.on_output(output.outputs[0])
                     self._loop.wake()
         except Exception as error:  # fails this sequence only; `step` detects a lost engine
             run.failure = f"the engine rejected the request: {in_one_line(error)}"

@@ -48,8 +48,8 @@ class Claims:
         return kept.stream_id
 
     async def recall(self, stream_id: str, epoch: int) -> bool:
-        """Return whether Redis still has the stream. Its server, which may not know that it has, will not delete it: a
-        client of this server, which has that epoch, gets the id. Raises: StorageError."""
+        """Return whether Redis has the stream, and mark it as recalled by the server `epoch`. The mark keeps the
+        stream's own server from deleting it if its opening got no answer. Raises: StorageError."""
         return bool(await self._connection.run(RECALL, self._keys.of_stream(stream_id), epoch))
 
     async def take(self, record: Record, claim: Claim) -> None:

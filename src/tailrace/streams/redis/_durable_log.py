@@ -1,10 +1,9 @@
 """The log of durable streams in Redis, which all servers append to.
 
-It begins with a snapshot, in several parts; entries follow. Each entry has the changes of one commit. It has a number,
-and a random token, by which servers see whether the log still has what they have applied: after a failover it may not.
-The first part of a snapshot has the tokens of the last entries that it replaces, so that a server that has loaded it
-recognizes an earlier end of the log, too. A server appends behind the last entry that it has applied; if there are
-others, it gets these instead.
+The log begins with a snapshot in several parts. Entries follow; each has the changes of one commit. An entry has a
+number and a random token. A server compares the token of its last entry with the log, to detect that Redis has lost
+entries in a failover. The snapshot has the tokens of the last entries that it replaced, for the same comparison. A
+server can append only after the last entry that it has applied. If the log has later entries, it gets those instead.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any
 
 from tailrace.errors import StorageError
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._scripts import BURY, LOOK, NEW_EPOCH, RENEW
+from tailrace.streams.redis._scripts import DECLARE_DEAD, NEW_EPOCH, READ_LEASES, RENEW
 
 __all__ = ["Members"]
 
@@ -41,7 +41,7 @@ class Members:
         self.dead: frozenset[int] = frozenset()  # epochs of dead servers of which something may be left
         self._missing_since_s: dict[int, float] = {}  # by epoch; loop time
         self._dead_since_s: dict[int, float] = {}  # by epoch; loop time
-        self.was_forgotten = False  # Redis did not list this server, when it was last listed
+        self.was_missing = False  # Redis had lost this server from its list at the last check
         self._former: set[int] = set()  # epochs of this server that are to be listed as dead again
         self.clock_offset_s = 0.0  # by how much the clock of this server is ahead of Redis's
         self.models: frozenset[str] = frozenset()  # of this server; empty until they are known
@@ -77,16 +77,16 @@ class Members:
         """Get a new epoch after other servers have declared this one dead. Raises: StorageError."""
         former = self.epoch
         await self.join()
-        self.list_again(former)
+        self.list_former_epoch(former)
 
-    def list_again(self, former: int) -> None:
-        """Show the others soon that this former epoch of this server may have left streams."""
+    def list_former_epoch(self, former: int) -> None:
+        """Mark a former epoch of this server as dead soon, so that other servers look for its streams."""
         self._former.add(former)
 
     async def list_writer(self, epoch: int) -> None:
-        """List the server that writes a stream, if it is none of those that this one knows. Then it is either seen, or
-        found dead. A failover of one node of a cluster may have lost that its stream was taken over. Raises:
-        StorageError."""
+        """Add the writer of a stream to the list of servers, if this server does not know it. The next check then finds
+        it alive or dead. This is needed after a failover of a cluster node, which may have lost the take-over of the
+        stream. Raises: StorageError."""
         if epoch != self.epoch and epoch not in self.alive and epoch not in self.dead:
             await self._command("sadd", self._connection.keys.servers, str(epoch))
 
@@ -120,7 +120,7 @@ class Members:
         before that.
         """
         keys = self._connection.keys
-        self.was_forgotten = bool(await self._command("sadd", keys.servers, str(self.epoch)))
+        self.was_missing = bool(await self._command("sadd", keys.servers, str(self.epoch)))
         if self.models:
             await self._command("hset", keys.models, str(self.epoch), self._shown_models)
         for epoch in tuple(self._former):
@@ -154,7 +154,7 @@ class Members:
         StorageError."""
         keys = self._connection.keys
         others = [int(epoch) for epoch in await self._command("smembers", keys.servers) if int(epoch) != self.epoch]
-        found = await self._connection.run(LOOK, [keys.lease(epoch) for epoch in others]) if others else ()
+        found = await self._connection.run(READ_LEASES, [keys.lease(epoch) for epoch in others]) if others else ()
         now_s = asyncio.get_running_loop().time()
         dead, missing = set(), {}
         for epoch, lease in zip(others, found, strict=True):
@@ -162,7 +162,9 @@ class Members:
                 dead.add(epoch)
             elif lease is None:
                 missing[epoch] = self._missing_since_s.get(epoch, now_s)
-                if now_s - missing[epoch] >= self._confirm_s and await self._connection.run(BURY, [keys.lease(epoch)]):
+                if now_s - missing[epoch] >= self._confirm_s and await self._connection.run(
+                    DECLARE_DEAD, [keys.lease(epoch)]
+                ):
                     logger.warning("A server does not answer any more; its streams are taken over.")
                     dead.add(epoch)
         self._missing_since_s = missing

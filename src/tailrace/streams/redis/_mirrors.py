@@ -76,7 +76,7 @@ class Mirrors:
     def _give_up(self, mirror: Mirror) -> None:
         """Stop following a stream that has not ended, and send its readers away."""
         self.unfollow(mirror)
-        mirror.log.park()
+        mirror.log.release()
 
     def give_up_all(self) -> None:
         for mirror in list(self._mirrors.values()):

@@ -1,4 +1,4 @@
-"""Openings of streams that got no answer: Redis may have the stream, or not."""
+"""Streams whose opening got no answer from Redis. Redis may have stored such a stream or not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Container
 from tailrace.errors import ClaimTaken
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._scripts import SETTLE
+from tailrace.streams.redis._scripts import DELETE_UNANSWERED
 
 __all__ = ["Openings"]
 
 
 class Openings:
-    """Deletes streams that nobody writes, unless another client has the id.
+    """Deletes such streams, because nobody writes them.
 
-    A client that repeats its idempotency key gets the id of a stream as soon as Redis has it. `recalled` are the
-    streams of which this is known, with the epochs of the servers that gave the ids out: this server must continue
-    them. `running` are the streams that it writes.
+    Exception: a client may have repeated its idempotency key at another server and got the stream's id. Then this
+    server must continue the stream. `recalled` maps the ids of these streams to the epoch of the server that returned
+    the id. `running` are the streams that this server writes.
     """
 
     def __init__(self, connection: Connection, members: Members, *, running: Container[str]) -> None:
@@ -41,7 +41,7 @@ class Openings:
             raise ClaimTaken("This server continues the stream of this Idempotency-Key.")
 
     async def settle(self) -> None:
-        """Delete the streams, or find out that they are recalled. Raises: StorageError."""
+        """Delete each of these streams, or add it to `recalled`. Raises: StorageError."""
         while self._unanswered:
             async with self._settling:
                 await self._settle_next()
@@ -51,7 +51,9 @@ class Openings:
         if stream_id is None:
             return
         epoch = self._members.epoch
-        found = await self._connection.run(SETTLE, self._connection.keys.of_owned(stream_id, epoch), epoch, stream_id)
+        found = await self._connection.run(
+            DELETE_UNANSWERED, self._connection.keys.of_owned(stream_id, epoch), epoch, stream_id
+        )
         del self._unanswered[stream_id]
         if found is not None:
             self.recalled[stream_id] = int(found)

@@ -10,8 +10,23 @@ import hashlib
 from typing import NamedTuple
 
 __all__ = [
-    "APPEND", "BURY", "COMPACT", "DELETE", "LOAD", "LOOK", "MISSING", "NEW_EPOCH", "OPEN", "OTHER_WRITER", "RECALL",
-    "RENEW", "SETTLE", "STOP", "TAKE", "Script", "script",
+    "APPEND",
+    "COMPACT",
+    "DECLARE_DEAD",
+    "DELETE",
+    "DELETE_UNANSWERED",
+    "LOAD",
+    "MISSING",
+    "NEW_EPOCH",
+    "OPEN",
+    "OTHER_WRITER",
+    "READ_LEASES",
+    "RECALL",
+    "RENEW",
+    "STOP",
+    "TAKE",
+    "Script",
+    "script",
 ]  # fmt: skip
 
 
@@ -136,7 +151,7 @@ return 1
 
 # Keys: `of_stream`, `owned` of this server. Arguments: epoch, stream id. Deletes a stream of this server that nobody
 # writes, or returns the epoch of the server that gave its id to a client.
-SETTLE = script("""
+DELETE_UNANSWERED = script("""
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'recalled')
 if has[1] == ARGV[1] then
   if has[2] then return has[2] end
@@ -169,9 +184,9 @@ redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[1])
 return redis.call('TIME')
 """)
 
-# Keys: `lease` of several servers. Returns what they are. One that would last for longer than it was given for is
-# shortened: Redis stores when it ends, and its clock was set back, or a replica was promoted whose clock is behind.
-LOOK = script("""
+# Keys: `lease` of several servers. Returns their values. Shortens a lease that would last longer than its duration.
+# This happens if Redis's clock was set back, or if a promoted replica's clock is behind.
+READ_LEASES = script("""
 local leases = {}
 for i, key in ipairs(KEYS) do
   leases[i] = redis.call('GET', key)
@@ -182,7 +197,7 @@ return leases
 """)
 
 # Keys: `lease`. Declares a server dead whose lease has run out. Returns 1 if it is dead.
-BURY = script("""
+DECLARE_DEAD = script("""
 local lease = redis.call('GET', KEYS[1])
 if lease and lease ~= 'dead' then return 0 end
 redis.call('SET', KEYS[1], 'dead')

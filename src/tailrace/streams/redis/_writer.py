@@ -209,7 +209,7 @@ class Writer:
         self._queues = {log: events for log, events in self._queues.items() if isinstance(log.producer, Ender)}
         self._give_up(error)
         for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
-            log.park()
+            log.release()
 
 
 async def _all(calls: Sequence[Awaitable[None]]) -> None:

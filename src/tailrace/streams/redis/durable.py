@@ -5,9 +5,9 @@ since. Otherwise this server applies what the others have appended, and the oper
 hold for all servers together. A read is an operation without changes: it is confirmed in the same way, and sees what
 any server has confirmed before. Operations that wait at the same time are decided together, and take one round trip.
 
-The log is replaced by a snapshot when it has become long. If Redis has lost entries that this server has applied, this
-server writes its state as a snapshot; if another server has appended other entries by then, the lost ones are gone. So
-after Redis did not answer, servers perform nothing for a moment, in which the one that has most can do so.
+A long log is replaced by a snapshot. If Redis has lost entries that this server has applied, it writes its state as a
+snapshot. It cannot do so if another server has appended other entries first; then the lost entries are gone. So after
+an error of Redis, all servers wait for `_WAIT_AFTER_ERROR_S`, so that the server with the newest state can write it.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ T = TypeVar("T")
 
 _RETRY_S = 0.05
 _TURN_S = 0.005  # between two tries while it is the turn of another server
-_DOUBT_S = 1.0  # after an error; longer than other servers take to find out what Redis has
-_PATIENCE = 3  # tries after which this server asks for a turn
+_WAIT_AFTER_ERROR_S = 1.0  # longer than other servers need to find out what Redis has lost
+_TRIES_BEFORE_TURN = 3  # tries after which this server asks for a turn
 _ERASE_S = 60.0  # after which deleted content is removed from the log
 _OPERATIONS = 128  # in one entry; they are decided without a pause
 _ENTRY_BYTES = 2**20
@@ -100,7 +100,7 @@ class SharedDurableStreams:
         self._is_loaded = False
         self._is_closing = False
         self._failing_since_s: float | None = None  # monotonic
-        self._doubt_until_s = 0.0  # monotonic; until then other servers may have what Redis has lost
+        self._wait_until_s = 0.0  # monotonic; until then other servers may have what Redis has lost
 
     # What a server does
 
@@ -143,7 +143,7 @@ class SharedDurableStreams:
 
     def on_failure(self) -> None:
         """Redis did not answer. It may come back with less than it had."""
-        self._doubt_until_s = time.monotonic() + _DOUBT_S
+        self._wait_until_s = time.monotonic() + _WAIT_AFTER_ERROR_S
         self._is_behind = self._is_loaded
         self._is_due.set()
 
@@ -241,7 +241,9 @@ class SharedDurableStreams:
             entry = self.log.entry(self._last_id, draft.records)
             if is_fresh and not entry.row:
                 break
-            answer = await self._append(entry, must_be_sure=bool(operations), asks_for_turn=num_tries >= _PATIENCE)
+            answer = await self._append(
+                entry, must_be_sure=bool(operations), asks_for_turn=num_tries >= _TRIES_BEFORE_TURN
+            )
             if answer is None:
                 is_fresh = False
                 continue
@@ -277,12 +279,12 @@ class SharedDurableStreams:
         return draft
 
     async def _append(self, entry: Entry, *, must_be_sure: bool, asks_for_turn: bool) -> Answer | None:
-        """Try to append until there is an answer, and until no other server may have what Redis has lost, if it
-        `must_be_sure`. Returns None if the state was replaced instead. Raises: StorageError, which leaves open whether
-        the entry was appended."""
+        """Append the entry; retry after errors. With `must_be_sure`, wait first until other servers have had time to
+        restore what Redis has lost. Returns None if the state was replaced. Raises: StorageError; then the entry may
+        have been appended."""
         was_sent = False
         while True:
-            only_looks = must_be_sure and time.monotonic() < self._doubt_until_s
+            only_looks = must_be_sure and time.monotonic() < self._wait_until_s
             sent = Entry(self._last_id) if only_looks else entry
             try:
                 answer = await self.log.append(self._last_id, sent, asks_for_turn=asks_for_turn)
@@ -304,9 +306,9 @@ class SharedDurableStreams:
             await asyncio.sleep(_RETRY_S)
 
     async def _write_again(self, last: EntryId) -> bool:
-        """The log, which ends with `last`, does not have the last entry of the state. Write it again if the log has
-        nothing else, and return True. Otherwise replace the state by that of the log. Raises: StorageError,
-        JournalDamaged."""
+        """Called if the log, which ends with `last`, lacks the last entry of this server. Returns True if the log has
+        no other new entries: this server then writes its state as a snapshot. Otherwise loads the state from the log
+        and returns False. Raises: StorageError, JournalDamaged."""
         if last == EntryId() or last in self._ids:
             if await self.log.replace(tuple(self._ids), snapshot(self._state), lost=last):
                 logger.warning("Redis had lost the last changes of durable streams. They are written again.")
@@ -319,7 +321,7 @@ class SharedDurableStreams:
     async def _wait_for_retry(self, error: StorageError) -> None:
         """Raises: the error, if Redis has been away for too long."""
         now_s = time.monotonic()
-        self._doubt_until_s = now_s + _DOUBT_S
+        self._wait_until_s = now_s + _WAIT_AFTER_ERROR_S
         if self._failing_since_s is None:
             self._failing_since_s = now_s
         if now_s - self._failing_since_s >= self._give_up_after_s:

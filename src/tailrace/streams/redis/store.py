@@ -150,7 +150,7 @@ class RedisLogStore:
                 self._writer.failed(error)
             raise
         if epoch != self.epoch:  # the others take it over
-            self._members.list_again(epoch)
+            self._members.list_former_epoch(epoch)
             raise StorageError("Other servers took the streams of this server over.")
         self._running[log.stream_id] = log
         return Lease(log, epoch)
@@ -242,7 +242,7 @@ class RedisLogStore:
         """Raises: StorageError if the end cannot be written, or its server is gone and no other takes over."""
         until_s = time.monotonic() + self._lease_s + 5
         with Reader(log, log.last_seq, at_end_only=True) as reader:
-            while log.end is None and not log.is_parked and self.write_error is None and time.monotonic() < until_s:
+            while log.end is None and not log.is_released and self.write_error is None and time.monotonic() < until_s:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(reader.wait(), 0.2)
         if log.end is None:
@@ -280,7 +280,7 @@ class RedisLogStore:
                 async for orphan in self._orphans.take(models):
                     await self._claims.keep(orphan.record)
                     if orphan.epoch != self.epoch:  # this server was declared dead meanwhile
-                        self._members.list_again(orphan.epoch)
+                        self._members.list_former_epoch(orphan.epoch)
                         continue
                     lease = Lease(self._mirrors.replace(orphan.record, orphan.events), self.epoch)
                     self._running[lease.stream_id] = lease.log
@@ -327,12 +327,12 @@ class RedisLogStore:
 
     async def _on_declared_dead(self) -> None:
         """Other servers take the streams of this one over. It begins again under a new epoch."""
-        self._lose_all()
+        self._release_all_streams()
         await self._members.rejoin()
-        self._lose_all()  # what began meanwhile
+        self._release_all_streams()  # what began meanwhile
         self._follow_inboxes()
 
-    def _lose_all(self) -> None:
+    def _release_all_streams(self) -> None:
         for log in list(self._running.values()):
             self._on_lease_lost(log)
         self._mirrors.give_up_all()
@@ -341,7 +341,7 @@ class RedisLogStore:
         if self._members.dead:
             self._orphaned.set()
         self._messages.keep_readers(self._members.alive)
-        if self._members.was_forgotten:
+        if self._members.was_missing:
             self._mirrors.join_again()
         self._durable.on_tick()
         self._is_due.set()
