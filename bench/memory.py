@@ -35,8 +35,8 @@ def measure(path: str, cache: str) -> None:
     """Load the model in this process, and answer once."""
     of = Path(path).stat().st_size
     from tailrace.engines import EngineSpec
+    from tailrace.engines.interface import Sequence
     from tailrace.engines.openvino.engine import OpenVINOEngine
-    from tailrace.engines.promise import Sequence
     from tailrace.types import Sampling
 
     say("library imported", of=of)

@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, fields
 import msgspec
 import pytest
 
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.engines.protocol import Submit, decode_to_worker, encode
 from tailrace.types import End, Failure, GenerateRequest, Grammar, Sampling, TextDelta, Usage
 

@@ -1,4 +1,4 @@
-"""The types that several rooms use: requests and events.
+"""The types that several packages use: requests and events.
 
 Requests are frozen dataclasses. Events are msgspec structs, because there is one for each token: a struct is created in
 a sixth of the time (0.08 instead of 0.5 microseconds). With `gc=False`, the garbage collector does not visit the

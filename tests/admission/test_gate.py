@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.streams.virtual_time import run as run_scenario
 
-from tailrace.admission import Gate, Ticket
+from tailrace.admission import Gate, QueueEntry
 from tailrace.errors import (
     AdmissionError,
     ContextLengthExceeded,
@@ -29,20 +29,20 @@ def new_gate(*, tokens: int = 100, sequences: int = 4, block: int = 1, max_reque
     return gate
 
 
-def enter(gate: Gate, started: list[str], name: str = "", *, tokens: int = 1, sequences: int = 1) -> Ticket:
-    ticket = Ticket(tokens, sequences, lambda: started.append(name))
-    gate.enter(ticket)
-    return ticket
+def enter(gate: Gate, started: list[str], name: str = "", *, tokens: int = 1, sequences: int = 1) -> QueueEntry:
+    entry = QueueEntry(tokens, sequences, lambda: started.append(name))
+    gate.enter(entry)
+    return entry
 
 
 class GateMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: list[Ticket] = []
-        self.running: list[Ticket] = []
-        self.started: list[Ticket] = []
-        self.expected: list[Ticket] = []
-        self.hasty: set[Ticket] = set()  # leave as soon as they are started
+        self.waiting: list[QueueEntry] = []
+        self.running: list[QueueEntry] = []
+        self.started: list[QueueEntry] = []
+        self.expected: list[QueueEntry] = []
+        self.hasty: set[QueueEntry] = set()  # leave as soon as they are started
         self.is_open = False
         self.refusal: type[TailraceError] | None = None
 
@@ -57,8 +57,8 @@ class GateMachine(RuleBasedStateMachine):
     def admit(self) -> None:
         """Requests start in order of arrival: the first one starts when it fits, and nothing overtakes it."""
         while self.is_open and self.waiting:
-            used_tokens = sum(ticket.num_tokens for ticket in self.running)
-            used_sequences = sum(ticket.num_sequences for ticket in self.running)
+            used_tokens = sum(entry.num_tokens for entry in self.running)
+            used_sequences = sum(entry.num_sequences for entry in self.running)
             first = self.waiting[0]
             if used_tokens + first.num_tokens > self.tokens or used_sequences + first.num_sequences > self.sequences:
                 return
@@ -97,30 +97,30 @@ class GateMachine(RuleBasedStateMachine):
         assert num_tokens == wanted
 
         def start() -> None:
-            self.started.append(ticket)
+            self.started.append(entry)
             if hasty:
-                self.gate.leave(ticket)
+                self.gate.leave(entry)
 
-        ticket = Ticket(num_tokens, sequences, start)
+        entry = QueueEntry(num_tokens, sequences, start)
         if hasty:
-            self.hasty.add(ticket)
-        self.waiting.append(ticket)
+            self.hasty.add(entry)
+        self.waiting.append(entry)
         self.admit()
-        self.gate.enter(ticket)
+        self.gate.enter(entry)
 
     @precondition(lambda self: self.running)
     @rule(pick=st.integers(0, 9))
     def leave_running(self, pick: int) -> None:
-        ticket = self.running.pop(pick % len(self.running))
+        entry = self.running.pop(pick % len(self.running))
         self.admit()
-        self.gate.leave(ticket)
+        self.gate.leave(entry)
 
     @precondition(lambda self: self.waiting)
     @rule(pick=st.integers(0, 9))
     def leave_waiting(self, pick: int) -> None:
-        ticket = self.waiting.pop(pick % len(self.waiting))
+        entry = self.waiting.pop(pick % len(self.waiting))
         self.admit()
-        self.gate.leave(ticket)
+        self.gate.leave(entry)
 
     @rule()
     def open(self) -> None:
@@ -150,10 +150,10 @@ class GateMachine(RuleBasedStateMachine):
         assert self.started == self.expected
         assert self.gate.num_running == len(self.running)
         assert self.gate.num_waiting == len(self.waiting)
-        assert sum(ticket.num_tokens for ticket in self.running) <= self.tokens
-        assert sum(ticket.num_sequences for ticket in self.running) <= self.sequences
-        assert all(ticket.admitted_s is None for ticket in self.waiting)
-        assert all(ticket.admitted_s is not None for ticket in self.started)
+        assert sum(entry.num_tokens for entry in self.running) <= self.tokens
+        assert sum(entry.num_sequences for entry in self.running) <= self.sequences
+        assert all(entry.admitted_s is None for entry in self.waiting)
+        assert all(entry.admitted_s is not None for entry in self.started)
         assert 1 <= self.gate.retry_after_s <= 30
         assert self.gate.is_draining == (self.refusal is Draining)
 
@@ -211,12 +211,12 @@ def test_many_requests_that_end_when_they_start() -> None:
 
     def start(number: int) -> None:
         started.append(number)
-        gate.leave(tickets[number])
+        gate.leave(entries[number])
 
-    tickets: list[Ticket] = []
+    entries: list[QueueEntry] = []
     for number in range(2_000):
-        tickets.append(Ticket(1, 1, lambda number=number: start(number)))  # type: ignore[misc]
-        gate.enter(tickets[-1])
+        entries.append(QueueEntry(1, 1, lambda number=number: start(number)))  # type: ignore[misc]
+        gate.enter(entries[-1])
     gate.open(capacity_tokens=1, capacity_sequences=1, block_tokens=1)
     assert started == list(range(2_000))
     assert (gate.num_running, gate.num_waiting) == (0, 0)
@@ -228,7 +228,7 @@ def test_the_gate_survives_a_failing_start() -> None:
 
     started: list[str] = []
     gate = new_gate(sequences=1)
-    broken = Ticket(1, 1, fail)
+    broken = QueueEntry(1, 1, fail)
     with pytest.raises(RuntimeError):
         gate.enter(broken)
     gate.leave(broken)
@@ -287,15 +287,15 @@ def test_the_refusal_names_both_counts() -> None:
 def test_running_and_queued_requests_share_one_limit() -> None:
     started: list[str] = []
     gate = new_gate(sequences=2, max_requests=3)
-    tickets = []
+    entries = []
     for name in "abc":
         gate.check(1, 1, 1)
-        tickets.append(enter(gate, started, name))
+        entries.append(enter(gate, started, name))
     assert started == ["a", "b"]
     with pytest.raises(QueueFull) as caught:
         gate.check(1, 1, 1)
     assert caught.value.status == 429
-    gate.leave(tickets[2])
+    gate.leave(entries[2])
     gate.check(1, 1, 1)
 
 
@@ -356,9 +356,9 @@ def test_retry_after_follows_the_duration_of_requests(
     started: list[str] = []
     gate = new_gate(sequences=1)
     for _ in range(40):
-        ticket = enter(gate, started)
+        entry = enter(gate, started)
         now_s += service_s
-        gate.leave(ticket)
+        gate.leave(entry)
     enter(gate, started)
     assert least <= gate.retry_after_s <= most
     alone = gate.retry_after_s
@@ -369,10 +369,10 @@ def test_retry_after_follows_the_duration_of_requests(
 # Callers who keep killing engines
 
 
-def slowed(gate: Gate, started: list[str], name: str) -> Ticket:
-    ticket = Ticket(1, 1, lambda: started.append(name), is_slowed=True)
-    gate.enter(ticket)
-    return ticket
+def slowed(gate: Gate, started: list[str], name: str) -> QueueEntry:
+    entry = QueueEntry(1, 1, lambda: started.append(name), is_slowed=True)
+    gate.enter(entry)
+    return entry
 
 
 def test_slowed_requests_start_one_at_a_time_and_are_overtaken() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.admission import Gate, Ticket
+from tailrace.admission import Gate, QueueEntry
 from tailrace.errors import QueueFull
 
 
@@ -19,19 +19,19 @@ class _Door:
         self.gate = Gate(max_requests=max_requests)
         self.gate.open(capacity_tokens=10**6, capacity_sequences=sequences, block_tokens=1)
         self.started: list[str] = []
-        self.running: list[Ticket] = []
+        self.running: list[QueueEntry] = []
 
-    def ask(self, owner: str, name: str = "") -> Ticket:
+    def ask(self, owner: str, name: str = "") -> QueueEntry:
         """Raises: QueueFull."""
         num_tokens = self.gate.check(1, 1, 1, owner=owner)
 
         def start() -> None:
             self.started.append(name or owner)
-            self.running.append(ticket)
+            self.running.append(entry)
 
-        ticket = Ticket(num_tokens, 1, start, owner=owner)
-        self.gate.enter(ticket)
-        return ticket
+        entry = QueueEntry(num_tokens, 1, start, owner=owner)
+        self.gate.enter(entry)
+        return entry
 
     def finish(self) -> None:
         """End the longest running request."""
@@ -80,12 +80,12 @@ def test_a_request_that_left_the_queue_has_no_turn() -> None:
 def test_the_number_ahead_counts_turns() -> None:
     door = _Door()
     door.ask("alice")
-    tickets = {f"{owner}{number}": door.ask(owner) for owner in ("alice", "bob") for number in range(3)}
-    assert {name: door.gate.num_ahead(ticket) for name, ticket in tickets.items()} == {
+    entries = {f"{owner}{number}": door.ask(owner) for owner in ("alice", "bob") for number in range(3)}
+    assert {name: door.gate.num_ahead(entry) for name, entry in entries.items()} == {
         "alice0": 0, "bob0": 1, "alice1": 2, "bob1": 3, "alice2": 4, "bob2": 5,
     }  # fmt: skip
     door.finish()
-    assert [door.gate.num_ahead(tickets[name]) for name in ("alice0", "bob0", "alice1", "bob1")] == [0, 0, 1, 2]
+    assert [door.gate.num_ahead(entries[name]) for name in ("alice0", "bob0", "alice1", "bob1")] == [0, 0, 1, 2]
 
 
 def test_a_full_gate_admits_other_owners_up_to_their_share() -> None:
@@ -129,8 +129,8 @@ def test_no_owner_has_two_turns_more_than_a_waiting_one(steps: list[tuple[str, b
         if must_finish and door.running:
             door.finish()
         else:
-            ticket = door.ask(owner)
-            if ticket.admitted_s is None:
+            entry = door.ask(owner)
+            if entry.admitted_s is None:
                 since.setdefault(owner, Counter())
         for name in door.started[before:]:
             since.pop(name, None)

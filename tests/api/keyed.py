@@ -99,7 +99,7 @@ async def serving_with_keys(directory: Path) -> AsyncIterator[House]:
         house = House(service, f"sqlite:///{directory / 'records.sqlite'}")
         recording = house.records.recording([service.generator], service.store, directory)
         async with recording, asyncio.TaskGroup() as group:
-            keeping = group.create_task(house.records.conversations.keep())
+            keeping = group.create_task(house.records.conversations.write_until_cancelled())
             try:
                 yield house
             finally:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.types import Sampling
 
 __all__ = ["RANK", "answer", "random_pairs", "save", "save_tensors"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.engines.promise import Sequence
+from tailrace.engines.interface import Sequence
 from tailrace.testing import CONTROL_TOKENS, scripted_token
 from tailrace.types import Sampling
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.engines.promise import Engine
+from tailrace.engines.interface import Engine
 from tailrace.testing import laws
 
 __all__ = ["ON_ITS_OWN", "SHARED_LAWS", "Shared"]

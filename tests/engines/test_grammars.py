@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.models import ModelCard
 from tailrace.types import Grammar, Sampling

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,

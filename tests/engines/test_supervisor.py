@@ -21,7 +21,7 @@ from tests.processes import wait_ended
 from tests.waiting import LONG_S, turn, until
 
 from tailrace.engines import EngineSpec, Supervisor
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.errors import EngineError, EngineLost, EngineStalled
 
 
@@ -131,7 +131,7 @@ def imposter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 _IMPOSTER = """
 import os, signal, socket, sys
-from tailrace.engines.promise import Capabilities, Delta
+from tailrace.engines.interface import Capabilities, Delta
 from tailrace.engines.protocol import *
 from tailrace.frames import FrameBuffer
 

@@ -17,7 +17,7 @@ import pytest
 from tests.engines.sequences import expected_ids, make_sequence
 from tests.waiting import LONG_S, until
 
-from tailrace.engines.promise import Delta
+from tailrace.engines.interface import Delta
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,

@@ -11,7 +11,7 @@ import msgspec
 
 from tailrace.admission import Gate
 from tailrace.engines import EngineSpec, Receiver, Supervisor
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.engines.scripted.engine import (
     CHAT_TEMPLATE,
     THINKING_TEMPLATE,

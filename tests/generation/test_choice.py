@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
-from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Delta, Sequence
+from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.engines.schedule import Schedule
 from tailrace.engines.scripted.engine import scripted_token
 from tailrace.errors import EngineLost

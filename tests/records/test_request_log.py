@@ -48,7 +48,7 @@ class _House:
         self._conversations = ConversationKeeper(
             lambda: ConversationStore(self.database), lambda: KeptStreams(self.database), lambda: False, _nothing
         )
-        self._conversations.attend([self.harness.generator], self.harness.store)
+        self._conversations.observe([self.harness.generator], self.harness.store)
 
     def store(self) -> RequestStore:
         if self.is_away:

@@ -27,7 +27,7 @@ async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> No
             records.recording([service.generator], service.store, tmp_path),
             asyncio.TaskGroup() as group,
         ):
-            keeping = group.create_task(records.conversations.keep())
+            keeping = group.create_task(records.conversations.write_until_cancelled())
             assert not is_recorded(service)
             await records.conversations.ask(lambda store: store.create("me"))
             assert is_recorded(service)

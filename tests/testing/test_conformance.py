@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from tailrace.engines import EngineSpec
-from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.testing import Law, ScriptedEngine, _harness, check_engine, laws
 from tailrace.testing.sampling_laws import sampling_laws

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from tailrace.engines.promise import Capabilities, Delta, Engine, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Engine, Sequence
 from tailrace.testing import Law
 from tailrace.testing.sampling_laws import sampling_laws
 from tailrace.types import FinishReason, Sampling

@@ -22,14 +22,14 @@ from tailrace.admission.queue import FairQueue
 from tailrace.errors import SHUTTING_DOWN, ContextLengthExceeded, Draining, EngineLost, QueueFull, RequestError
 from tailrace.types import ANONYMOUS
 
-__all__ = ["Gate", "Ticket"]
+__all__ = ["Gate", "QueueEntry"]
 
 _MAX_LOST_S = 300.0  # engine downtime that extends a request's time in the queue at most
 _MIN_WAIT_S = 0.25  # shortest extension of a request's time in the queue
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Ticket:
+class QueueEntry:
     """A request's slot. `start` is called once, when the request may run: inside `Gate.enter`, or later.
 
     `expire` is called when the request has waited for `queue_s`. Up to five minutes in which the engine is down, or
@@ -48,7 +48,7 @@ class Ticket:
 
 
 class Gate:
-    """Starts tickets while they fit into the budget.
+    """Starts entries while they fit into the budget.
 
     `max_requests` limits the running and queued requests together; with several owners, up to twice as many are
     possible. `open` and `shut` follow the engine. While the gate is shut nothing starts: new requests are queued, or
@@ -65,12 +65,12 @@ class Gate:
         self._is_open = False
         self.will_drain = False  # requests are still accepted, but no load balancer should send any
         self._refusal: EngineLost | Draining | None = None
-        self._waiting: FairQueue[Ticket] = FairQueue()
+        self._waiting: FairQueue[QueueEntry] = FairQueue()
         self._num_running = 0
         self._num_slots: Counter[str] = Counter()  # slots by owner: running, queued and `coming` requests
         self._is_admitting = False
         self._mean_service_s = 1.0
-        self._unsettled: Ticket | None = None  # the slowed ticket that runs but is not `settle`d yet
+        self._unsettled: QueueEntry | None = None  # the slowed entry that runs but is not `settle`d yet
         self._pause_timer: asyncio.TimerHandle | None = None
         self._lost_s: float | None = time.monotonic()  # since when the engine is down or replays; None if it is not
         self._total_lost_s = 0.0
@@ -129,9 +129,9 @@ class Gate:
             self._pause_timer.cancel()
         self._pause_timer = asyncio.get_running_loop().call_later(seconds, self._end_pause)
 
-    def settle(self, ticket: Ticket) -> None:
+    def settle(self, entry: QueueEntry) -> None:
         """This slowed request has produced tokens or has ended: let the next one start."""
-        if self._unsettled is ticket:
+        if self._unsettled is entry:
             self._unsettled = None
             self._admit()
 
@@ -192,46 +192,46 @@ class Gate:
         finally:
             self._release_slot(owner)
 
-    def enter(self, ticket: Ticket) -> None:
-        """Queue a ticket, and start it if it is its turn. Call `check` immediately before, without an await in
+    def enter(self, entry: QueueEntry) -> None:
+        """Queue a entry, and start it if it is its turn. Call `check` immediately before, without an await in
         between."""
-        self._waiting.append(ticket)
-        self._num_slots[ticket.owner] += 1
+        self._waiting.append(entry)
+        self._num_slots[entry.owner] += 1
         self._admit()
-        if ticket.admitted_s is None and ticket.expire is not None:
-            last_s = time.monotonic() + ticket.queue_s + _MAX_LOST_S
-            self._start_timer(ticket.queue_s, ticket, last_s)
+        if entry.admitted_s is None and entry.expire is not None:
+            last_s = time.monotonic() + entry.queue_s + _MAX_LOST_S
+            self._start_timer(entry.queue_s, entry, last_s)
 
-    def _start_timer(self, wait_s: float, ticket: Ticket, last_s: float) -> None:
-        ticket.timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer, ticket, self.total_lost_s, last_s)
+    def _start_timer(self, wait_s: float, entry: QueueEntry, last_s: float) -> None:
+        entry.timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer, entry, self.total_lost_s, last_s)
 
-    def _on_timer(self, ticket: Ticket, lost_s: float, last_s: float) -> None:
-        """Expire a ticket, or extend its wait by the engine's downtime since `total_lost_s` was `lost_s`. It expires at
+    def _on_timer(self, entry: QueueEntry, lost_s: float, last_s: float) -> None:
+        """Expire a entry, or extend its wait by the engine's downtime since `total_lost_s` was `lost_s`. It expires at
         `last_s` (monotonic) at the latest."""
         now_lost_s = self.total_lost_s
         left_s = min(max(_MIN_WAIT_S, now_lost_s - lost_s), last_s - time.monotonic())
         if now_lost_s > lost_s and left_s > 0:
-            self._start_timer(left_s, ticket, last_s)
-        elif ticket.expire is not None:
-            ticket.expire()
+            self._start_timer(left_s, entry, last_s)
+        elif entry.expire is not None:
+            entry.expire()
 
-    def num_ahead(self, ticket: Ticket) -> int:
-        """Return how many queued tickets have their turn before this one; 0 if it is not queued."""
-        return self._waiting.num_ahead(ticket) if ticket.admitted_s is None else 0
+    def num_ahead(self, entry: QueueEntry) -> int:
+        """Return how many queued entries have their turn before this one; 0 if it is not queued."""
+        return self._waiting.num_ahead(entry) if entry.admitted_s is None else 0
 
-    def leave(self, ticket: Ticket) -> None:
+    def leave(self, entry: QueueEntry) -> None:
         """Free the slot of a queued or running request."""
-        if ticket.timer is not None:
-            ticket.timer.cancel()
-        self._release_slot(ticket.owner)
-        if ticket.admitted_s is None:
-            self._waiting.remove(ticket)
+        if entry.timer is not None:
+            entry.timer.cancel()
+        self._release_slot(entry.owner)
+        if entry.admitted_s is None:
+            self._waiting.remove(entry)
         else:
-            self.used_tokens -= ticket.num_tokens
-            self.used_sequences -= ticket.num_sequences
+            self.used_tokens -= entry.num_tokens
+            self.used_sequences -= entry.num_sequences
             self._num_running -= 1
-            self._mean_service_s += 0.1 * (time.monotonic() - ticket.admitted_s - self._mean_service_s)
-        if self._unsettled is ticket:
+            self._mean_service_s += 0.1 * (time.monotonic() - entry.admitted_s - self._mean_service_s)
+        if self._unsettled is entry:
             self._unsettled = None
         self._admit()
 
@@ -242,33 +242,33 @@ class Gate:
         return min(30.0, max(1.0, self._mean_service_s * share))
 
     def _admit(self) -> None:
-        if self._is_admitting:  # called by a ticket that ended in `start`; the outer loop continues
+        if self._is_admitting:  # called by a entry that ended in `start`; the outer loop continues
             return
         self._is_admitting = True
         try:
-            while self._is_open and (ticket := self._next()) is not None:
-                if self.used_tokens + ticket.num_tokens > self.capacity_tokens:
+            while self._is_open and (entry := self._next()) is not None:
+                if self.used_tokens + entry.num_tokens > self.capacity_tokens:
                     break
-                if self.used_sequences + ticket.num_sequences > self._capacity_sequences:
+                if self.used_sequences + entry.num_sequences > self._capacity_sequences:
                     break
-                self._waiting.take(ticket)
-                self.used_tokens += ticket.num_tokens
-                self.used_sequences += ticket.num_sequences
+                self._waiting.take(entry)
+                self.used_tokens += entry.num_tokens
+                self.used_sequences += entry.num_sequences
                 self._num_running += 1
-                ticket.admitted_s = time.monotonic()
-                if ticket.timer is not None:
-                    ticket.timer.cancel()
-                if ticket.is_slowed:
-                    self._unsettled = ticket
-                ticket.start()
+                entry.admitted_s = time.monotonic()
+                if entry.timer is not None:
+                    entry.timer.cancel()
+                if entry.is_slowed:
+                    self._unsettled = entry
+                entry.start()
         finally:
             self._is_admitting = False
 
-    def _next(self) -> Ticket | None:
-        """Return the first queued ticket that may start now."""
+    def _next(self) -> QueueEntry | None:
+        """Return the first queued entry that may start now."""
         is_paused = self._pause_timer is not None and self._num_running > 0  # a pause only protects running streams
         may_slowed_begin = self._unsettled is None and not is_paused
-        return next((ticket for ticket in self._waiting if may_slowed_begin or not ticket.is_slowed), None)
+        return next((entry for entry in self._waiting if may_slowed_begin or not entry.is_slowed), None)
 
     def _release_slot(self, owner: str) -> None:
         self._num_slots[owner] -= 1

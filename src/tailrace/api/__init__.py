@@ -1,4 +1,4 @@
 """The server: routes over the dialects, health, metrics, pages, lifecycle.
 
-The room's law: it never runs model code.
+Rule: it never runs model code.
 """

@@ -168,7 +168,7 @@ async def open_server(
                 data_path=data_path,
                 cache_path=cache_path,
                 more=more,
-                on_loaded=lambda models: records.conversations.attend(
+                on_loaded=lambda models: records.conversations.observe(
                     [served.generator for served in models], models.first.generator.store
                 ),
             ) as service,

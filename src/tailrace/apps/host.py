@@ -65,7 +65,7 @@ async def host(
         stack.enter_context(open_audit_log(settings))
         records = await stack.enter_async_context(open_records(settings))
         streams = await stack.enter_async_context(open_app_streams(settings, data_path))
-        records.conversations.attend([], streams.store)
+        records.conversations.observe([], streams.store)
         await stack.enter_async_context(records.recording([], streams.store, data_path))
         front = Front(settings, streams, records)
         app = let_origins_read(Edge(front, settings, records.keyring, public=PUBLIC), settings)

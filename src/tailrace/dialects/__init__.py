@@ -1,6 +1,6 @@
 """Dialects: each wire translates between its bytes and tailrace's types.
 
-The room's law: no await, no clock, no state shared between streams. A wire is a table of operations (`wire.py`):
+Rule: no await, no clock, no state shared between streams. A wire is a table of operations (`wire.py`):
 `parse` turns a request into a `GenerateCall`, the call's `View` opens an encoder for one stream, and the encoder turns
 events into bytes. The tests' golden files have the exact bytes. The server serves the wires in `WIRES`, and those of
 other packages under the entry point `tailrace.wires`. This module exports what their authors need (docs/extending.md).

@@ -1,12 +1,13 @@
 """Engines, one folder for each library, and the worker process that runs an engine.
 
-Rule of this room: an engine library is imported only in its own folder, and only in the worker process. The worker
+Rule: an engine library is imported only in its own folder, and only in the worker process. The worker
 sends the server one frame per step (`protocol`). `supervisor` runs in the server, `worker` in the worker process.
 Authors of engines need `Engine`, `Capabilities`, `Sequence`, `Delta`, `EngineSpec` and `Kind` (docs/extending.md).
 """
 
 from __future__ import annotations
 
+from tailrace.engines.interface import Capabilities, Delta, Engine, RestartNeeded, Sequence
 from tailrace.engines.kinds import (
     ENGINES_GROUP,
     KINDS,
@@ -18,7 +19,6 @@ from tailrace.engines.kinds import (
     find_kind,
     load_engine,
 )
-from tailrace.engines.promise import Capabilities, Delta, Engine, RestartNeeded, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.supervisor import Supervisor
 from tailrace.engines.worker_process import Receiver

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from tailrace.engines.interface import Engine
 from tailrace.engines.openvino import facts as openvino
-from tailrace.engines.promise import Engine
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard

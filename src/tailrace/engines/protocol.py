@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Sequence
 from tailrace.frames import framed
 
 __all__ = [

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tailrace.engines.interface import Capabilities, Sequence
 from tailrace.engines.kinds import all_kinds
-from tailrace.engines.promise import Capabilities, Sequence
 from tailrace.engines.protocol import Abort, EngineSpec, Submit
 from tailrace.engines.worker_process import Receiver, WorkerProcess
 from tailrace.errors import EngineError, EngineLost, EngineStalled

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from tailrace.child import begin_child, end_family_with_me
 from tailrace.engines import load_engine
 from tailrace.engines.huge_pages import move_to_huge_pages
+from tailrace.engines.interface import Delta, Engine, RestartNeeded
 from tailrace.engines.kinds import find_kind
-from tailrace.engines.promise import Delta, Engine, RestartNeeded
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,

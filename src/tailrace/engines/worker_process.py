@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import msgspec
 
 from tailrace.child import how_it_ended
-from tailrace.engines.promise import Capabilities, Delta
+from tailrace.engines.interface import Capabilities, Delta
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     EngineSpec,

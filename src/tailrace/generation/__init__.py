@@ -1,6 +1,6 @@
 """Generation: from a request to the events of its stream.
 
-The room's law: a request is refused before its stream exists; later failures are events of the stream. There is one
+Rule: a request is refused before its stream exists; later failures are events of the stream. There is one
 path: text becomes ids, waits in the queue, runs as sequences on the engine, becomes text again, and goes into a log.
 Answers without streaming take the same path.
 """

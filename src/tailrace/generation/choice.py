@@ -9,7 +9,7 @@ from enum import Enum, auto
 from itertools import accumulate
 from typing import Literal
 
-from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Delta, Sequence
+from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.engines.schedule import Schedule
 from tailrace.errors import Diverged, EngineError, EngineLost, RequestRefused, SequenceFailed, TailraceError
 from tailrace.text import Detokenizer, ReasoningSplitter, StopMatcher, Tokenizer, ToolCallReader

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tailrace.engines import Receiver
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.errors import Diverged, EngineError, EngineLost, JournalDamaged, LeaseLost, TailraceError
 from tailrace.generation.blame import Culprit
 from tailrace.generation.choice import Choice, Problem

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from tailrace.admission import Gate
 from tailrace.engines import Supervisor
 from tailrace.engines.grammars.check import GrammarCheck
-from tailrace.engines.promise import Sequence
+from tailrace.engines.interface import Sequence
 from tailrace.errors import (
     ContextLengthExceeded,
     EngineLost,
@@ -34,7 +34,7 @@ from tailrace.types import Allowance, GenerateRequest, Sampling, means_any_model
 __all__ = ["Generator", "Limits"]
 
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
-# Parameters that this room implements for every engine.
+# Parameters that tailrace implements for every engine.
 _COMMON_PARAMETERS = frozenset({"max_tokens", "seed", "stop", "include_stop", "single_call", "n"})
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tailrace.admission import Gate, Ticket
+from tailrace.admission import Gate, QueueEntry
 from tailrace.errors import Interrupted, LeaseLost, QueueTimeout, TailraceError
 from tailrace.generation.engine_side import EngineSide
 from tailrace.types import End, Failure, Status, Usage
@@ -26,7 +26,7 @@ class Run(EngineSide):
 
     gate: Gate
     on_end: Callable[[Run], None]
-    _ticket: Ticket | None = field(init=False, default=None)
+    _entry: QueueEntry | None = field(init=False, default=None)
     _linger_timer: asyncio.TimerHandle | None = field(init=False, default=None)
 
     @property
@@ -45,17 +45,17 @@ class Run(EngineSide):
         """queued, running, or the status of the terminal event when it can be read."""
         if self.log.end is not None:
             return self.log.end.status
-        return "running" if self._ticket is not None and self._ticket.admitted_s is not None else "queued"
+        return "running" if self._entry is not None and self._entry.admitted_s is not None else "queued"
 
     @property
     def num_ahead(self) -> int:
         """How many requests have their turn before it; 0 when it is admitted."""
-        return self.gate.num_ahead(self._ticket) if self._ticket is not None else 0
+        return self.gate.num_ahead(self._entry) if self._entry is not None else 0
 
     def enter(self, num_tokens: int, *, queue_s: float, is_slowed: bool = False) -> None:
-        """Queue this run for at most `queue_s`, counted as in `Ticket`."""
+        """Queue this run for at most `queue_s`, counted as in `QueueEntry`."""
         self.times.entered_s = time.monotonic()
-        self._ticket = Ticket(
+        self._entry = QueueEntry(
             num_tokens,
             len(self.choices),
             self._start,
@@ -65,7 +65,7 @@ class Run(EngineSide):
             expire=self._expire,
         )
         self.is_watched = is_slowed
-        self.gate.enter(self._ticket)
+        self.gate.enter(self._entry)
         # Its client does not read yet. If no reader ever comes, `unread` is never called.
         if self.end is None and not self.log.num_readers:
             wait_s = self.record.linger_s or _FIRST_READER_S
@@ -145,8 +145,8 @@ class Run(EngineSide):
         self.on_end(self)
 
     def _on_settled(self) -> None:
-        if self._ticket is not None:
-            self.gate.settle(self._ticket)
+        if self._entry is not None:
+            self.gate.settle(self._entry)
 
     def _end_if_complete(self) -> None:
         if all(choice.is_complete for choice in self.choices):
@@ -172,8 +172,8 @@ class Run(EngineSide):
 
     def _release(self) -> None:
         """Free the slot, if the end has not freed it already."""
-        ticket, self._ticket = self._ticket, None
-        if ticket is not None:
-            self.gate.leave(ticket)
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self.gate.leave(entry)
         if self.was_suspended:
             self.rescuer.on_released(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.errors import EngineError, EngineLost
 from tailrace.generation.blame import Culprit
 from tailrace.generation.engine_side import EngineSide, SequenceRunner

@@ -29,8 +29,8 @@ from tailrace.access.audit import note_refusal
 from tailrace.access.keyring import Keyring
 from tailrace.access.principal import PRINCIPAL, Principal, principal_of
 from tailrace.access.quotas import LIMIT_HEADERS
+from tailrace.access.requests_in_progress import RequestsInProgress
 from tailrace.access.sessions import is_own_origin
-from tailrace.access.visits import Visits
 from tailrace.dialects import Wire, native
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.errors import Forbidden, MethodNotAllowed, NotFound, TailraceError, Unauthenticated
@@ -70,8 +70,8 @@ class Edge:
         self._keyring = keyring or Keyring()
         self._public = frozenset(path for path in public if not path.endswith("/") or path == "/")
         self._public_below = tuple(path for path in public if path.endswith("/") and path != "/")
-        self._visits = Visits()
-        self._keyring.on_revoked(self._visits.end)
+        self._requests = RequestsInProgress()
+        self._keyring.on_revoked(self._requests.cancel_soon)
         self._allows_any_host, self._hosts = _names(settings.allowed_hosts)
         self._allows_any_origin, self._origins = _names(settings.allowed_origins)
         self._hosts |= {"localhost", settings.host.lower(), socket.gethostname().lower()}
@@ -102,12 +102,12 @@ class Edge:
         try:
             self._check(headers)
             principal = scope[PRINCIPAL] = self._principal(scope, headers)
-            with self._visits.of(principal.key_id):
+            with self._requests.register(principal.key_id):
                 await self._app(scope, receive, send_with_id)
         except ConnectionError:
             return  # the client has disconnected
         except asyncio.CancelledError:
-            if not self._visits.was_ended():
+            if not self._requests.was_cancelled():
                 raise
             if scope["type"] == "websocket" and has_begun:
                 await send({"type": "websocket.close", "code": 1008, "reason": "The key was revoked."})

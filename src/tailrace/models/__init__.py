@@ -1,6 +1,6 @@
 """Finds or downloads a model by the name that a user types, and reads its card.
 
-Loads no weights. `resolve` is the only entry point. The room prints nothing: it reports to a `Progress`. Every failure
+Loads no weights. `resolve` is the only entry point. It prints nothing: it reports to a `Progress`. Every failure
 is a `ModelError` whose message says what happened and what to do.
 """
 

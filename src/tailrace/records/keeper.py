@@ -107,13 +107,13 @@ class ConversationKeeper(Observer):
 
     # Start, writing, shutdown
 
-    def attend(self, generators: Sequence[Generator], store: LogStore) -> None:
+    def observe(self, generators: Sequence[Generator], store: LogStore) -> None:
         """Observe all streams of these generators from now on. Streams are read from `store`."""
         self._streams = store
         for generator in generators:
             generator.observers.add(self)
 
-    def take_up(self, running: Iterable[Record], *, has_past: bool) -> None:
+    def queue_earlier_streams(self, running: Iterable[Record], *, has_past: bool) -> None:
         """Queue the streams of an earlier process for writing. `running` are those that continue. With `has_past`, also
         check answers in the database that were in progress when the server stopped."""
         if self._streams is None:
@@ -123,7 +123,7 @@ class ConversationKeeper(Observer):
         if has_past:
             self._queue.put_nowait(("", ""))
 
-    async def keep(self) -> None:
+    async def write_until_cancelled(self) -> None:
         """Write the queued streams until cancelled."""
         while True:
             wanted = await self._queue.get()

@@ -177,7 +177,7 @@ class Records:
         Raises: ModelError if the rows of an earlier server cannot be taken over.
         """
         running = [run.record for generator in generators for run in generator.live]
-        self.conversations.take_up(running, has_past=not self.is_absent())
+        self.conversations.queue_earlier_streams(running, has_past=not self.is_absent())
         self._recorded = generators, store, data_path
         if self._database is not None:
             try:
@@ -287,7 +287,7 @@ async def open_records(settings: Settings) -> AsyncIterator[Records]:
         async with asyncio.TaskGroup() as group:
             tasks = [
                 group.create_task(records.follow_keys()),
-                group.create_task(records.conversations.keep()),
+                group.create_task(records.conversations.write_until_cancelled()),
             ]
             try:
                 yield records

@@ -1,6 +1,6 @@
 """Write your own streaming deployment: `from tailrace import serve` replaces `from ray import serve`.
 
-Rule of this room: this code runs in the user's process, beside the user's code, and never touches client connections.
+Rule: this code runs in the user's process, beside the user's code, and never touches client connections.
 `tailrace.apps` starts such processes and passes requests to them.
 """
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tailrace.engines.promise import Capabilities, Delta, Engine, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Engine, Sequence
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.types import Sampling
 

@@ -34,7 +34,7 @@ import time
 from collections.abc import Callable
 
 from tailrace.child import resident_bytes
-from tailrace.engines.promise import Engine
+from tailrace.engines.interface import Engine
 from tailrace.errors import SequenceFailed
 from tailrace.testing._harness import EngineHarness, Law, require
 from tailrace.testing.sampling_laws import grammar_laws, sampling_laws

@@ -14,7 +14,7 @@ import pytest
 from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import ModelCard
 from tailrace.testing import Law, laws

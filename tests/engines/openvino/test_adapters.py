@@ -12,9 +12,9 @@ from tests.engines.lora import random_pairs, save
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.adapters import read_adapter
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.engines.openvino.adapters import named_layers, write_adapted
 from tailrace.engines.openvino.merging import linear_layers
-from tailrace.engines.promise import Delta, Sequence
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, models_path
 from tailrace.types import Sampling

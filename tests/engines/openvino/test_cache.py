@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.types import Sampling
 
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first

@@ -11,7 +11,7 @@ from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.models import ModelCard
 from tailrace.testing import Law, laws
 from tailrace.types import Grammar, Sampling

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
+from tailrace.engines.interface import RestartNeeded
 from tailrace.engines.openvino import memory as openvino_memory
 from tailrace.engines.openvino.memory import GrammarMemory
-from tailrace.engines.promise import RestartNeeded
 
 MIB = 2**20
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tailrace.engines import load_engine
-from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.types import Sampling

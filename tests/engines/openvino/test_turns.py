@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tailrace.engines.interface import Sequence
 from tailrace.engines.openvino import turns as openvino_turns
 from tailrace.engines.openvino.turns import Turns
-from tailrace.engines.promise import Sequence
 from tailrace.engines.schedule import Schedule
 from tailrace.types import Grammar, Sampling
 

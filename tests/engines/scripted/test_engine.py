@@ -10,7 +10,7 @@ from tests.engines.sequences import control_id, expected_ids, make_sequence
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.engines.scripted.engine import EOS_ID, TEXTS, recited_tokens, tokenizer_json
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.testing import ScriptedEngine, scripted_token

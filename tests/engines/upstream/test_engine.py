@@ -27,7 +27,7 @@ from tests.engines.fake_upstream import (
 from tests.waiting import LONG_S
 
 from tailrace.engines import EngineSpec
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence
 from tailrace.engines.upstream.engine import UpstreamEngine
 from tailrace.engines.upstream.requests import PARAMETERS, make_request
 from tailrace.errors import ModelError, SequenceFailed

@@ -20,7 +20,7 @@ from tests.waiting import LONG_S
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, Supervisor, load_engine
-from tailrace.engines.promise import Sequence
+from tailrace.engines.interface import Sequence
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.testing import Law
 from tailrace.types import Grammar, Sampling

@@ -36,6 +36,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace.engines.interface import Capabilities, Delta, Sequence
 from tailrace.engines.llamacpp.grammars import GrammarFollower
 from tailrace.engines.llamacpp.model import (
     VERSION,
@@ -48,7 +49,6 @@ from tailrace.engines.llamacpp.model import (
 )
 from tailrace.engines.llamacpp.sampling import PARAMETERS, SPARE_TOKENS, request_body
 from tailrace.engines.llamacpp.wire import Exchange
-from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
 from tailrace.types import FinishReason

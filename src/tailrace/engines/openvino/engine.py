@@ -38,12 +38,12 @@ import openvino as ov
 import openvino_genai as genai
 
 from tailrace.engines.grammars.automata import GrammarError
+from tailrace.engines.interface import Capabilities, Delta, Sequence
 from tailrace.engines.openvino.memory import GrammarMemory, release_mapped
 from tailrace.engines.openvino.model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline
 from tailrace.engines.openvino.prompts import Prompts
 from tailrace.engines.openvino.sampling import PARAMETERS, library_config
 from tailrace.engines.openvino.turns import Turns
-from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.schedule import Schedule
 from tailrace.errors import ModelError, SequenceFailed

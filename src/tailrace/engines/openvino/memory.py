@@ -11,7 +11,7 @@ import ctypes
 import mmap
 from pathlib import Path
 
-from tailrace.engines.promise import RestartNeeded
+from tailrace.engines.interface import RestartNeeded
 
 __all__ = ["GrammarMemory", "release_mapped"]
 

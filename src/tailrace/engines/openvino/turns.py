@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 
-from tailrace.engines.promise import Sequence
+from tailrace.engines.interface import Sequence
 from tailrace.types import Grammar
 
 __all__ = ["Turns"]

@@ -22,7 +22,7 @@ import time
 import zlib
 from functools import lru_cache
 
-from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scripted.texts import PIECES, TEXTS, cut
 from tailrace.errors import ModelError, SequenceFailed

@@ -26,7 +26,7 @@ import transformers
 from transformers.utils import logging as library_logging
 
 from tailrace.engines.adapters import read_adapter
-from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.transformers.adapters import merge
 from tailrace.engines.transformers.batches import BLOCK_TOKENS, Paged, Sequential

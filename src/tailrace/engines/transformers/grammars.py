@@ -9,7 +9,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from tailrace.engines.grammars.guidance import to_guidance
-from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX
+from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX
 from tailrace.errors import SequenceFailed
 from tailrace.reasons import in_one_line
 from tailrace.types import Grammar

@@ -11,7 +11,7 @@ from collections import Counter
 
 import torch
 
-from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Delta, Sequence
+from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.engines.transformers.grammars import Constraint
 from tailrace.types import FinishReason, Sampling, TopLogprobs
 

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 
 from tailrace.engines.inner_loop import InnerLoop
-from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.upstream.answers import Timeouts, follow, new_client
 from tailrace.engines.upstream.decoders import AnswerEvent, UpstreamError

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.engines.promise import Sequence
+from tailrace.engines.interface import Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.models.upstream import Address
 from tailrace.text.packed import CHAT_ID, PackedChat, unpack

@@ -34,7 +34,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from tailrace.engines.adapters import Adapter, read_adapter
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.engines.inner_loop import InnerLoop
-from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Capabilities, Delta, Sequence
+from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
 from tailrace.engines.vllm.adapters import RANKS, write_adapter

@@ -1,6 +1,6 @@
 """Measures the server's overhead over the engine, and the capacity of the server alone.
 
-Rule of this room: both sides of a comparison alternate in one run on one machine, and the result is a ratio of medians.
+Rule: both sides of a comparison alternate in one run on one machine, and the result is a ratio of medians.
 A server imports nothing from here.
 """
 

@@ -101,7 +101,7 @@ def _listening_url(stderr: IO[str]) -> str:
 
 @contextmanager
 def _child(module: str, *arguments: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """Run a module of this room as a process; yields its stdin and stdout. Killed after an exception in the block."""
+    """Run a module of this package as a process; yields its stdin and stdout. An exception in the block kills it."""
     command = [sys.executable, "-m", module, *arguments]
     # Its own session: Ctrl-C on the terminal goes only to this process.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:

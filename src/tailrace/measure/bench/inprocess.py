@@ -13,7 +13,7 @@ import msgspec
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.huge_pages import move_to_huge_pages
-from tailrace.engines.promise import Engine, Sequence
+from tailrace.engines.interface import Engine, Sequence
 from tailrace.measure.bench.load import Round, Timeline
 from tailrace.types import Sampling
 

@@ -1,6 +1,6 @@
 """Measures how exactly an engine repeats its answers after its worker was killed.
 
-Rule of this room: a kill is a SIGKILL of a real worker process, and only delivered ids are compared. A server imports
+Rule: a kill is a SIGKILL of a real worker process, and only delivered ids are compared. A server imports
 nothing from here. The result has the format of `tailrace.engines.certificate`.
 """
 

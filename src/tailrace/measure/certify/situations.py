@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal, TypeAlias
 
-from tailrace.engines.promise import Capabilities
+from tailrace.engines.interface import Capabilities
 from tailrace.measure.certify.prompts import PromptMaker
 from tailrace.types import Grammar, Sampling
 

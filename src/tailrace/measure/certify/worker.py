@@ -13,7 +13,7 @@ from itertools import count
 from random import Random
 
 from tailrace.engines import EngineSpec, Supervisor
-from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Sequence
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import EngineError, EngineLost, ModelError
 from tailrace.measure.certify.situations import Company

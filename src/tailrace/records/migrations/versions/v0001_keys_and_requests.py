@@ -1,4 +1,4 @@
-"""Keys, and one row a request."""
+"""Adds the tables of keys and requests."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""Quotas of keys and owners; what was used, by the day."""
+"""Adds quotas of keys and owners, and usage per day."""
 
 import sqlalchemy as sa
 from alembic import op

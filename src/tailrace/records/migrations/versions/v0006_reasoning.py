@@ -1,4 +1,4 @@
-"""What a model thought before its answer is kept beside it."""
+"""Adds the column `reasoning` to conversation items."""
 
 import sqlalchemy as sa
 from alembic import op

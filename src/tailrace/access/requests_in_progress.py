@@ -9,22 +9,22 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
-__all__ = ["Visits"]
+__all__ = ["RequestsInProgress"]
 
 # Streams of a revoked key end at once, with an error in the form of their wire. Requests that are still open after this
 # time are cancelled.
 _CANCEL_DELAY_S = 0.3
 
 
-class Visits:
-    """Tasks that answer requests. They are cancelled a moment after their key was revoked."""
+class RequestsInProgress:
+    """The tasks that answer requests, by key. They are cancelled shortly after their key is revoked."""
 
     def __init__(self) -> None:
         self._open: defaultdict[str, set[asyncio.Task[Any]]] = defaultdict(set)  # Any: of any result
-        self._ended: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self._cancelled: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     @contextmanager
-    def of(self, key_id: str) -> Iterator[None]:
+    def register(self, key_id: str) -> Iterator[None]:
         """Register the running task under a key for the time of the block; "" is no key."""
         task = asyncio.current_task()
         if not key_id or task is None:
@@ -38,19 +38,19 @@ class Visits:
             if not self._open[key_id]:
                 del self._open[key_id]
 
-    def end(self, key_id: str) -> None:
-        """Cancel the requests of a key, after a moment."""
+    def cancel_soon(self, key_id: str) -> None:
+        """Cancel the requests of a key in a moment."""
         asyncio.get_running_loop().call_later(_CANCEL_DELAY_S, self._cancel, key_id)
 
-    def was_ended(self) -> bool:
+    def was_cancelled(self) -> bool:
         """Return whether the running task was cancelled because of its key, and clear the cancellation."""
         task = asyncio.current_task()
-        if task is None or task not in self._ended:
+        if task is None or task not in self._cancelled:
             return False
         task.uncancel()
         return True
 
     def _cancel(self, key_id: str) -> None:
         for task in self._open.get(key_id, ()):
-            self._ended.add(task)
+            self._cancelled.add(task)
             task.cancel("its key was revoked")
