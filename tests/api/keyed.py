@@ -97,6 +97,7 @@ async def serving_with_keys(directory: Path) -> AsyncIterator[House]:
     settings = Settings(kv_tokens=4_000_000, load_s=60.0)
     async with start_service(source, settings, data_path=directory) as service:
         house = House(service, f"sqlite:///{directory / 'records.sqlite'}")
+        house.records.conversations.observe([service.generator], service.store)
         recording = house.records.recording([service.generator], service.store, directory)
         async with recording, asyncio.TaskGroup() as group:
             keeping = group.create_task(house.records.conversations.write_until_cancelled())

@@ -84,6 +84,7 @@ def test_without_a_database(tmp_path: Path, why: str) -> None:
         (tmp_path / "key").write_text("k" * 40)
         flags = ("--journal-key-file", str(tmp_path / "key"))
     with _serving(tmp_path, *flags, has_database=why == "sealed") as (server, client):
+        assert server.http.get("/v1/usage").json()["data"] == []
         response = client.responses.create(model="scripted", input="kanarienvogel", max_output_tokens=_COUNT)
         _wait_expired(server, response.id)
         assert server.http.get(f"/v1/responses/{response.id}").status_code == 410

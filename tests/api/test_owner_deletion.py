@@ -23,6 +23,8 @@ async def _live(house: House, token: str) -> str:
         answer = await client.post("/v1/chat/completions", json={**_CHAT, "conversation": conversation})
         assert answer.status_code == 200, answer.text
         assert (await client.post("/v1/chat/completions", json={"model": "nobody", **_CHAT})).status_code < 500
+        answer = await client.post("/v1/responses", json={"input": "Hi.", "max_output_tokens": 3})
+        assert answer.status_code == 200, answer.text
         made = await client.put("/v1/durable/notes", headers={"content-type": "text/plain"}, content=b"kept")
         assert made.status_code == 201, made.text
         body = {"prompt": "Long.", "max_tokens": 60_000, "on_disconnect": "detach"}
@@ -46,13 +48,14 @@ async def test_all_data_of_the_owner_is_deleted_and_no_other(tmp_path: Path) -> 
         tokens = {owner: house.key(owner) for owner in ("alice", "bob")}
         house.records.keys().limit_owner("alice", Quota(requests_per_month=1000))
         streams = {owner: await _live(house, token) for owner, token in tokens.items()}
-        await wait_until(lambda: "requests" in _rows_with(tmp_path, "bob"))
+        await wait_until(lambda: {"requests", "kept_streams"} <= _rows_with(tmp_path, "bob").keys())
         before = _rows_with(tmp_path, "bob")
         async with house.client(house.key("root", scopes=("admin",))) as admin:
             answer = await admin.delete("/v1/admin/owners/alice")
             assert answer.status_code == 200, answer.text
             deleted = answer.json()["deleted"]
             assert deleted["keys"] == deleted["conversations"] == deleted["durable_streams"] == 1
+            assert deleted["responses"] == 1
             assert deleted["streams"] >= 2
             assert deleted["requests"] >= 2
             again = await admin.delete("/v1/admin/owners/alice")
@@ -66,6 +69,10 @@ async def test_all_data_of_the_owner_is_deleted_and_no_other(tmp_path: Path) -> 
             assert (await bob.get("/v1/durable/notes")).content == b"kept"
         assert _rows_with(tmp_path, "bob").items() >= before.items()
         assert await house.service.store.streams_of("alice") == []
+        async with house.client(house.key("alice")) as successor:  # the limits were those of the former alice
+            answer = await successor.post("/v1/completions", json={"prompt": "Hi.", "max_tokens": 1})
+            assert answer.status_code == 200
+            assert "ratelimit" not in answer.headers
 
 
 @pytest.mark.parametrize("owner", ["anonymous", "a b", "root"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from http.cookies import SimpleCookie
 from pathlib import Path
@@ -152,6 +153,17 @@ async def test_signing_out_ends_it_everywhere(house: House) -> None:
     assert successor.keyring.sessions.find(cookie.partition("=")[2], 0.0) is None
     assert successor.keyring.sessions.find(other.partition("=")[2], 0.0) is not None
     successor.close()
+
+
+async def test_ended_sessions_are_deleted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    token = house.key("alice")
+    for _ in range(103):
+        await _sign_in(house, token)
+    assert len(house.records.keys().changed_since(0).sessions) == 103
+    now_s = time.time()
+    monkeypatch.setattr("tailrace.records.sessions.time.time", lambda: now_s + 61)
+    await _sign_in(house, token)
+    assert len(house.records.keys().changed_since(0).sessions) == 101
 
 
 async def test_a_key_has_a_limited_number_of_sessions(house: House) -> None:

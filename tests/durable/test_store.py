@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 
 import msgspec
 import pytest
@@ -92,3 +93,15 @@ def test_operations_that_the_journal_refuses_have_no_effect() -> None:
     with pytest.raises(StorageError):
         store.delete(b"a")
     assert state(store) == before
+
+
+def test_a_long_chain_of_forks_is_deleted() -> None:
+    store = DurableStore(budget_bytes=10_000_000)
+    keys = [b"%d" % number for number in range(3000)]
+    store.create(keys[0], TEXT, b"")
+    for before, key in pairwise(keys):
+        store.create(key, Creation("text/plain", source=before), b"")
+        store.delete(before)
+    assert len(store) == 3000
+    store.delete(keys[-1])
+    assert (len(store), store.num_bytes) == (0, 0)

@@ -61,6 +61,7 @@ class _Transport(asyncio.Transport):
 class _Line:
     """A connection and its application, whose actions a test controls through `receive` and `send`."""
 
+    scope: Scope
     receive: Receive
     send: Send
 
@@ -79,12 +80,12 @@ class _Line:
         self.has_app = asyncio.Event()
 
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.receive, self.send = receive, send
+        self.scope, self.receive, self.send = scope, receive, send
         self.has_app.set()
         await self.over.wait()
 
-    def ask(self) -> None:
-        lines = [f"{name}: {text}" for name, text in {"host": "localhost", **handshake()}.items()]
+    def ask(self, **headers: str) -> None:
+        lines = [f"{name}: {text}" for name, text in {"host": "localhost", **handshake(**headers)}.items()]
         self.shell.data_received("\r\n".join(["GET /v1/ws HTTP/1.1", *lines, "", ""]).encode())
 
     async def open(self) -> _Line:
@@ -456,6 +457,7 @@ def test_a_client_that_disconnects_before_the_answer_gets_none(leaving: str) -> 
             line.shell.eof_received()
         assert await line.receive() == {"type": "websocket.connect"}
         assert (await line.receive())["type"] == "websocket.disconnect"
+        assert line.transport.is_aborted
         with pytest.raises(ConnectionResetError):
             await line.send({"type": "websocket.accept"})
         line.over.set()
@@ -463,3 +465,42 @@ def test_a_client_that_disconnects_before_the_answer_gets_none(leaving: str) -> 
         assert line.transport.written == b""
 
     run_scenario(main())
+
+
+@scenario
+async def test_bad_input_before_the_answer_is_refused() -> None:
+    line = _Line()
+    line.ask()
+    await line.has_app.wait()
+    line.hear(frame(TEXT, b"\xff"))
+    head, _, body = line.transport.take().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"This is not UTF-8." in body
+    assert line.transport.has_said_all
+    assert await line.receive() == {"type": "websocket.connect"}
+    assert (await line.receive())["type"] == "websocket.disconnect"
+
+
+@scenario
+async def test_an_application_may_answer_with_any_status() -> None:
+    line = _Line()
+    line.ask()
+    await line.has_app.wait()
+    await line.send({"type": "websocket.http.response.start", "status": 499, "headers": []})
+    await line.send({"type": "websocket.http.response.body", "body": b"No."})
+    assert line.transport.take().startswith(b"HTTP/1.1 499 ")
+    assert line.transport.has_said_all
+
+
+@scenario
+async def test_the_application_chooses_a_subprotocol() -> None:
+    for chosen, header in (("superchat", b"sec-websocket-protocol: superchat\r\n"), ("other", b""), (None, b"")):
+        line = _Line()
+        line.ask(sec_websocket_protocol="chat, superchat")
+        await line.has_app.wait()
+        assert line.scope["subprotocols"] == ["chat", "superchat"]
+        await line.send({"type": "websocket.accept", "subprotocol": chosen, "headers": []})
+        head = line.transport.take().lower()
+        assert head.startswith(b"http/1.1 101 ")
+        assert header in head
+        assert (b"sec-websocket-protocol" in head) == bool(header)

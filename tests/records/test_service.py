@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from tailrace.errors import StorageError
 from tailrace.generation.service import Service, start_service
 from tailrace.generation.source import find_source
 from tailrace.models import NoProgress
+from tailrace.records import keeper
 from tailrace.records.service import Records
 from tailrace.settings import Settings
+from tailrace.streams import Record
 
 
 async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> None:
@@ -32,3 +38,26 @@ async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> No
             await records.conversations.ask(lambda store: store.create("me"))
             assert is_recorded(service)
             keeping.cancel()
+
+
+async def test_reads_that_time_out_do_not_displace_turns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the database is unreachable, the queue keeps all turns, however often somebody reads."""
+    monkeypatch.setattr(keeper, "FLUSH_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(keeper, "MAX_QUEUED", 2)
+
+    def never() -> Any:
+        raise AssertionError
+
+    async def nothing() -> None: ...
+
+    turns = keeper.ConversationKeeper(never, never, lambda: True, nothing)  # and nothing writes
+    turns.on_begun(Record("first", 1.0, "scripted", turn=b"turn"))
+    for _ in range(10):
+        with pytest.raises(StorageError):
+            await turns.ask(lambda store: store.create("me"))
+    turns.on_begun(Record("second", 1.0, "scripted", turn=b"turn"))
+    assert caplog.text == ""
+    turns.on_begun(Record("third", 1.0, "scripted", turn=b"turn"))
+    assert "stream third is not written to its conversation" in caplog.text

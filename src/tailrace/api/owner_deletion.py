@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 from tailrace.access.keys import Key, check_owner
+from tailrace.access.quota import NO_LIMITS
 from tailrace.dialects.durable import owned_key
 from tailrace.durable.streams import DurableStreams
 from tailrace.errors import StreamError
@@ -33,7 +34,7 @@ class OwnerDeletion:
         """
         check_owner(owner)
         revoked = await self._records.threads.run(lambda: self._revoke(owner))
-        self._records.keyring.update(revoked)
+        self._records.keyring.update(revoked, {owner: NO_LIMITS})
         num_streams = 0
         for stream_id in await self._streams.streams_of(owner):
             with contextlib.suppress(StreamError):  # it may expire meanwhile
@@ -51,4 +52,5 @@ class OwnerDeletion:
     def _revoke(self, owner: str) -> list[Key]:
         """Blocks. Raises: StorageError, ModelError."""
         store = self._records.keys()
+        store.limit_owner(owner, NO_LIMITS)  # a later owner of this name has no limits on running servers either
         return [store.revoke(key.key_id) for key in store.list(owner)]

@@ -14,6 +14,7 @@ from tailrace.apps.offers import take_offer
 from tailrace.apps.pool import DRAIN_RETRY_S, Pool, ReplicaLease
 from tailrace.apps.streams import AppStreams
 from tailrace.dialects.bodies import to_json
+from tailrace.dialects.websocket import Close
 from tailrace.errors import (
     SHUTTING_DOWN,
     AdmissionError,
@@ -134,7 +135,7 @@ class Relay:
             self._received_early.append(message)
             if message["type"] in _DISCONNECT_TYPES:
                 return
-            num_bytes += len(message.get("body", b"")) + 1
+            num_bytes += sum(len(message.get(part) or b"") for part in ("body", "bytes", "text")) + 1
         await (
             asyncio.get_running_loop().create_future()
         )  # the rest of a longer body stays in the socket until there is a slot
@@ -233,7 +234,8 @@ class Relay:
                 code = 1012
             elif end.failure is None:
                 code, reason = 1000, ""
-            await send({"type": "websocket.close", "code": code, "reason": reason})
+            close = Close.with_reason(code, reason)
+            await send({"type": "websocket.close", "code": close.code, "reason": close.reason})
         elif self._is_sse:
             shown = to_json({"status": "error", "error": {"code": error.code, "message": error.message}})
             body = b"\n\nevent: error\ndata: " + shown + b"\n\n"

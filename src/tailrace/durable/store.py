@@ -208,11 +208,12 @@ class DurableStore:
         if stream.num_forks:
             self._commit(stream.key, Hidden())
             return
-        self._commit(stream.key, Dropped())
-        fork = stream.created.fork
-        source = self.streams.get(fork.source) if fork is not None else None
-        if source is not None and source.is_gone and not source.num_forks:
-            self._remove(source)
+        unneeded: DurableStream | None = stream
+        while unneeded is not None:  # no recursion: clients may fork forks of forks
+            self._commit(unneeded.key, Dropped())
+            fork = unneeded.created.fork
+            source = self.streams.get(fork.source) if fork is not None else None
+            unneeded = source if source is not None and source.is_gone and not source.num_forks else None
 
     def _check_room(self, num_bytes: int) -> None:
         """Check that the budget has room, and remove expired streams if not. Raises: StreamsFull."""

@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from functools import partial
 from http import HTTPStatus
+from http.client import responses
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -53,6 +55,7 @@ _MAX_UNANSWERED = 2  # pings
 _SLICE_BYTES = 4096
 _NOTHING = memoryview(b"")
 _OPEN = State.OPEN
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # of a header, such as a subprotocol's name
 
 
 class WebSocketProtocol(asyncio.Protocol):
@@ -76,6 +79,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._assembler = MessageAssembler()
         self._accepting: Response | None = None  # the response to a valid handshake, until the application has decided
         self._refusing: Response | None = None  # an HTTP response of the application instead
+        self._offered: list[str] = []  # subprotocols of the client
         self._is_ended = False  # the application gets no more messages
         self._is_reading = True
         self._is_half_closed = False
@@ -190,6 +194,8 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _scope(self, request: Request) -> dict[str, Any]:  # Any: as in ASGI
         raw_path, _, query = request.path.partition("?")
+        offers = ",".join(request.headers.get_all("sec-websocket-protocol")).split(",")
+        self._offered = [offer.strip() for offer in offers if _TOKEN.fullmatch(offer.strip())]
         return {
             "type": "websocket",
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
@@ -202,7 +208,7 @@ class WebSocketProtocol(asyncio.Protocol):
             "raw_path": raw_path.encode("ascii", "surrogateescape"),
             "query_string": query.encode("ascii", "surrogateescape"),
             "headers": [(name.lower().encode(), text.encode("latin-1")) for name, text in request.headers.raw_items()],
-            "subprotocols": [],
+            "subprotocols": self._offered,
             "state": self._app_state.copy(),
             "extensions": {"websocket.http.response": {}, SEND_MANY: {}},
         }
@@ -212,7 +218,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._accepting = None
         headers.setdefault("content-length", str(len(body)))
         headers.setdefault("connection", "close")
-        self._core.send_response(Response(status, HTTPStatus(status).phrase, headers, body))
+        self._core.send_response(Response(status, responses.get(status, "Refused"), headers, body))
         self._end(CloseCode.ABNORMAL_CLOSURE)
         self._flush()
 
@@ -272,6 +278,8 @@ class WebSocketProtocol(asyncio.Protocol):
         if kind == "websocket.accept":
             assert self._accepting is not None
             self._accepting.headers.update(headers)
+            if message.get("subprotocol") in self._offered:
+                self._accepting.headers["sec-websocket-protocol"] = message["subprotocol"]
             self._core.send_response(self._accepting)
             self._accepting = None
             self._flush()
@@ -323,6 +331,9 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _fail(self, code: CloseCode, reason: str) -> None:
         """Close the connection because of an error of the client."""
+        if self._accepting is not None:
+            self._refuse_with(400, reason)
+            return
         if self._core.state is State.OPEN:
             self._core.fail(code, reason)
         self._end(code)
@@ -368,6 +379,9 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._is_ended:
             return
         self._is_ended = True
+        if self._accepting is not None:  # the handshake has no answer, and no timeout applies to it any more
+            self._accepting = None
+            self._transport.abort()
         self._inbox.put_nowait({"type": "websocket.disconnect", "code": int(code), "reason": reason})
         self._turns.open()
         self._update_reading()

@@ -32,8 +32,8 @@ logger = logging.getLogger("tailrace.records")
 _Opened = TypeVar("_Opened")
 _Result = TypeVar("_Result")
 _RETRY_S = 1.0
-_FLUSH_TIMEOUT_S = 10.0  # for queued writes, before a read and at shutdown
-_MAX_QUEUED = 10_000
+FLUSH_TIMEOUT_S = 10.0  # for queued writes, before a read and at shutdown
+MAX_QUEUED = 10_000
 _THREADS = 4
 
 
@@ -59,6 +59,8 @@ class ConversationKeeper(Observer):
         self._streams: LogStore | None = None
         self._queue: asyncio.Queue[tuple[str, str] | asyncio.Future[None]] = asyncio.Queue()
         self._is_writing = False
+        self._num_queued = 0  # streams in the queue
+        self._last_flush: asyncio.Future[None] | None = None  # at the end of the queue
 
     # Reading
 
@@ -121,6 +123,7 @@ class ConversationKeeper(Observer):
         for record in running:
             self.on_begun(record)
         if has_past:
+            self._num_queued += 1
             self._queue.put_nowait(("", ""))
 
     async def write_until_cancelled(self) -> None:
@@ -129,9 +132,9 @@ class ConversationKeeper(Observer):
             wanted = await self._queue.get()
             self._is_writing = True
             if isinstance(wanted, asyncio.Future):
-                if not wanted.done():
-                    wanted.set_result(None)
+                wanted.set_result(None)
             else:
+                self._num_queued -= 1
                 await self._write(*wanted)
             self._is_writing = False
 
@@ -151,16 +154,20 @@ class ConversationKeeper(Observer):
         """Wait until the streams that are queued now are written. Raises: StorageError after a timeout."""
         if self._queue.empty() and not self._is_writing:
             return
-        done = asyncio.get_running_loop().create_future()
-        self._queue.put_nowait(done)
+        done = self._last_flush
+        if done is None or done.done():  # readers share it, so that the queue does not grow with each of them
+            done = self._last_flush = asyncio.get_running_loop().create_future()
+            self._queue.put_nowait(done)
         try:
-            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
-                await done
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                await asyncio.shield(done)
         except TimeoutError:
             raise StorageError(UNREACHABLE, retry_after_s=_RETRY_S) from None
 
     def _put(self, owner: str, stream_id: str) -> None:
-        if self._queue.qsize() < _MAX_QUEUED:
+        if self._num_queued < MAX_QUEUED:
+            self._num_queued += 1
+            self._last_flush = None
             self._queue.put_nowait((owner, stream_id))
         else:
             logger.error(

@@ -52,6 +52,11 @@ class KeptStreams:
         with self._database.begin() as connection:
             connection.execute(delete(kept_streams).where(*its_row))
 
+    def forget(self, owner: str) -> int:
+        """Delete all streams of an owner; returns how many there were."""
+        with self._database.begin() as connection:
+            return connection.execute(delete(kept_streams).where(kept_streams.c.owner == owner)).rowcount
+
     def delete_before(self, created_s: float) -> None:
         with self._database.begin() as connection:
             connection.execute(delete(kept_streams).where(kept_streams.c.created_s < created_s))

@@ -242,6 +242,7 @@ class Records:
         def delete() -> dict[str, int]:
             return {
                 "conversations": self._conversations().forget(owner),
+                "responses": self._kept_streams().forget(owner),
                 "requests": self.requests().forget(owner),
                 "keys": self.keys().forget(owner),
             }

@@ -15,6 +15,7 @@ from tailrace.records.tables import sessions
 __all__ = ["SessionStore"]
 
 _MAX_SESSIONS = 100  # per key
+_ENDED_S = 60.0  # after this time, all servers know that a session has ended
 
 
 class SessionStore:
@@ -28,7 +29,9 @@ class SessionStore:
         of_key = sessions.c.key_id == session.key_id
         with self._database.begin() as connection:
             version = next_version(connection)
-            connection.execute(delete(sessions).where(sessions.c.expires_s < time.time()))
+            now_s = time.time()
+            known = sessions.c.ended_s < now_s - _ENDED_S
+            connection.execute(delete(sessions).where((sessions.c.expires_s < now_s) | known))
             live = of_key & sessions.c.ended_s.is_(None)
             if (connection.execute(select(func.count()).where(live)).scalar() or 0) >= _MAX_SESSIONS:
                 oldest = select(sessions.c.token_hash).where(live).order_by(sessions.c.expires_s).limit(1)
