@@ -18,7 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.access.principal import owner_of, principal_of
-from tailrace.api.durable_live import PAGE_BYTES, LongPoll, Tail
+from tailrace.api.durable_live import PAGE_BYTES, LongPoll, Tail, WholePage
 from tailrace.dialects.bodies import require_plain_utf8
 from tailrace.dialects.durable import (
     ROOT,
@@ -32,7 +32,6 @@ from tailrace.dialects.durable import (
 )
 from tailrace.dialects.durable_answers import (
     DurableTokenStream,
-    body_of,
     etag_of,
     lifetime_headers,
     next_cursor,
@@ -158,10 +157,10 @@ class DurableRoutes:
             headers = _HEADERS | STREAM_HEADERS | sse_headers(stream.content_type)
             return Tail(stream, position, cursor, headers, heartbeat_s=self._settings.heartbeat_s)
 
-        def answer(page: Page) -> Response:
+        def answer(page: Page) -> ASGIApp:
             headers = _HEADERS | _NO_STORE | page_headers(page, cursor())
             if page.pieces:
-                return Response(body_of(page), headers=headers | {"etag": etag_of(page)})
+                return WholePage(page, headers | {"etag": etag_of(page)})
             return Response(status_code=204, headers=headers)
 
         return LongPoll(stream, position, answer, wait_s=self._settings.durable_poll_s)
@@ -185,17 +184,17 @@ def _position(stream: Readable, offset: str | None) -> int:
     return 0 if offset in (None, "-1") else position_of(stream, offset or "")
 
 
-def _catch_up(request: Request, stream: Readable, position: int, *, is_now: bool) -> Response:
+def _catch_up(request: Request, stream: Readable, position: int, *, is_now: bool) -> ASGIApp:
     page = page_of(stream, position, PAGE_BYTES)
     headers = _HEADERS | page_headers(page)
     if is_now:
-        return Response(body_of(page), headers=headers | _NO_STORE)
+        return WholePage(page, headers | _NO_STORE)
     etag = etag_of(page)
     headers |= {"etag": etag, "cache-control": "private, no-cache"}
     known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
     if etag in known or "*" in known:
         return Response(status_code=304, headers=headers)
-    return Response(body_of(page), headers=headers)
+    return WholePage(page, headers)
 
 
 def _refuse_method() -> Response:

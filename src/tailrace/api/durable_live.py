@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace.dialects.durable_answers import sse_of
+from tailrace.dialects.durable_answers import body_of, num_bytes_of, sse_of
 from tailrace.dialects.wire import HEARTBEAT
 from tailrace.durable.page import Follower, Page, Readable, page_of
 from tailrace.errors import UnknownStream
 from tailrace.http.answers import client_disconnected
 
-__all__ = ["PAGE_BYTES", "LongPoll", "Tail"]
+__all__ = ["PAGE_BYTES", "LongPoll", "Tail", "WholePage"]
 
 PAGE_BYTES = 2**20  # of one answer or event; an append is never split
 _TAIL_S = 60.0  # after which the client reconnects, as in the protocol
@@ -51,12 +50,28 @@ async def _wait(follower: Follower, at_most_s: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class WholePage:
+    """An answer with the content of a page."""
+
+    page: Page
+    headers: Mapping[str, str]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {**self.headers, "content-length": str(num_bytes_of(self.page))}
+        pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": pairs})
+        for piece in body_of(self.page):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body"})
+
+
+@dataclass(frozen=True, slots=True)
 class LongPoll:
     """Waits for content after a position, and answers once."""
 
     stream: Readable
     position: int
-    answer: Callable[[Page], Response]
+    answer: Callable[[Page], ASGIApp]
     wait_s: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -94,9 +109,10 @@ class Tail:
         """Write pages. The first page is sent even if it is empty: it has the client's position."""
         end_s = time.monotonic() + _TAIL_S
         page = self._next_page(follower)
-        chunk = sse_of(page, self.cursor())
+        pieces: Iterable[bytes] = sse_of(page, self.cursor())
         while not client.is_gone:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            for piece in pieces:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
             if page.is_closed or self.stream.is_halted or time.monotonic() >= end_s:
                 return
             if page.is_up_to_date:
@@ -104,7 +120,7 @@ class Tail:
             else:
                 await asyncio.sleep(0)  # `send` does not yield if the buffer has space
             page = self._next_page(follower)
-            chunk = sse_of(page, self.cursor()) if page.pieces or page.is_closed else HEARTBEAT
+            pieces = sse_of(page, self.cursor()) if page.pieces or page.is_closed else (HEARTBEAT,)
 
     def _next_page(self, follower: Follower) -> Page:
         page = page_of(self.stream, follower.cursor, PAGE_BYTES)

@@ -4,8 +4,10 @@ streams."""
 from __future__ import annotations
 
 import base64
-import re
-from collections.abc import Sequence
+import codecs
+import io
+import itertools
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from tailrace.dialects.bodies import to_json
@@ -24,6 +26,7 @@ __all__ = [
     "etag_of",
     "lifetime_headers",
     "next_cursor",
+    "num_bytes_of",
     "page_headers",
     "receipt_headers",
     "refusal",
@@ -51,7 +54,7 @@ EXPOSED_HEADERS = (
 _TAKE_EVENTS = 512  # at once, like readers of the log
 _CURSOR_S = 20  # cursors count intervals of this length
 _CURSOR_EPOCH_S = 1_728_432_000  # since 9 October 2024, as proposed by the protocol
-_LINE_END = re.compile(r"\r\n|\r|\n")
+_PIECE_BYTES = 48 * 2**10  # of a body that is being sent; a multiple of three, for base64
 
 
 def next_cursor(known: int | None, now_s: float, jitter: int) -> int:
@@ -60,11 +63,35 @@ def next_cursor(known: int | None, now_s: float, jitter: int) -> int:
     return current if known is None or known < current else known + max(1, jitter)
 
 
-def body_of(page: Page) -> bytes:
-    """Return the bytes of a page; for JSON, a list of messages."""
-    if is_json(page.content_type):
-        return b"[" + b",".join(page.pieces) + b"]"
-    return b"".join(page.pieces)
+def body_of(page: Page) -> Iterator[bytes]:
+    """Yield the bytes of a page, for JSON a list of messages, in pieces of a limited size: while a slow client reads,
+    only one of them is in memory a second time."""
+    waiting, num_bytes = list[bytes](), 0
+    for part in _parts(page):
+        waiting.append(part)
+        num_bytes += len(part)
+        if num_bytes >= _PIECE_BYTES:
+            joined, whole = b"".join(waiting), num_bytes - num_bytes % _PIECE_BYTES
+            for start in range(0, whole, _PIECE_BYTES):
+                yield joined[start : start + _PIECE_BYTES]
+            waiting, num_bytes = [joined[whole:]], num_bytes - whole
+    if num_bytes:
+        yield b"".join(waiting)
+
+
+def num_bytes_of(page: Page) -> int:
+    """Return the length of the body."""
+    return sum(map(len, _parts(page)))
+
+
+def _parts(page: Page) -> Iterator[bytes]:
+    if not is_json(page.content_type):
+        yield from page.pieces
+        return
+    for number, piece in enumerate(page.pieces):
+        yield b"," if number else b"["
+        yield piece
+    yield b"]" if page.pieces else b"[]"
 
 
 def etag_of(page: Page) -> str:
@@ -127,9 +154,24 @@ def sse_headers(content_type: str) -> Headers:
     return headers
 
 
-def sse_of(page: Page, cursor: int) -> bytes:
-    """Return a page as an event with its data, if it has any, and an event with the next position."""
-    data = f"event: data\n{_data_lines(page)}\n" if page.pieces else ""
+def sse_of(page: Page, cursor: int) -> Iterator[bytes]:
+    """Yield a page as an event with its data, if it has any, and an event with the next position; in pieces, as
+    `body_of` does."""
+    waiting, num_bytes = list[bytes](), 0
+    for part in _event_parts(page, cursor):
+        waiting.append(part)
+        num_bytes += len(part)
+        if num_bytes >= _PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting, num_bytes = [], 0
+    yield b"".join(waiting)
+
+
+def _event_parts(page: Page, cursor: int) -> Iterator[bytes]:
+    if page.pieces:
+        yield b"event: data\n"
+        yield from _data_lines(page) if _is_text(page.content_type) else _base64_line(page)
+        yield b"\n"
     control: dict[str, object] = {"streamNextOffset": page.next}
     if not page.is_closed:
         control["streamCursor"] = str(cursor)
@@ -137,16 +179,34 @@ def sse_of(page: Page, cursor: int) -> bytes:
         control["upToDate"] = True
     if page.is_closed:
         control["streamClosed"] = True
-    return f"{data}event: control\ndata:{to_json(control).decode()}\n\n".encode()
+    yield b"event: control\ndata:" + to_json(control) + b"\n\n"
 
 
-def _data_lines(page: Page) -> str:
-    body = body_of(page)
-    if not _is_text(page.content_type):
-        return f"data:{base64.b64encode(body).decode()}\n"
-    lines = _LINE_END.split(body.decode(errors="replace"))
-    # A space after the colon is a part of the syntax, so a leading space needs another one.
-    return "".join(f"data:{' ' if line.startswith(' ') else ''}{line}\n" for line in lines)
+def _base64_line(page: Page) -> Iterator[bytes]:
+    yield b"data:"
+    yield from map(base64.b64encode, body_of(page))  # the size of the pieces is a multiple of three
+    yield b"\n"
+
+
+def _data_lines(page: Page) -> Iterator[bytes]:
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")("replace"), translate=True)
+    is_at_start = True
+    for part in itertools.chain(body_of(page), (b"",)):
+        *lines, rest = decoder.decode(part, final=not part).split("\n")
+        shown = []
+        for line in lines:
+            shown.append(f"{_prefix(line) if is_at_start else ''}{line}\n")
+            is_at_start = True
+        if rest:
+            shown.append(f"{_prefix(rest) if is_at_start else ''}{rest}")
+            is_at_start = False
+        yield "".join(shown).encode()
+    yield b"data:\n" if is_at_start else b"\n"
+
+
+def _prefix(line: str) -> str:
+    """A space after the colon is a part of the syntax, so a leading space needs another one."""
+    return "data: " if line.startswith(" ") else "data:"
 
 
 def _is_text(content_type: str) -> bool:
