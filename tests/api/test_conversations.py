@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,19 @@ def test_a_second_tab_follows(paced: Server) -> None:
     kept = paced.http.get(f"/v1/conversations/{its_id}/items/{written['id']}").json()
     assert (kept["status"], _text(kept)) == ("incomplete", stopped["text"])
     assert stopped["text"]
+
+
+def test_of_requests_at_once_one_continues_the_conversation(paced: Server) -> None:
+    made = paced.post("/v1/conversations", {}).json()["id"]
+
+    def ask(number: int) -> httpx.Response:
+        body = {"input": f"Question {number}", "conversation": made, "max_output_tokens": 40}
+        return paced.post("/v1/responses", body)
+
+    with ThreadPoolExecutor(6) as threads:
+        answers = list(threads.map(ask, range(6)))
+    assert sorted(answer.status_code for answer in answers) == [200, *[409] * 5]
+    assert len(paced.http.get(f"/v1/conversations/{made}/tree").json()["data"]) == 2
 
 
 def test_the_same_request_again_is_kept_once(paced: Server) -> None:

@@ -3,6 +3,8 @@ additions."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
@@ -32,6 +34,7 @@ _Shown = TypeVar("_Shown", Conversation, Item)
 _MAX_PAGE = 100
 _PAGE = 20
 _MAX_SEARCH = 200
+_SEARCHES_AT_ONCE = 2  # a search reads all texts of an owner; the other threads serve everybody else
 
 _Title = Annotated[str, msgspec.Meta(max_length=MAX_TITLE)]
 _Metadata = Annotated[
@@ -64,6 +67,7 @@ class ConversationRoutes:
         self._conversations = conversations
         self._bodies = bodies
         self._is_strict = is_strict  # fields without effect are refused
+        self._searching = asyncio.Semaphore(_SEARCHES_AT_ONCE)
 
     def table(self) -> list[Route]:
         one = "/v1/conversations/{conversation_id}"
@@ -86,7 +90,10 @@ class ConversationRoutes:
         limit, after, search = _limit(query), query.get("after"), query.get("search", "")
         if len(search) > _MAX_SEARCH or "\0" in search:
             raise RequestError(f"search must have at most {_MAX_SEARCH} characters, and no NUL.", param="search")
-        page = await self._conversations.ask(lambda store: store.page(owner, limit=limit, after=after, search=search))
+        async with self._searching if search else contextlib.nullcontext():
+            page = await self._conversations.ask(
+                lambda store: store.page(owner, limit=limit, after=after, search=search)
+            )
         return _page(*page, conversation_json, lambda found: found.conversation_id)
 
     async def _create(self, request: Request) -> ASGIApp:

@@ -92,6 +92,7 @@ class Routes:
         self._settings = settings
         self._bodies = bodies
         self._keys_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._conversations_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._metrics = metrics
         self._pages = Pages()
         self._slow = asyncio.Semaphore(_SLOW_AT_ONCE)
@@ -214,13 +215,24 @@ class Routes:
     async def _generate(
         self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: Served | None
     ) -> ASGIApp:
-        owner, served = owner_of(request.scope), meant or self._models.first
+        owner = owner_of(request.scope)
         if act.past is not None:
             parsed = await self._with_past(owner, parsed, act.past(parsed))
-        if act.conversation is not None and (reference := act.conversation(parsed)) is not None:
-            if self._conversations is None:
-                raise UnsupportedParameter("This server keeps no conversations.", param="conversation")
-            parsed = replace(parsed, branch=await self._conversations.branch(owner, reference))
+        place = act.conversation(parsed) if act.conversation is not None else None
+        if place is None:
+            return await self._begin(wire, act, request, parsed, meant)
+        if self._conversations is None:
+            raise UnsupportedParameter("This server keeps no conversations.", param="conversation")
+        lock = self._conversations_in_use.setdefault((owner, place.id), asyncio.Lock())
+        async with lock:  # of several requests at once, the later ones see the answer of the first one in progress
+            branch = await self._conversations.branch(owner, place)
+            return await self._begin(wire, act, request, replace(parsed, branch=branch), meant)
+
+    async def _begin(
+        self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: Served | None
+    ) -> ASGIApp:
+        """Begin a stream, and return its answer."""
+        owner, served = owner_of(request.scope), meant or self._models.first
         with served.arriving(arrival_of(request.scope, wire=wire.name, model=served.model)):
             if meant is not None and not meant.is_loaded and may_generate(request):
                 await self._models.load(meant)
