@@ -130,7 +130,7 @@ async def test_a_long_prompt_gets_a_short_answer_and_one_too_long_is_refused() -
         await client.ask("x" * 400)
         code, reason = client.closing
         assert code == 1009
-        assert "200 is the limit" in reason
+        assert "at most 200 are allowed" in reason
     harness.check_idle()
 
 

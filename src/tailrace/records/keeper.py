@@ -124,6 +124,7 @@ class ConversationKeeper(Observer):
             self.on_begun(record)
         if has_past:
             self._num_queued += 1
+            self._last_flush = None
             self._queue.put_nowait(("", ""))
 
     async def write_until_cancelled(self) -> None:
