@@ -26,7 +26,7 @@ def take_offer(message: Message, *, method: str, in_body: bool, records_all: boo
         message["headers"] = [pair for pair in message["headers"] if pair[0].lower() != STREAM_HEADER]
         with contextlib.suppress(msgspec.DecodeError):  # it may not be ours: the app may pass on foreign headers
             offer = msgspec.json.decode(offered, type=StreamOffer)
-            return offer if can_record or (offer.wire != "recorded" and not in_body) else None
+            return offer if offer.wire != "recorded" or can_record else None
     media_type = headers.get(b"content-type", b"").decode("latin-1")
     return StreamOffer("recorded") if records_all and is_recordable(media_type) and can_record else None
 
