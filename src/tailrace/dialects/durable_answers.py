@@ -7,7 +7,7 @@ import base64
 import codecs
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from tailrace.dialects.bodies import to_json
@@ -64,10 +64,15 @@ def next_cursor(known: int | None, now_s: float, jitter: int) -> int:
 
 
 def body_of(page: Page) -> Iterator[bytes]:
-    """Yield the bytes of a page, for JSON a list of messages, in pieces of a limited size: while a slow client reads,
+    """Return the bytes of a page, for JSON a list of messages, in pieces of a limited size: while a slow client reads,
     only one of them is in memory a second time."""
+    return _pieces(_parts(page))
+
+
+def _pieces(parts: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in pieces of `_PIECE_BYTES`; the last one may be shorter."""
     waiting, num_bytes = list[bytes](), 0
-    for part in _parts(page):
+    for part in parts:
         waiting.append(part)
         num_bytes += len(part)
         if num_bytes >= _PIECE_BYTES:
@@ -155,16 +160,9 @@ def sse_headers(content_type: str) -> Headers:
 
 
 def sse_of(page: Page, cursor: int) -> Iterator[bytes]:
-    """Yield a page as an event with its data, if it has any, and an event with the next position; in pieces, as
-    `body_of` does."""
-    waiting, num_bytes = list[bytes](), 0
-    for part in _event_parts(page, cursor):
-        waiting.append(part)
-        num_bytes += len(part)
-        if num_bytes >= _PIECE_BYTES:
-            yield b"".join(waiting)
-            waiting, num_bytes = [], 0
-    yield b"".join(waiting)
+    """Return a page as an event with its data, if it has any, and an event with the next position; in pieces like
+    those of `body_of`."""
+    return _pieces(_event_parts(page, cursor))
 
 
 def _event_parts(page: Page, cursor: int) -> Iterator[bytes]:

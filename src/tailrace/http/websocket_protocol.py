@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from functools import partial
 from http import HTTPStatus
 from http.client import responses
@@ -37,11 +36,13 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode, Frame, Opcode
+from websockets.headers import parse_subprotocol
 from websockets.http11 import Request, Response
 from websockets.protocol import State
+from websockets.typing import Subprotocol
 
 from tailrace.dialects import native
-from tailrace.errors import RequestError
+from tailrace.errors import SHUTTING_DOWN, RequestError
 from tailrace.http.connections import Slot
 from tailrace.http.flow import SEND_MANY, Core, Deadline, MessageAssembler, WriteTurns, frames_of
 
@@ -55,7 +56,6 @@ _MAX_UNANSWERED = 2  # pings
 _SLICE_BYTES = 4096
 _NOTHING = memoryview(b"")
 _OPEN = State.OPEN
-_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # of a header, such as a subprotocol's name
 
 
 class WebSocketProtocol(asyncio.Protocol):
@@ -79,7 +79,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._assembler = MessageAssembler()
         self._accepting: Response | None = None  # the response to a valid handshake, until the application has decided
         self._refusing: Response | None = None  # an HTTP response of the application instead
-        self._offered: list[str] = []  # subprotocols of the client
+        self._offered: list[Subprotocol] = []  # of the client
         self._is_ended = False  # the application gets no more messages
         self._is_reading = True
         self._is_half_closed = False
@@ -169,9 +169,9 @@ class WebSocketProtocol(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close the connection, because the server shuts down."""
         if self._core.state is State.OPEN:
-            self._close(CloseCode.SERVICE_RESTART, "The server is shutting down.", within_s=_SHUTDOWN_S)
-        elif self._accepting is not None and not self._is_ended:
-            self._refuse_with(503, "The server is shutting down.")
+            self._close(CloseCode.SERVICE_RESTART, SHUTTING_DOWN, within_s=_SHUTDOWN_S)
+        elif self._accepting is not None:
+            self._refuse_with(503, SHUTTING_DOWN)
 
     # The handshake
 
@@ -186,6 +186,8 @@ class WebSocketProtocol(asyncio.Protocol):
                 self._refuse_with(response.status_code, "This is not a valid WebSocket handshake.")
             return
         self._accepting = response
+        offers = request.headers.get_all("sec-websocket-protocol")
+        self._offered = [name for offer in offers for name in parse_subprotocol(offer)]  # the core has checked them
         self._inbox.put_nowait({"type": "websocket.connect"})
         # uvicorn's server waits for these tasks, as for HTTP requests.
         task = self._loop.create_task(self._run(self._scope(request)))
@@ -194,8 +196,6 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _scope(self, request: Request) -> dict[str, Any]:  # Any: as in ASGI
         raw_path, _, query = request.path.partition("?")
-        offers = ",".join(request.headers.get_all("sec-websocket-protocol")).split(",")
-        self._offered = [offer.strip() for offer in offers if _TOKEN.fullmatch(offer.strip())]
         return {
             "type": "websocket",
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
@@ -241,7 +241,7 @@ class WebSocketProtocol(asyncio.Protocol):
         except Exception:
             logger.exception("a WebSocket's application failed")
             code = CloseCode.INTERNAL_ERROR
-        if self._accepting is not None and not self._is_ended:
+        if self._accepting is not None:
             self._refuse_with(500, "Internal server error. See the server's log.")
         elif self._core.state is State.OPEN:
             self._close(code)

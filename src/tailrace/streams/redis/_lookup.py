@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tailrace.errors import JournalDamaged, StreamExpired, UnknownStream
+from tailrace.errors import StreamExpired, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
@@ -81,10 +81,7 @@ class Lookup:
 
     async def _follow(self, stream_id: str, stored: Stored) -> StreamLog:
         """Return the log of a stored stream; follow the stream if it has not ended."""
-        try:
-            log = StreamLog(self._rows.read_record(stream_id, stored.record), stored.events(self._rows, stream_id))
-        except JournalDamaged:
-            raise JournalDamaged("This stream is damaged in Redis and cannot be read.") from None
+        log = stored.log(self._rows, stream_id)
         if stored.has_ended:
             log.record = log.record.finished()
             ttl_ms = await self._connection.ask(self._connection.client.pttl(self._keys.stream(stream_id)))

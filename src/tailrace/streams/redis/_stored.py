@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tailrace.errors import JournalDamaged
 from tailrace.streams._rows import Rows
+from tailrace.streams.log import StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._scripts import LOAD
 from tailrace.types import Event
@@ -25,7 +28,23 @@ class Stored:
 
     def events(self, rows: Rows, stream_id: str) -> list[Event]:
         """Decode the events. Raises: JournalDamaged."""
-        return [event for row in self.rows for event in rows.read_events(stream_id, row)]
+        with _for_clients():
+            return [event for row in self.rows for event in rows.read_events(stream_id, row)]
+
+    def log(self, rows: Rows, stream_id: str) -> StreamLog:
+        """Decode the stream. Raises: JournalDamaged."""
+        with _for_clients():
+            record = rows.read_record(stream_id, self.record)
+        return StreamLog(record, self.events(rows, stream_id))
+
+
+@contextmanager
+def _for_clients() -> Iterator[None]:
+    """Replace the message of JournalDamaged, which is a part of a sentence for the log."""
+    try:
+        yield
+    except JournalDamaged:
+        raise JournalDamaged("This stream is damaged in Redis and cannot be read.") from None
 
 
 @dataclass(frozen=True, slots=True)
