@@ -7,7 +7,8 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends binutils ca-certificates python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
-COPY pyproject.toml hatch_build.py package.json package-lock.json .npmrc README.md LICENSE ./
+COPY pyproject.toml hatch_build.py package-lock.json README.md LICENSE ./
+COPY scripts/page_libraries.py scripts/
 COPY examples examples
 COPY src src
 RUN python3 -m venv /opt/tailrace \
@@ -50,7 +51,8 @@ CMD ["serve"]
 FROM vllm/vllm-openai:v0.30.0 AS vllm
 ARG EXTRAS=postgresql,redis
 WORKDIR /src
-COPY pyproject.toml hatch_build.py package.json package-lock.json .npmrc README.md LICENSE ./
+COPY pyproject.toml hatch_build.py package-lock.json README.md LICENSE ./
+COPY scripts/page_libraries.py scripts/
 COPY examples examples
 COPY src src
 # hadolint ignore=DL3013

@@ -2,20 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install install-dev serve demo test coverage test-deep check bench release clean
+.PHONY: install install-dev page serve demo test coverage test-deep check bench release clean
 
 # What serving needs. pip is not quiet: it shows what it downloads, and how far it is. Python compiles what it imports when
 # it imports it: compiling every module of every package beforehand takes 5 s more of a processor.
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml hatch_build.py package-lock.json
+.venv/.installed: pyproject.toml hatch_build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing tailrace into .venv: about 215 MB to download, 536 MB on disk."
+	@echo "Installing tailrace into .venv: about 156 MB to download, 536 MB on disk."
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile --editable .
 	@touch $@
 
 # What the tests and checks need as well: other engines, clients, a browser's driver.
-install-dev: .venv/.installed-dev
+install-dev: .venv/.installed-dev page
 
 .venv/.installed-dev: .venv/.installed
 	@echo "Installing what the tests need into .venv: 2.7 GB on disk, which takes minutes."
@@ -23,10 +23,15 @@ install-dev: .venv/.installed-dev
 	@$(BIN)/python -m pip install --editable . --group dev
 	@touch $@
 
-serve: install
+# The libraries of the page, which come from npm's registry. Without it, tailrace works without its page, and the next run tries
+# again.
+page: install
+	@$(BIN)/python scripts/page_libraries.py || true
+
+serve: install page
 	@$(BIN)/tailrace serve $(ARGS)
 
-demo: install
+demo: install page
 	@$(BIN)/tailrace demo $(ARGS)
 
 check: install-dev

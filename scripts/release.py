@@ -18,6 +18,7 @@ import tempfile
 import venv
 from pathlib import Path
 
+from scripts import page_libraries
 from tests.api.process import Server
 
 __all__ = ["check", "raised"]
@@ -93,6 +94,10 @@ def main(arguments: list[str]) -> None:
     found = _VERSION.search(SOURCE.read_text())
     assert found is not None
     version = ".".join(found.groups())
+    try:
+        page_libraries.make()  # the build would only warn
+    except page_libraries.MissingLibraries as error:
+        raise SystemExit(str(error)) from None
     for old in DISTRIBUTIONS.glob(f"tailrace-{version}[.-]*"):
         old.unlink()
     _run(ROOT, sys.executable, "-m", "build", "--outdir", str(DISTRIBUTIONS), str(ROOT))

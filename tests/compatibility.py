@@ -73,7 +73,8 @@ _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 
 _SAMPLING: dict[str, Value] = {
     "frequency_penalty": 0.5, "guided_choice": ["a"], "guided_json": _SCHEMA, "guided_regex": "a", "ignore_eos": True,
-    "include_stop_str_in_output": True, "logit_bias": {"5": 1},
+    "include_stop_str_in_output": True, "json_schema": _SCHEMA, "logit_bias": {"5": 1}, "n_predict": 7,
+    "repeat_penalty": 1.2,
     "max_completion_tokens": 7, "max_tokens": 7, "min_p": 0.1, "model": "default", "n": 2, "presence_penalty": 0.5,
     "repetition_penalty": 1.2, "chat_template_kwargs": {"enable_thinking": False},
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}, "seed": 7,
@@ -123,11 +124,11 @@ _USER = {"role": "user", "content": "Hi"}
 _OTHER_USER = {"role": "user", "content": "Ho"}
 
 _NATIVE_SAMPLES = _SAMPLING | {
-    "continuity": "exact",
+    "continuity": "exact", "max_reasoning_tokens": 5,
     "best_of": 2, "functions": [_TOOL], "id": "mine", "linger_s": 5, "logprobs": True, "messages": [_OTHER_USER],
     "on_disconnect": "cancel", "prompt": "Ho", "reasoning": "text", "tools": [_TOOL], "top_logprobs": 2,
 }  # fmt: skip
-_NATIVE_FIELDS = fields_of(native.NativeBody) | set(native.WIRE.refused)
+_NATIVE_FIELDS = fields_of(native.NativeBody) | set(native.WIRE.unused)
 
 _ANTHROPIC_TOOL = {"name": "look", "input_schema": {"type": "object"}}
 _ANTHROPIC_SAMPLES: dict[str, Value] = {
@@ -135,8 +136,10 @@ _ANTHROPIC_SAMPLES: dict[str, Value] = {
     "output_config.format": {"type": "json_schema", "schema": _SCHEMA}, "stop_sequences": ["x"], "stream": True,
     "system": "Be kind.", "temperature": 0.5, "thinking": {"type": "enabled", "budget_tokens": 1024},
     "tool_choice": {"type": "none"}, "tool_choice.disable_parallel_tool_use": True, "tools": [_ANTHROPIC_TOOL],
-    "top_k": 5, "top_p": 0.5,
+    "top_k": 5, "top_p": 0.5, "cache_control": {"type": "ephemeral"}, "output_config.effort": "low",
+    "output_format": {"type": "json_schema", "schema": _SCHEMA},
 }  # fmt: skip
+_CACHED = "prefixes are cached anyway"
 _ANTHROPIC_COMPANIONS: dict[str, JsonBody] = {
     "thinking": {"max_tokens": 2048},
     "tool_choice": {"tools": [_ANTHROPIC_TOOL]},
@@ -148,14 +151,18 @@ _IN_CONFIG = {f"output_config.{name}" for name in OutputConfigParam.__annotation
 
 _OLLAMA_SAMPLES: dict[str, Value] = {
     "context": [1, 2], "format": "json", "images": ["aGk="], "logprobs": True, "messages": [_OTHER_USER],
-    "model": "other", "prompt": "Ho", "raw": True, "stream": False, "suffix": "x", "system": "Be kind.",
-    "template": "x", "think": True, "tools": [_TOOL], "top_logprobs": 2, "options.frequency_penalty": 0.5,
+    "model": "other", "prompt": "Ho", "raw": True, "shift": True, "stream": False, "suffix": "x", "system": "Be kind.",
+    "template": "x", "think": True, "tools": [_TOOL], "top_logprobs": 2, "truncate": True,
+    "options.frequency_penalty": 0.5,
     "options.min_p": 0.1, "options.mirostat": 1, "options.num_predict": 7, "options.penalize_newline": False,
-    "options.presence_penalty": 0.5, "options.repeat_last_n": 64, "options.repeat_penalty": 1.2, "options.seed": 7,
+    "options.presence_penalty": 0.5, "options.repeat_last_n": 32, "options.repeat_penalty": 1.2, "options.seed": 7,
     "options.stop": ["x"], "options.temperature": 0.5, "options.tfs_z": 0.5, "options.top_k": 5, "options.top_p": 0.5,
     "options.typical_p": 0.5,
 }  # fmt: skip
 _IN_OPTIONS = {f"options.{name}" for name in Options.model_fields} | {"options.*"}
+
+
+_NOTHING_IS_DROPPED = "a prompt that is too long is an error, and a long answer ends with the window"
 
 
 def _ollama(door: str, base: JsonBody, theirs: Iterable[str], body: type[msgspec.Struct]) -> Api:
@@ -163,9 +170,10 @@ def _ollama(door: str, base: JsonBody, theirs: Iterable[str], body: type[msgspec
         "Ollama",
         door,
         {"model": "scripted", **base},
-        ({*theirs} - {"options"}) | _IN_OPTIONS | fields_of(body, "options") | set(ollama.WIRE.refused),
+        ({*theirs} - {"options"}) | _IN_OPTIONS | fields_of(body, "options") | set(ollama.WIRE.unused),
         _OLLAMA_SAMPLES,
         {"top_logprobs": {"logprobs": True}},
+        {"shift": _NOTHING_IS_DROPPED, "truncate": _NOTHING_IS_DROPPED},
     )
 
 
@@ -206,12 +214,12 @@ def _triton(verb: str) -> list[Api]:
             "Triton, KServe v2 and Inferless",
             f"POST /v2/models/{{model}}/{verb}",
             {"TEXT": "Hi"},
-            fields_of(triton.Inputs) | set(triton.WIRE.refused) | set(_AROUND) | set(_OF_OUTPUTS),
+            fields_of(triton.Inputs) | set(triton.WIRE.unused) | set(_AROUND) | set(_OF_OUTPUTS),
             _TRITON_SAMPLES
             | dict.fromkeys(("end_id", "min_length", "n", "pad_id", "priority", "sequence_id", "timeout"), 5)
             | {
                 name: True
-                for name in triton.WIRE.refused
+                for name in triton.WIRE.unused
                 if name.startswith(("return_", "sequence_start", "sequence_end"))
             }
             | {"length_penalty": 0.5, "lora_name": "x", "stream": verb != "generate_stream"},
@@ -254,10 +262,12 @@ APIS = [
         "OpenAI and vLLM: chat completions",
         "POST /v1/chat/completions",
         {"messages": [_USER]},
-        {*ChatParams.__annotations__, *_VLLM, *openai.WIRE.refused, "stream"} | fields_of(openai.OpenAIChatBody),
+        {*ChatParams.__annotations__, *_VLLM, *openai.WIRE.unused, "stream"} | fields_of(openai.OpenAIChatBody),
         _SAMPLING
         | {
             "conversation": "conv_known",
+            "function_call": {"name": "look"},
+            "functions": [_TOOL["function"]],
             "logprobs": True,
             "messages": [_OTHER_USER],
             "tool_choice": "required",
@@ -266,15 +276,25 @@ APIS = [
             "parallel_tool_calls": False,
             "include_reasoning": False,
             "reasoning_effort": "low",
+            "reasoning": {"effort": "low"},
             "reasoning_format": "none",
+            "thinking_budget": 5,
+            "thinking_budget_tokens": 5,
+            "thinking_token_budget": 5,
         },
-        _STREAMED | {"top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [_TOOL]}},
+        _STREAMED
+        | {
+            "function_call": {"functions": [_TOOL["function"]]},
+            "parallel_tool_calls": {"tools": [_TOOL]},
+            "tool_choice": {"tools": [_TOOL]},
+            "top_logprobs": {"logprobs": True},
+        },
     ),
     Api(
         "OpenAI and vLLM: completions",
         "POST /v1/completions",
         {"prompt": "Hi"},
-        {*CompletionParams.__annotations__, *_VLLM, *openai.WIRE.refused} | fields_of(openai.CompletionBody),
+        {*CompletionParams.__annotations__, *_VLLM, *openai.WIRE.unused} | fields_of(openai.CompletionBody),
         _SAMPLING | {"echo": True, "logprobs": 2, "prompt": ["Ho", "Ha"], "best_of": 2},
         _STREAMED,
     ),
@@ -282,7 +302,7 @@ APIS = [
         "OpenAI: responses",
         "POST /v1/responses",
         {"input": "Hi"},
-        {*ResponseParams.__annotations__, "stream"} | fields_of(responses.ResponsesBody) | set(responses.WIRE.refused),
+        {*ResponseParams.__annotations__, "stream"} | fields_of(responses.ResponsesBody) | set(responses.WIRE.unused),
         _SAMPLING
         | {
             "background": True,
@@ -315,22 +335,34 @@ APIS = [
         in_query=True,
     ),
     Api(
+        "OpenAI: models",
+        "GET /v1/models",
+        {},
+        ["client_version"],
+        {"client_version": "0.169.0"},
+        in_query=True,
+    ),
+    Api(
         "Anthropic",
         "POST /v1/messages",
         {"model": "scripted", "max_tokens": 9, "messages": [_USER]},
         _ANTHROPIC_FIELDS
         | _IN_CONFIG
         | fields_of(anthropic.MessagesBody, "output_config")
-        | set(anthropic.WIRE.refused)
+        | set(anthropic.WIRE.unused)
         | {"tool_choice.disable_parallel_tool_use"},
         _ANTHROPIC_SAMPLES,
         _ANTHROPIC_COMPANIONS,
+        {"cache_control": _CACHED},
     ),
     Api(
         "Anthropic",
         "POST /v1/messages/count_tokens",
         {"model": "scripted", "messages": [_USER]},
-        {*CountParams.__annotations__} | fields_of(anthropic.CountBody) | set(anthropic.WIRE.refused),
+        ({*CountParams.__annotations__} - {"output_config"})
+        | _IN_CONFIG
+        | fields_of(anthropic.CountBody, "output_config")
+        | set(anthropic.WIRE.unused),
         _ANTHROPIC_SAMPLES,
         {name: beside for name, beside in _ANTHROPIC_COMPANIONS.items() if name != "thinking"},
         {ANY: "it does not change how many tokens the prompt has"},
@@ -346,6 +378,18 @@ APIS = [
     ),
     _ollama("POST /api/chat", {"messages": [_USER]}, ChatRequest.model_fields, ollama.OllamaChatBody),
     _ollama("POST /api/generate", {"prompt": "Hi"}, GenerateRequest.model_fields, ollama.OllamaGenerateBody),
+    Api(
+        "Ollama",
+        "POST /api/pull",
+        {"model": "scripted"},
+        ["insecure", "model", "name", "stream"],
+        {"model": "default", "name": "scripted", "stream": False, "insecure": True},
+        {"name": {"model": None}},
+        {
+            "insecure": "nothing is fetched",
+            "model": "the answer is the same for every name of the model",
+        },
+    ),
     Api(
         "Ollama",
         "POST /api/show",
@@ -379,7 +423,7 @@ APIS = [
         "The vLLM article",
         "POST /generate-stream",
         {"prompt": "Hi"},
-        fields_of(cumulative.CumulativeBody) | set(cumulative.WIRE.refused),
+        fields_of(cumulative.CumulativeBody) | set(cumulative.WIRE.unused),
         _SAMPLING | {"best_of": 2, "prompt": "Ho", "use_beam_search": True},
     ),
     Api(

@@ -25,14 +25,15 @@ from tests.dialects.transcripts import facts
 
 from tailrace.dialects import WIRES, GenerateCall, StreamFacts, Wire, websocket
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.wire import Follow, Generate, OnStream, Operation, Show
+from tailrace.dialects.shapes import path_of
+from tailrace.dialects.wire import Follow, Generate, OnStream, Operation, Reply, Show
 from tailrace.engines.openvino.engine import PARAMETERS
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.http.wires import is_meant
-from tailrace.types import End, Event, GenerateRequest, Sampling, Usage
+from tailrace.types import SHAPING, End, Event, GenerateRequest, Sampling, Usage
 
 PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"
-_EVERYWHERE = PARAMETERS | {"max_tokens", "seed", "stop", "include_stop", "single_call", "n"}
+_EVERYWHERE = PARAMETERS | {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens"}
 _UNKNOWN = "nobody_knows"
 
 HONOURED, REFUSED, IGNORED = "honoured", "refused", "ignored, and named"
@@ -56,7 +57,7 @@ class _Meant(NamedTuple):
 
     told: object
     request: GenerateRequest | None
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # paths
 
 
 def _meant(api: Api, given: JsonBody) -> _Meant:
@@ -82,7 +83,9 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
             call = parse(wanted)
             if isinstance(call, GenerateCall):
                 told = (call.request, call.view, call.stream, call.at_once)
-                return _Meant(told, call.request, call.ignored + unknown)
+                return _Meant(told, call.request, (*map(path_of, call.ignored), *unknown))
+            if isinstance(call, Reply):
+                return _Meant(replace(call, ignored=()), None, (*map(path_of, call.ignored), *unknown))
             return _Meant(call, None, unknown)
         case Follow(parse_following):
             return _Meant(parse_following(wanted), None, unknown)
@@ -90,7 +93,7 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
             return _Meant(find(wanted), None, unknown)
         case Show(render):
             reply = render(wanted)
-            return _Meant(replace(reply, ignored=()), None, reply.ignored + unknown)
+            return _Meant(replace(reply, ignored=()), None, (*map(path_of, reply.ignored), *unknown))
 
 
 def _operations(api: Api) -> list[tuple[Wire, Operation]]:
@@ -99,7 +102,9 @@ def _operations(api: Api) -> list[tuple[Wire, Operation]]:
         (wire, operation)
         for wire in WIRES
         for operation in wire.operations
-        if f"{operation.method} {operation.path}" == api.door and (operation.body is None) == api.in_query
+        if f"{operation.method} {operation.path}" == api.door
+        and (operation.body is None) == api.in_query
+        and (operation.only_with_header or "") in (api.headers or {"": ""})
     ]
 
 
@@ -167,6 +172,8 @@ def verdict(api: Api, shown: str) -> str:
     changed = {one.name for one in fields(Sampling) if getattr(ours, one.name) != getattr(theirs, one.name)}
     if changed <= _EVERYWHERE:
         return HONOURED
+    if changed <= _EVERYWHERE | SHAPING:
+        return f"{HONOURED} where the engine can, else {IGNORED}"
     unable = UnsupportedParameter(f"The engine has no {name}.", param=name)
     return f"{HONOURED} where the engine can, else refused: {_refusal(api, name, unable)}"
 
@@ -187,13 +194,12 @@ The effect of every field of every API. Made from the code by
 
     TAILRACE_REGENERATE=1 pytest tests/test_compatibility.py
 
-- **honoured**: the field works with the default engine. Engines that do not support it refuse it
-  ([which](engines.md#what-a-request-may-ask)). *Where the engine can*: the default engine does not support the field,
-  others may.
-- **refused**: tailrace does not support the field. The table has the status, and the code or type of the error if
-  the wire's errors have one (errors of Ollama and Triton are a sentence). The error names the field. A value without an
-  effect is not refused, because some clients send one by default. If the engine cannot honour the default of a known
-  client, this value is ignored and named (TGI's `typical_p` of 0.95).
+- **honoured**: the field works with the default engine; [engines.md](engines.md#what-a-request-may-ask) has the others.
+  *Where the engine can*: the default engine does not support the field, others may.
+- **refused**: without the field the answer would be wrong, and the client could not know
+  ([the rule](decisions/take-what-clients-send.md)). The table has the status, and the code or type of the error if the
+  wire's errors have one (errors of Ollama and Triton are a sentence). The error names the field. A value that asks for
+  nothing is not refused, because some clients send one by default.
 - **ignored, and named**: the field has no effect, and the answer lists it in the header `X-Tailrace-Ignored`.
   `--strict` refuses it. `tools` are ignored if the model may choose whether to call one and its chat template does not
   support tools ([why](wires/openai.md#tools)).

@@ -17,13 +17,14 @@ ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
 
 
-def error_rows() -> dict[str, tuple[int, str]]:
-    rows: dict[str, tuple[int, str]] = {}
+def error_rows() -> dict[str, tuple[int, bool, str]]:
+    """Return status, whether it is retryable, and meaning of each code."""
+    rows: dict[str, tuple[int, bool, str]] = {}
     for _, kind in inspect.getmembers(tailrace.errors, inspect.isclass):
         if issubclass(kind, TailraceError) and kind.code not in ("stream_error", "model_error"):
             meaning = (kind.__doc__ or "").strip().partition("\n")[0].rstrip(".") if "__doc__" in vars(kind) else ""
-            if kind.code not in rows or len(meaning) > len(rows[kind.code][1]):
-                rows[kind.code] = (kind.status, meaning)
+            if kind.code not in rows or len(meaning) > len(rows[kind.code][-1]):
+                rows[kind.code] = (kind.status, kind.is_retryable, meaning)
     return rows
 
 
@@ -55,9 +56,18 @@ def render() -> str:
     of_model = ", ".join(f"`{row.key}`" for row in settings_table() if row.of_model)
     lines += ["", f"Of several models each may have its own of these, by `--set NAME.SETTING=VALUE`: {of_model}."]
     lines += ["", *_OTHER_VARIABLES, ""]
-    lines += ["## Error codes", "", "`error.code` on `/v1` routes and in terminal events.", ""]
-    lines += ["| code | status | |", "|---|---|---|"]
-    lines += [f"| `{code}` | {status} | {text} |" for code, (status, text) in sorted(error_rows().items())]
+    lines += [
+        "## Error codes",
+        "",
+        "`error.code` on `/v1` routes and in terminal events. After a retryable error, the same request may be",
+        "answered if it is sent again ([a stream that is cut off](wires/README.md#a-stream-that-is-cut-off)).",
+        "",
+    ]
+    lines += ["| code | status | retryable | |", "|---|---|---|---|"]
+    lines += [
+        f"| `{code}` | {status} | {'yes' if is_retryable else 'no'} | {text} |"
+        for code, (status, is_retryable, text) in sorted(error_rows().items())
+    ]
     lines += [
         "",
         "On text-generation-inference's routes they are `validation` (422), `overloaded` (429) and",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tailrace.engines import KINDS
 from tailrace.requirements import install_command
-from tailrace.types import Sampling
+from tailrace.types import SHAPING, Sampling
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "engines.md"
@@ -21,7 +21,8 @@ _OWN = {
     "transformers": "transformers/sampling",
     "vllm": "vllm/engine",
 }
-_SERVERS = ("max_tokens", "seed", "stop", "include_stop", "single_call", "n")  # implemented by the server
+# Implemented by the server.
+_SERVERS = ("max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens")
 
 
 def parameters(engine: str) -> set[str]:
@@ -44,7 +45,8 @@ def table() -> str:
     names = sorted(set(Sampling.__slots__) - set(_SERVERS))
     lines = [f"| parameter | {' | '.join(_OWN)} |", "|---|" + "---|" * len(_OWN)]
     for name in names:
-        cells = ["yes" if name in honoured[engine] else "refused" for engine in _OWN]
+        without = "left out" if name in SHAPING else "refused"
+        cells = ["yes" if name in honoured[engine] else without for engine in _OWN]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

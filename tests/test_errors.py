@@ -21,6 +21,7 @@ CODES = {
     "UnsupportedParameter": "unsupported_parameter",
     "ContextLengthExceeded": "context_length_exceeded",
     "UnknownModel": "model_not_found",
+    "UnknownResponse": "previous_response_not_found",
     "UnknownKey": "unknown_key",
     "UnknownConversation": "conversation_not_found",
     "ConversationLocked": "conversation_locked",
@@ -118,18 +119,18 @@ def test_fields_of_an_error() -> None:
     [
         (
             ContextLengthExceeded(9, 8),
-            "The prompt has 9 tokens, but at most 8 are allowed. Shorten the prompt.",
+            "The maximum context length is 8 tokens, and the prompt has 9. Shorten the prompt.",
             "prompt",
         ),
         (
             ContextLengthExceeded(5, 8, max_tokens=4),
-            "The prompt has 5 tokens, and the answer may have 4. Together at most 8 are allowed. "
+            "The maximum context length is 8 tokens. The prompt has 5, and the answer may have 4. "
             "Shorten the prompt, or ask for a shorter answer.",
             "max_tokens",
         ),
         (
             ContextLengthExceeded(9, 8, at_least=True),
-            "The prompt has at least 9 tokens, but at most 8 are allowed. Shorten the prompt.",
+            "The maximum context length is 8 tokens, and the prompt has at least 9. Shorten the prompt.",
             "prompt",
         ),
     ],

@@ -54,6 +54,7 @@ def test_every_sampling_parameter_reaches_the_worker() -> None:
         logit_bias=((7, -100.0), (9, 0.5)),
         grammar=Grammar("regex", "[a-zé]+"),
         n=2,
+        max_reasoning_tokens=5,
     )
     plain = Sampling()
     assert not [field.name for field in fields(sampling) if getattr(sampling, field.name) == getattr(plain, field.name)]

@@ -16,6 +16,7 @@
         TemplateError               400  the model's chat template refuses the messages
         RequestRefused              400  the engine refuses the request
         UnknownModel                404
+        UnknownResponse             400  a previous response that is not kept
         UnknownKey                  404
         UnknownConversation         404
         ConversationLocked          409  its last answer is in progress
@@ -64,7 +65,8 @@ client's input, except the cleaned name of an unknown field. A disconnect of the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 __all__ = [
     "AdmissionError",
@@ -116,6 +118,7 @@ __all__ = [
     "UnknownConversation",
     "UnknownKey",
     "UnknownModel",
+    "UnknownResponse",
     "UnknownStream",
     "UnsupportedMediaType",
     "UnsupportedOperation",
@@ -132,6 +135,9 @@ class TailraceError(Exception):
 
     status = 500
     code = "internal_error"
+    is_retryable = False  # whether the same request may be answered if it is sent again
+    # For programs, if a stream was cut off: is_retryable, and where the stream can be followed again (`failure_of`).
+    cut_fields: Mapping[str, object] = MappingProxyType({})
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -159,6 +165,7 @@ class BodyTimeout(RequestError):
 
     status = 408
     code = "body_timeout"
+    is_retryable = True
 
 
 class UnsupportedMediaType(RequestError):
@@ -209,12 +216,13 @@ class ContextLengthExceeded(RequestError):
     def __init__(
         self, num_prompt_tokens: int, limit_tokens: int, *, max_tokens: int = 0, at_least: bool = False
     ) -> None:
-        counted = f"{'at least ' if at_least else ''}{num_prompt_tokens} token{'s' * (num_prompt_tokens != 1)}"
-        text = f"The prompt has {counted}, but at most {limit_tokens} are allowed. Shorten the prompt."
+        # Clients look for "maximum context length" in the text, and then shorten the conversation by themselves.
+        counted = f"{'at least ' if at_least else ''}{num_prompt_tokens}"
+        text = f"The maximum context length is {limit_tokens} tokens, and the prompt has {counted}. Shorten the prompt."
         if max_tokens:
             text = (
-                f"The prompt has {counted}, and the answer may have {max_tokens}. Together at most {limit_tokens} are "
-                "allowed. Shorten the prompt, or ask for a shorter answer."
+                f"The maximum context length is {limit_tokens} tokens. The prompt has {counted}, and the answer may "
+                f"have {max_tokens}. Shorten the prompt, or ask for a shorter answer."
             )
         super().__init__(text, param="max_tokens" if max_tokens else "prompt")
         self.num_prompt_tokens = num_prompt_tokens
@@ -241,6 +249,12 @@ class UnknownModel(RequestError):
     code = "model_not_found"
 
 
+class UnknownResponse(RequestError):
+    """The previous response of a request is not kept. The client has to send the conversation itself."""
+
+    code = "previous_response_not_found"
+
+
 class UnknownKey(RequestError):
     """There is no key with this id."""
 
@@ -260,6 +274,7 @@ class ConversationLocked(RequestError):
 
     status = 409
     code = "conversation_locked"
+    is_retryable = True
 
 
 class Unauthenticated(RequestError):
@@ -301,6 +316,7 @@ class AdmissionError(TailraceError):
 
     status = 429
     code = "overloaded"
+    is_retryable = True
 
 
 class QueueFull(AdmissionError):
@@ -363,6 +379,7 @@ class StorageError(TailraceError):
 
     status = 503
     code = "journal_unavailable"
+    is_retryable = True
 
 
 class JournalFull(StorageError):
@@ -380,7 +397,7 @@ class JournalDamaged(StorageError):
 
 
 class LeaseLost(StorageError):
-    """Another server has taken the stream over. Clients never see this error."""
+    """Another server writes the stream now. Clients see this only as the reason why a reader was sent away."""
 
     code = "lease_lost"
 
@@ -455,6 +472,7 @@ class EngineLost(EngineError):
 
     status = 503
     code = "engine_unavailable"
+    is_retryable = True
 
     def __init__(
         self,
@@ -473,6 +491,7 @@ class EngineStalled(EngineError):
 
     status = 504
     code = "engine_stalled"
+    is_retryable = True
 
 
 class PoisonRequest(EngineError):
@@ -486,6 +505,7 @@ class Diverged(EngineError):
     """After its engine was lost, the replay gave another answer, and the stream could not continue."""
 
     code = "diverged"
+    is_retryable = True
 
 
 class Interrupted(EngineError):
@@ -493,6 +513,7 @@ class Interrupted(EngineError):
 
     status = 503
     code = "interrupted"
+    is_retryable = True
 
 
 class Cancelled(EngineError):
@@ -513,6 +534,7 @@ class AppUnavailable(AppFailed):
 
     status = 503
     code = "app_unavailable"
+    is_retryable = True
 
 
 class AppOutput(AppFailed):

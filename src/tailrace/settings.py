@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 _HOST_NAME = re.compile(r"[^\s/:@?#\[\]*]+")
+_ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE)
 _METRIC_FAMILIES = ("tgi", "vllm")
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
@@ -138,6 +139,17 @@ class Settings:
         "in the text.",
         choices=("auto", "text"),
     )
+    reasoning_budget: int = _model_setting(
+        -1,
+        "Most tokens of reasoning in an answer; then its end is forced, and the answer follows. -1 is no limit. "
+        "Requests may set their own.",
+        least=-1,
+    )
+    tool_format: str = _model_setting(
+        "auto",
+        "Format in which the model writes tool calls: auto finds it by the chat template; another name is one of the "
+        "formats in docs/tools.md.",
+    )
     strict: bool = _setting(False, "Refuse fields that have no effect, instead of listing them in X-Tailrace-Ignored.")
     queue_s: float = _setting(60.0, "Longest time of a request in the queue.")
     linger_s: float = _setting(60.0, "How long a stream of /v1/streams continues without a reader.")
@@ -189,7 +201,10 @@ class Settings:
     body_s: float = _setting(30.0, "Timeout for a whole request body.", least=0.1)
     header_s: float = _setting(10.0, "Timeout for the head of a request: its request line and headers.", least=0.1)
     keep_alive_s: int = _setting(
-        20, "How long a connection stays open between a response and the next request.", least=1
+        90,
+        "How long a connection stays open between a response and the next request. A proxy in front must give up idle "
+        "connections earlier.",
+        least=1,
     )
     write_s: float = _setting(
         30.0,
@@ -237,6 +252,11 @@ class Settings:
     )
     allowed_hosts: str = _setting("", "Further Host names of this server, separated by commas; * allows any.")
     allowed_origins: str = _setting("", "Web origins that may call this server, separated by commas; * allows any.")
+    root_path: str = _setting(
+        "",
+        "Path below which a proxy serves this server, such as /llm. The proxy must remove it from requests. The paths "
+        "in answers begin with it.",
+    )
     tls_cert: str = _setting("", "File with certificate and chain (PEM), for TLS. Reloaded when it changes.")
     tls_key: str = _setting("", "File with the certificate's private key (PEM). Empty: the key is in --tls-cert.")
     tls_client_ca: str = _setting("", "File with CA certificates (PEM), one of which must have signed each client's.")
@@ -272,7 +292,7 @@ class Settings:
     )
 
     def __post_init__(self) -> None:
-        """Raises: ValueError for settings that contradict each other, and invalid hosts or origins."""
+        """Raises: ValueError for settings that contradict each other, and invalid hosts, origins or paths."""
         if self.journal not in ("disk", "memory") and not self.journal.startswith(_REDIS_SCHEMES):
             raise ValueError("--journal takes disk, memory, or a URL such as redis://127.0.0.1:6379/0.")
         if self.prompt_template and "{prompt}" not in self.prompt_template:
@@ -283,6 +303,8 @@ class Settings:
             raise ValueError("--tls-key and --tls-client-ca need --tls-cert.")
         if self.adapter_scale != 1.0 and not self.adapter:
             raise ValueError("--adapter-scale needs --adapter.")
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            raise ValueError("--root-path takes a path such as /llm, without a slash at its end.")
         for host in filter(None, map(str.strip, self.allowed_hosts.split(","))):
             if host != "*" and not _HOST_NAME.fullmatch(host) and not _is_address(host):
                 raise ValueError("--allowed-hosts takes names without scheme and port, such as app.example, or *.")

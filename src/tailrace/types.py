@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 __all__ = [
     "ANONYMOUS",
+    "NO_LIMIT",
+    "SHAPING",
     "Allowance",
     "Arrival",
+    "CallReading",
     "Continuity",
     "End",
     "Event",
@@ -27,6 +30,7 @@ __all__ = [
     "Message",
     "Prompt",
     "ReasoningFormat",
+    "Released",
     "Sampling",
     "Spent",
     "Status",
@@ -91,6 +95,7 @@ class Sampling:
     frequency_penalty: float = 0.0  # over the answer
     seed: int | None = None  # None: the server picks one
     max_tokens: int | None = None  # None: the server's default
+    max_reasoning_tokens: int | None = None  # then the reasoning is ended. None: the server's default
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # leave the matched stop string in the text
     single_call: bool = False  # end after the first tool call
@@ -100,6 +105,15 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and the numbers to add to their logits
     grammar: Grammar | None = None
     n: int = 1
+
+
+NO_LIMIT = 2**31 - 1  # as `max_tokens`, which is not larger: an answer may fill the room that the prompt leaves
+
+# Parameters that only shape the probabilities of tokens: an engine without one of them gives another sample.
+SHAPING = frozenset(
+    {"frequency_penalty", "min_p", "presence_penalty", "repetition_penalty", "temperature", "top_k", "top_p",
+     "typical_p"}
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +133,12 @@ class GenerateRequest:
     prompts: tuple[str | tuple[int, ...], ...] = ()
     messages: tuple[Message, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
+    calls: CallReading | None = None  # how calls of these tools are read from the answer
     template_values: Mapping[str, TemplateValue] = field(default_factory=dict)
     continue_final: bool = False  # the last message is the beginning of the answer
     split_reasoning: bool = True  # for chats; if false, reasoning stays in the text
     sampling: Sampling = field(default_factory=Sampling)
+    may_shorten: bool = True  # reduce max_tokens to the room that the prompt leaves; otherwise refuse the request
     truncate: int | None = None  # use only this many tokens at the end of the prompt
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     linger_s: float | None = None  # None: the server's default
@@ -153,6 +169,20 @@ class Allowance(NamedTuple):
     all_tokens: int | None = None  # of all prompts and answers
 
 
+class CallReading(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How tool calls are read from an answer. It is stored with a stream.
+
+    `format` is a name of `text.calls.FORMATS`. `forced`: the whole answer is one call as JSON without markers.
+    `single`: everything after the first call is dropped. `tools` has the parameters of each tool, in order, and whether
+    each of them is text.
+    """
+
+    format: str = "hermes"
+    forced: bool = False
+    single: bool = False
+    tools: dict[str, dict[str, bool]] = {}
+
+
 class ReasoningFormat(NamedTuple):
     """How a model marks the reasoning before its answer."""
 
@@ -161,6 +191,9 @@ class ReasoningFormat(NamedTuple):
     # Where the generated text begins: before an opening marker, which may follow; after an opening marker at the end of
     # the prompt; or inside reasoning that the prompt has begun.
     begins: Literal["before", "opened", "inside"] = "before"
+    # Markers without meaning between the parts of an answer. A model that has them may reason again after text.
+    drops: tuple[str, ...] = ()
+    then: str = "\n\n"  # what a model writes between the end of its reasoning and its answer
 
 
 class Prompt(NamedTuple):
@@ -169,6 +202,7 @@ class Prompt(NamedTuple):
     text: str
     ids: tuple[int, ...]
     reasoning: ReasoningFormat | None = None  # None: reasoning is not separated from the text
+    calls: CallReading | None = None  # None: the answer has no tool calls. The tools have no parameters here
 
 
 class Usage(NamedTuple):
@@ -179,7 +213,7 @@ class Usage(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a stream ended as `error` or `interrupted`; `code` is stable, `message` is for people."""
+    """Why a stream ended as `error` or `interrupted`, or was released; `code` is stable, `message` is for people."""
 
     code: str
     message: str
@@ -220,9 +254,22 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     spent: Spent | None = None  # only of complete answers
     continuity: Continuity | None = None  # set if the stream's engine or server was lost
     num_reasoning_tokens: int = 0  # included in the completion tokens
+    # Included in the prompt tokens: those found in a prefix cache. None: the engine does not say.
+    num_cached_tokens: int | None = None
 
 
 Event: TypeAlias = TextDelta | End
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A reader gets no more events here, although its stream has not ended. It can follow the stream again after
+    `last_seq`, the last event that it got; 0 if it got none."""
+
+    status: ClassVar[Literal["released"]] = "released"
+    stream_id: str
+    last_seq: int
+    failure: Failure  # the reason
 
 
 def means_any_model(name: str) -> bool:

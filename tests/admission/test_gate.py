@@ -279,7 +279,7 @@ def test_the_refusal_names_both_counts() -> None:
     error = caught.value
     assert (error.num_prompt_tokens, error.max_tokens, error.limit_tokens) == (60, 50, 50)
     assert (
-        error.message == "The prompt has 60 tokens, and the answer may have 50. Together at most 50 are allowed. "
+        error.message == "The maximum context length is 50 tokens. The prompt has 60, and the answer may have 50. "
         "Shorten the prompt, or ask for a shorter answer."
     )
 

@@ -25,7 +25,7 @@ class House:
     """A server in this process, its keys and its clients."""
 
     def __init__(self, service: Service, database: str) -> None:
-        self._database = database
+        self.database = database
         self.records = self.twin()
         self.records.keys()  # makes the database
         self.service = service
@@ -34,7 +34,7 @@ class House:
 
     def twin(self) -> Records:
         """Return the records of another server with the same database."""
-        return Records(Settings(database=self._database))
+        return Records(Settings(database=self.database))
 
     def key(self, owner: str = "me", **given: Any) -> str:  # Any: of KeyStore.create
         made = self.records.keys().create(owner, **given)

@@ -24,7 +24,7 @@ from tailrace.dialects.wire import Generate, Operation
 from tailrace.errors import RequestError
 
 __all__ = [
-    "BODIES", "CANARY", "CHAT", "EVERYTHING", "GENERATING", "NATIVE", "NATIVE_SHAPE", "NOWHERE", "PLAIN",
+    "BODIES", "CANARY", "CHAT", "EVERYTHING", "GENERATING", "LIMITS", "NATIVE", "NATIVE_SHAPE", "NOWHERE", "PLAIN",
     "TEXT", "TGI_SHAPE", "Endpoint", "Names", "Refusal", "ask", "expected_status", "named", "refusal_in",
     "refused", "with_each",
 ]  # fmt: skip
@@ -37,8 +37,9 @@ _NAMES = {
     "name": "scripted",
     "model": "scripted",
     "version": "1",
+    "digest": "sha256:0",
 }  # of what stands in paths
-_LIMITS = re.compile(r"max_[a-z_]*tokens|num_predict")
+LIMITS = re.compile(r"max_[a-z_]*tokens|num_predict|n_predict")  # names of max_tokens
 
 Names = dict[str, "Names"]
 Json = Any  # Any: of JSON
@@ -57,7 +58,7 @@ def _shape_of(wire: Wire) -> Names:
 def _short(value: Json) -> Json:
     """Return an example with a short answer."""
     if isinstance(value, dict):
-        return {name: 1 if _LIMITS.fullmatch(name) else _short(inner) for name, inner in value.items()}
+        return {name: 1 if LIMITS.fullmatch(name) else _short(inner) for name, inner in value.items()}
     return [_short(inner) for inner in value] if isinstance(value, list) else value
 
 

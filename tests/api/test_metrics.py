@@ -235,7 +235,7 @@ def test_sockets_count_like_requests(server: Server) -> None:
         socket.send(json.dumps({"type": "create", "prompt": "Tell me of rivers.", "max_tokens": 3}))
         while json.loads(socket.recv(LONG_S))["type"] != "done":
             pass
-        socket.send(json.dumps({"type": "create", "prompt": "Tell me.", "max_tokens": 10**9}))
+        socket.send(json.dumps({"type": "create", "prompt": "x" * 70_000}))
         assert json.loads(socket.recv(LONG_S))["type"] == "refused"
     with connect(f"ws://127.0.0.1:{server.port}/", proxy=None) as socket:
         socket.send("Tell me of rivers.")

@@ -295,7 +295,7 @@ def test_twenty_at_once_with_one_key_are_one_generation(serve: Callable[..., Ser
 
 
 def test_a_key_may_be_used_again_after_a_refusal(server: Server) -> None:
-    assert _error(server.post("/v1/streams", {**BODY, "max_tokens": 10**6}, idempotency_key="key-4"))[0] == 400
+    assert _error(server.post("/v1/streams", {**BODY, "prompt": "x" * 70_000}, idempotency_key="key-4"))[0] == 400
     stream_id = server.create(BODY, idempotency_key="key-4")
     assert _events(server, stream_id).content == b"".join(ANSWER.native(stream_id))
 

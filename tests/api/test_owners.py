@@ -198,7 +198,7 @@ async def test_responses_of_another_owner_cannot_be_continued(tmp_path: Path) ->
         never = {**further, "previous_response_id": f"resp_{new_stream_id()}"}
         for client in house.others:
             refused = await client.post("/v1/responses", json=further)
-            assert refused.status_code == 404
+            assert refused.status_code == 400
             assert refused.content == (await client.post("/v1/responses", json=never)).content
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from importlib import resources
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -96,8 +97,9 @@ async def test_the_page_loads_nothing_that_is_not_there_and_nothing_from_elsewhe
     for name in OWN_FILES:
         text = (await client.get(_address(name))).text
         assert not re.findall(r"https?://(?!www\.w3\.org/(?:2000/svg|1998/Math/MathML))", text)
-        for address in re.findall(r'(?:src|href|from) ?=?"(/page/[^"]+)"', text):
-            assert (await client.get(address)).status_code == 200, address
+        assert not re.findall(r'(?:src|href|from) ?=?"/', text)  # a proxy may serve the page below a path
+        for address in re.findall(r'(?:(?:src|href)=|from )"([^"]+)"', text):
+            assert (await client.get(urljoin(_address(name), address))).status_code == 200, address
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|style=", text)
 
 

@@ -73,6 +73,17 @@ def test_pages_of_listed_origins_may_call(server: Server) -> None:
             assert "access-control-allow-credentials" not in answer.headers  # there are no cookies to send
 
 
+def test_a_public_page_of_a_listed_origin_may_call_a_private_address(server: Server) -> None:
+    """Browsers ask for it before they send a page's request from a public site to a private address."""
+    asked = {"access-control-request-method": "GET", "access-control-request-private-network": "true"}
+    preflight = server.http.options("/v1/models", headers={"origin": _LISTED, **asked})
+    assert preflight.status_code == 200
+    assert preflight.headers["access-control-allow-private-network"] == "true"
+    refused = server.http.options("/v1/models", headers={"origin": _OTHER, **asked})
+    assert refused.status_code >= 400
+    assert "access-control-allow-origin" not in refused.headers
+
+
 def test_pages_of_other_origins_may_not(server: Server) -> None:
     for origin in (_OTHER, "null", _LISTED + ".evil.example", "http://app.example"):
         preflight = server.http.options(

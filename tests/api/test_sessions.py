@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from http.cookies import SimpleCookie
 from pathlib import Path
 
 import httpx
 import pytest
+from sqlalchemy import delete
 from starlette.datastructures import Headers
 from tests.api.keyed import House, serving_with_keys
 
+from tailrace.access.keys import hash_of
 from tailrace.access.sessions import LIFETIME_S, Sessions, cookie_name, new_session, session_token
+from tailrace.records import service, tables
+from tailrace.records.database import RecordDatabase
 
 _OWN = {"origin": "http://localhost"}
 _FOREIGN = "http://evil.example"
@@ -155,13 +160,29 @@ async def test_signing_out_ends_it_everywhere(house: House) -> None:
     successor.close()
 
 
+async def test_a_server_that_read_nothing_for_long_misses_no_ended_session(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows of ended sessions are deleted meanwhile."""
+    _, cookie = await _sign_in(house, house.key("alice"))
+    slow = house.twin()
+    await slow.read_keys()
+    house.records.sessions().end(hash_of(cookie.partition("=")[2]))
+    with closing(RecordDatabase(house.database)) as database, database.begin() as connection:
+        connection.execute(delete(tables.sessions))
+    monkeypatch.setattr(service, "MISSED_S", -1.0)  # any time is long
+    await slow.read_keys()
+    assert slow.keyring.sessions.find(cookie.partition("=")[2], 0.0) is None
+    slow.close()
+
+
 async def test_ended_sessions_are_deleted(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     token = house.key("alice")
     for _ in range(103):
         await _sign_in(house, token)
     assert len(house.records.keys().changed_since(0).sessions) == 103
     now_s = time.time()
-    monkeypatch.setattr("tailrace.records.sessions.time.time", lambda: now_s + 61)
+    monkeypatch.setattr("tailrace.records.sessions.time.time", lambda: now_s + 601)
     await _sign_in(house, token)
     assert len(house.records.keys().changed_since(0).sessions) == 101
 

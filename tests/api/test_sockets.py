@@ -90,6 +90,19 @@ async def test_without_a_template_the_texts_are_joined() -> None:
 
 
 @scenario
+async def test_an_answer_that_another_server_continues_closes_the_socket() -> None:
+    harness = Harness()
+    async with SocketClient(app_of(harness), "/") as client:
+        await client.ask("Hello")
+        harness.engine.step()
+        (run,) = harness.generator.live
+        run.lease_lost()
+        await client.settle()
+        assert client.closing == (1012, "Another server continues this stream.")
+        assert FINISHED not in client.frames
+
+
+@scenario
 async def test_each_socket_has_its_own_conversation() -> None:
     harness = Harness(limits=Limits(default_max_tokens=9))
     app = app_of(harness)
@@ -130,7 +143,7 @@ async def test_a_long_prompt_gets_a_short_answer_and_one_too_long_is_refused() -
         await client.ask("x" * 400)
         code, reason = client.closing
         assert code == 1009
-        assert "at most 200 are allowed" in reason
+        assert "The maximum context length is 200 tokens, and the prompt has 403." in reason
     harness.check_idle()
 
 

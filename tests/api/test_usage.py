@@ -85,11 +85,13 @@ async def test_limits_are_set_shown_and_hold_at_once(tmp_path: Path) -> None:
             assert made.json()["quota"] == {"streams_at_once": 1}
 
 
-async def test_an_answer_without_max_tokens_is_as_long_as_a_small_limit_allows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_tokens", [None, 32_000])
+async def test_an_answer_is_as_long_as_a_small_limit_allows(max_tokens: int | None, tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house:
 
         async def ask(client: httpx.AsyncClient, text: str) -> httpx.Response:
-            body = {"model": "scripted", "messages": [{"role": "user", "content": text}], "n": 2}
+            messages = [{"role": "user", "content": text}]
+            body = {"model": "scripted", "messages": messages, "n": 2, "max_tokens": max_tokens}
             return await client.post("/v1/chat/completions", json=body)
 
         async with house.client(house.key("alice", quota=Quota(tokens_per_minute=100))) as alice:
@@ -98,6 +100,8 @@ async def test_an_answer_without_max_tokens_is_as_long_as_a_small_limit_allows(t
             usage = answer.json()["usage"]
             assert usage["completion_tokens"] == (100 - usage["prompt_tokens"]) // 2 * 2
             assert {choice["finish_reason"] for choice in answer.json()["choices"]} == {"length"}
+            used = f"max_tokens ({usage['completion_tokens'] // 2} used)"
+            assert answer.headers.get("x-tailrace-ignored") == (used if max_tokens else None)
             too_long = await ask(alice, "Hi. " * 40)
             assert too_long.status_code == 400
             assert "100 per minute" in too_long.json()["error"]["message"]

@@ -160,7 +160,8 @@ def test_a_refusal_after_the_headers_is_an_event(http: httpx.Client) -> None:
     with connect_sse(http, "POST", "/late", content='{"top_p": 5}') as events:
         *_, last = events.iter_sse()
     assert last.event == "error"
-    assert json.loads(last.data)["error"] == {"code": "invalid_request", "message": "top_p: Expected `float` <= 1.0."}
+    message = "top_p: Expected `float` <= 1.0."
+    assert json.loads(last.data)["error"] == {"code": "invalid_request", "message": message, "retryable": False}
 
 
 def test_a_text_cannot_be_streamed_as_letters(apps: Forgiving) -> None:

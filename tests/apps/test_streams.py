@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from tailrace.types import TextDelta
 
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
-    """Its readers have to reconnect, its generator is stopped, and other streams are not affected."""
+    """Its readers are sent away, its generator is stopped, and other streams are not affected."""
     go_on, stopped = asyncio.Event(), asyncio.Event()
 
     async def items() -> AsyncIterator[str]:
@@ -47,7 +48,11 @@ async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
             answer = await reading
         assert b'"one"' in answer.content
         assert b"two" not in answer.content
-        assert b"event:" not in answer.content
+        stream_id = feed.lease.stream_id
+        message = "Another server writes this stream now."
+        error = {"code": "lease_lost", "message": message, "retryable": True, "stream_id": stream_id, "last_seq": 1}
+        shown = json.dumps({"status": "released", "error": error}, separators=(",", ":"))
+        assert answer.text.endswith(f"event: released\ndata: {shown}\nid: {stream_id}-1\n\n")
         assert not hosted.streams.feeds
         assert not hosted.streams.num_ended
         assert feed.lease.log.end is None

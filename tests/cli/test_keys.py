@@ -194,6 +194,14 @@ def test_without_keys_a_server_listens_only_on_loopback(verb: tuple[str, str], t
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1].startswith("tailrace: there are no keys")
     assert "tailrace keys create" in ran.stderr
+    assert not (tmp_path / "records.sqlite").exists()  # servers record requests as soon as there is a database
+
+
+@pytest.mark.parametrize("words", [("list",), ("show", "abcdefghjkmn"), ("revoke", "abcdefghjkmn")])
+def test_looking_for_a_key_creates_no_database(tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = _keys(f"sqlite:///{tmp_path / 'records.sqlite'}", *words)
+    assert "There are no keys" in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_with_a_key_or_insecure_it_listens_everywhere(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,10 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from tests.api.process import TAILRACE, Server, environment
+from tests.missing import missing_reason
 from tests.waiting import LONG_S
 
+import tailrace
 from tailrace import __version__
 from tailrace.cli import main
 from tailrace.settings import settings_table
@@ -159,6 +163,58 @@ def test_the_start_message_names_the_page_and_the_base_url_for_openai_clients(se
     base = server.wait_line(r"OpenAI base URL: +(\S+)\n")
     assert "<!doctype html>" in httpx.get(page[1], headers={"accept": "text/html"}, trust_env=False).text.lower()
     assert httpx.get(f"{base[1]}/models", trust_env=False).json()["data"][0]["id"] == "scripted"
+
+
+def test_without_the_libraries_of_the_page_all_apis_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come from another registry than Python's packages, which may be out of reach."""
+    ignored = shutil.ignore_patterns("__pycache__", "lib", "templates")
+    shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace", ignore=ignored)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    running = Server("scripted").wait_ready()
+    try:
+        line = running.wait_line(r"No page to chat on\. (.+)\n")
+        answer = httpx.get(running.url, headers={"accept": "text/html"}, trust_env=False)
+        assert answer.status_code == 503
+        assert answer.headers["content-type"].startswith("text/html")
+        assert line[1] in answer.text
+        assert "make serve" in line[1]
+        assert running.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}).status_code == 200
+    finally:
+        running.close()
+
+
+_AS_NOBODY = (  # an id without an entry in passwd, which may read Python's files all the same
+    "setpriv", "--reuid", "123456", "--regid", "123456", "--clear-groups", "--inh-caps", "+dac_read_search",
+    "--ambient-caps", "+dac_read_search",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason=missing_reason("root with setpriv", "another user")
+)
+@pytest.mark.parametrize(
+    ("words", "variable"),
+    [
+        (["serve", "scripted", "--port", "0"], "TAILRACE_HOME"),
+        (["ls"], "TAILRACE_HOME"),
+        (["doctor", "--quick"], "TAILRACE_HOME"),
+        (["keys", "list"], "TAILRACE_HOME"),
+        (["pull", "smollm2"], "TAILRACE_HOME"),
+        (["pull", "hf:org/name"], "HF_HOME"),
+        (["serve", "scripted", "--port", "0", "--data-dir", "~/tailrace"], "TAILRACE_HOME"),
+    ],
+)
+def test_a_user_without_a_home_directory(words: list[str], variable: str, tmp_path: Path) -> None:
+    """As in some containers and units of systemd."""
+    kept = {name: value for name, value in environment().items() if name in ("PATH", "PYTHONPATH")}
+    ran = subprocess.run(
+        [*_AS_NOBODY, TAILRACE, *words], env=kept, cwd=tmp_path, capture_output=True, text=True, timeout=LONG_S,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "Traceback" not in ran.stderr
+    assert "no home directory" in ran.stderr.splitlines()[-1]
+    assert variable in ran.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("verb", ["serve", "run", "pull", "doctor", "bench", "certify", "new"])

@@ -68,7 +68,7 @@ def test_sums_and_rows_in_each_form(tmp_path: Path, database: RecordDatabase) ->
         (("usage", "--requests", "--by", "day"), "--by cannot group"),
         (("usage",), "There is no database at"),
         (("keys", "limit", "--tokens-per-minute", "5"), "either a key's id or --owner"),
-        (("keys", "limit", "abcdefghjkmn", "--tokens-per-minute", "5"), "no key with this id"),
+        (("keys", "limit", "abcdefghjkmn", "--tokens-per-minute", "5"), "There are no keys: there is no database at"),
         (("keys", "limit", "--owner", "a b", "--tokens-per-minute", "5"), "owner's name"),
         (("keys", "limit", "--owner", "alice", "--tokens-per-minute", "0"), "a number from 1"),
         (("keys", "create", "alice", "--streams-at-once", "many"), "a number from 1"),

@@ -138,15 +138,17 @@ def test_the_first_requests_of_the_command_line(server: Server) -> None:
         (404, lambda client: client.show("gemma4")),
         (400, lambda client: client.embed("scripted", PROMPT)),
         (400, lambda client: client.chat("scripted", MESSAGES, options={"temperature": 9})),
-        (400, lambda client: client.chat("scripted", MESSAGES, options={"mirostat": 2})),
-        (400, lambda client: client.chat("scripted", MESSAGES, think=True)),
         (400, lambda client: client.chat("scripted", MESSAGES, format="json")),
-        (400, lambda client: list(client.chat("scripted", MESSAGES, stream=True, options={"num_predict": 70_000}))),
+        (400, lambda client: list(client.chat("scripted", [{**MESSAGES[0], "content": "x" * 70_000}], stream=True))),
         (400, lambda client: client.chat("scripted", [{"role": "robot", "content": "Hi"}])),
         (400, lambda client: client.chat("scripted", [{**MESSAGES[0], "images": [b"an image"]}])),
         (400, lambda client: client.generate("scripted", PROMPT, template="{{ .Prompt }}")),
         (400, lambda client: client.generate("scripted", PROMPT, context=[1, 2, 3])),
-        (400, lambda client: client.generate("scripted", keep_alive=0)),
+        (400, lambda client: client.create("mine", from_="scripted")),
+        (400, lambda client: client.copy("scripted", "mine")),
+        (400, lambda client: client.delete("scripted")),
+        (400, lambda client: client.push("scripted")),
+        (404, lambda client: client.pull("gemma4")),
     ],
 )
 def test_refusals_are_raised(client: Client, status: int, ask: Callable[[Client], object]) -> None:
@@ -155,6 +157,16 @@ def test_refusals_are_raised(client: Client, status: int, ask: Callable[[Client]
     assert refused.value.status_code == status
     assert refused.value.error
     assert "{" not in refused.value.error  # the client has found the message
+
+
+def test_a_model_that_is_there_can_be_pulled(client: Client) -> None:
+    assert client.pull("scripted").status == "success"
+    assert [each.status for each in client.pull("scripted:latest", stream=True)][-1] == "success"
+
+
+def test_a_model_is_asked_to_be_unloaded(client: Client) -> None:
+    answer = client.generate("scripted", keep_alive=0)
+    assert (answer.done, answer.done_reason, answer.response) == (True, "unload", "")
 
 
 def test_the_error_in_a_stream_is_raised(client: Client) -> None:

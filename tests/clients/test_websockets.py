@@ -298,7 +298,8 @@ def test_a_socket_goes_away_with_its_server(serve: Callable[..., Server]) -> Non
                 found = receive_json(streaming)
                 heard[found["id"]].append(found)
         assert heard["a"] == _frames(answer, "a", created["stream_id"])
-        assert heard["b"][-1]["type"] == "delta"  # the rest is to be had from the next server
+        assert heard["b"][-1]["type"] == "released"  # the rest is to be had from the next server
+        assert heard["b"][-1]["seq"] == heard["b"][-2]["seq"]
         assert [found["error"]["code"] for found in heard["c"]] == ["draining"]
         for socket in (idle, chat, streaming):
             assert wait_close(socket)[0] == 1012

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +40,7 @@ def test_messages_become_items_and_messages_again() -> None:
     assert messages_of(items) == _TALK
 
 
+_ARGUMENTS = st.dictionaries(st.text(), st.text()).map(json.dumps)
 _MESSAGES = st.lists(
     st.one_of(
         st.builds(Message, st.sampled_from(["system", "user"]), st.text()),
@@ -46,7 +49,7 @@ _MESSAGES = st.lists(
             Message,
             st.just("assistant"),
             st.text(min_size=1),
-            st.lists(st.builds(ToolCall, st.text(), st.text(), st.text())).map(tuple),
+            st.lists(st.builds(ToolCall, st.text(), st.text(), _ARGUMENTS)).map(tuple),
         ),
     )
 )
@@ -55,6 +58,11 @@ _MESSAGES = st.lists(
 @given(_MESSAGES)
 def test_any_messages_can_be_converted(messages: list[Message]) -> None:
     assert messages_of(items_of(messages)) == tuple(messages)
+
+
+def test_a_call_that_was_cut_off_has_arguments_that_templates_can_render() -> None:
+    (message,) = messages_of([Item(kind="function_call", name="look", call_id="c", text='{"at": "a')])
+    assert message.tool_calls == (ToolCall("c", "look", '{"INVALID_JSON":"{\\"at\\": \\"a"}'),)
 
 
 def test_a_call_without_text_is_one_item() -> None:

@@ -13,14 +13,16 @@ from tailrace.conversations.items import Item
 from tailrace.conversations.turns import Spoken, Turn, read_turn
 from tailrace.dialects import openai, responses
 from tailrace.dialects.wire import GenerateCall
-from tailrace.types import End, Event, TextDelta, Usage
+from tailrace.types import CallReading, End, Event, TextDelta, Usage
 
 _CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
 def test_a_turn_is_read_unchanged() -> None:
-    turn = Turn(conversation_id="c", parent_id="p", input_items=(Item(role="user", text="é\u2028"),), reads_tools=True)
+    turn = Turn(
+        conversation_id="c", parent_id="p", input_items=(Item(role="user", text="é\u2028"),), calls=CallReading()
+    )
     assert read_turn(turn.encode()) == turn
 
 
@@ -37,13 +39,13 @@ def test_input_and_answer_follow_each_other() -> None:
 
 
 def test_an_answer_that_failed_at_once_is_an_item() -> None:
-    (answer,) = Turn(conversation_id="c", reads_tools=True).answer("s", Spoken("", "incomplete"), None, 0.0)
+    (answer,) = Turn(conversation_id="c", calls=CallReading()).answer("s", Spoken("", "incomplete"), None, 0.0)
     assert (answer.role, answer.text, answer.status) == ("assistant", "", "incomplete")
 
 
 def test_an_answer_has_its_given_beginning() -> None:
-    for reads_tools in (False, True):
-        turn = Turn(conversation_id="c", prefix="Once ", reads_tools=reads_tools)
+    for calls in (None, CallReading()):
+        turn = Turn(conversation_id="c", prefix="Once ", calls=calls)
         (answer,) = turn.answer("s", Spoken("upon", "completed"), None, 0.0)
         assert answer.text == "Once upon"
 

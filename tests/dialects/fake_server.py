@@ -57,7 +57,7 @@ class FakeServer:
     max_total_tokens: int = 4096
     max_requests: int = 128
     max_prompts: int = 64
-    takes_tools: bool = True
+    tool_format: str = "hermes"
     prompt_template: str = ""
     splits_reasoning: bool = True
     takes_reasoning: bool = True

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from tailrace.dialects.anthropic_events import MessagesEncoder, MessagesView, en
 from tailrace.dialects.bodies import JsonBody
 from tailrace.errors import (
     BodyTooLarge,
+    ContextLengthExceeded,
     EngineError,
     EngineLost,
     EngineStalled,
@@ -29,7 +31,7 @@ from tailrace.errors import (
     UnknownModel,
     UnsupportedParameter,
 )
-from tailrace.types import End, Event, Message, Sampling, TextDelta, ToolCall, Usage
+from tailrace.types import CallReading, End, Event, Message, Sampling, TextDelta, ToolCall, Usage
 
 HI: JsonBody = {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 LOOK: JsonBody = {"name": "look", "description": "d", "input_schema": {"type": "object"}}
@@ -50,6 +52,13 @@ def messages(*turns: JsonBody, **more: object) -> tuple[Message, ...]:
 
 def text(words: str) -> JsonBody:
     return {"type": "text", "text": words}
+
+
+def reading_of(call: GenerateCall) -> CallReading:
+    view = view_of(call)
+    assert isinstance(view, MessagesView)
+    assert view.calls is not None
+    return view.calls
 
 
 def user(content: object) -> JsonBody:
@@ -113,12 +122,12 @@ def test_calls_and_their_results() -> None:
     turns = messages(user("Hi"), assistant(calls), user(results), assistant([calls[1]]), assistant("So."), user("Go."))
     assert turns == (
         Message("user", "Hi"),
-        Message("assistant", "Let me see.", (ToolCall("t1", "look", '{"at":"\\u00e9"}'), ToolCall("t2", "ask", "{}"))),
+        Message("assistant", "Let me see.", (ToolCall("t1", "look", '{"at":"é"}'), ToolCall("t2", "ask", "{}"))),
         Message("tool", "a", (), "t1"),
         Message("tool", "b\nc", (), "t2"),
         Message("tool", "", (), "t3"),
         Message("user", "And now?"),
-        Message("assistant", "", (ToolCall("t1", "look", '{"at":"\\u00e9"}'),)),
+        Message("assistant", "", (ToolCall("t1", "look", '{"at":"é"}'),)),
         Message("assistant", "So."),
         Message("user", "Go."),
     )
@@ -152,7 +161,7 @@ def test_tools_are_shown_in_the_form_of_chat_templates() -> None:
         {"type": "function", "function": {"name": "ask", "parameters": ASK["input_schema"]}},
     )
     assert call.request.sampling.grammar is None
-    assert view_of(call) == MessagesView(reads_tools=True)
+    assert view_of(call) == MessagesView(CallReading(tools={"look": {}, "ask": {"of": True}}))
 
 
 def test_choosing_tools() -> None:
@@ -161,7 +170,7 @@ def test_choosing_tools() -> None:
     assert call_of({**tools, "tool_choice": {"type": "auto"}}) == call_of(tools)
     named = call_of({**tools, "tool_choice": {"type": "tool", "name": "ask"}})
     assert schema(named.request.sampling.grammar)["properties"]["name"] == {"const": "ask"}
-    assert view_of(named) == MessagesView(reads_tools=True, forced_tool=True)
+    assert reading_of(named) == msgspec.structs.replace(reading_of(call_of(tools)), forced=True)
     anything = schema(call_of({**tools, "tool_choice": {"type": "any"}}).request.sampling.grammar)
     assert [one["properties"]["name"]["const"] for one in anything["anyOf"]] == ["look", "ask"]
 
@@ -169,21 +178,21 @@ def test_choosing_tools() -> None:
 def test_at_most_one_call() -> None:
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     call = call_of({"tools": [LOOK], "tool_choice": choice})
-    assert view_of(call) == MessagesView(reads_tools=True, single_call=True)
+    assert reading_of(call).single
     assert call.ignored == ()
     assert call.request.sampling.single_call
     assert not sampling({"tools": [LOOK]}).single_call
     assert not sampling({"tools": [LOOK], "tool_choice": {**choice, "type": "any"}}).single_call
-    assert view_of(call_of({"tools": [LOOK], "tool_choice": {**choice, "disable_parallel_tool_use": False}})) == (
-        MessagesView(reads_tools=True)
-    )
+    assert not reading_of(
+        call_of({"tools": [LOOK], "tool_choice": {**choice, "disable_parallel_tool_use": False}})
+    ).single
 
 
 @pytest.mark.parametrize(("length", "expected"), [(None, "tool_use"), (45, "max_tokens")])
 def test_a_single_complete_call_is_not_incomplete(length: int | None, expected: str) -> None:
     text = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call> And then'[:length]
     events: list[Event] = [TextDelta(text, (65,), finish_reason="length"), End("done", Usage(1, 1))]
-    view = MessagesView(reads_tools=True, single_call=True)
+    view = MessagesView(CallReading(single=True))
     assert json.loads(view.open(facts()).whole(events))["stop_reason"] == expected
     encoder = view.open(facts())
     streamed = b"".join(encoder.encode(n, event) for n, event in enumerate(events, 1))
@@ -191,12 +200,12 @@ def test_a_single_complete_call_is_not_incomplete(length: int | None, expected: 
 
 
 def test_tools_that_the_template_cannot_show_are_left_out_unless_one_must_be_called() -> None:
-    bare = FakeServer(takes_tools=False)
+    bare = FakeServer(tool_format="")
     call = call_of({"tools": [LOOK]}, server=bare)
     assert (call.request.tools, call.ignored, view_of(call)) == ((), ("tools",), MessagesView())
     forced = call_of({"tools": [LOOK], "tool_choice": {"type": "any"}}, server=bare)
     assert len(forced.request.tools) == 1
-    assert (forced.ignored, view_of(forced)) == ((), MessagesView(reads_tools=True, forced_tool=True))
+    assert (forced.ignored, reading_of(forced).forced) == ((), True)
     counted = anthropic.count_tokens(
         parsed({"model": "default", "messages": [user("Hi")], "tools": [LOOK]}, server=bare)
     )
@@ -207,25 +216,9 @@ def test_structured_output() -> None:
     wanted = {"type": "object", "properties": {"a": {"type": "integer"}}}
     asks = {"output_config": {"format": {"type": "json_schema", "schema": wanted}}}
     assert schema(sampling(asks).grammar) == wanted
+    assert schema(sampling({"output_format": asks["output_config"]["format"]}).grammar) == wanted  # the older form
     with pytest.raises(RequestError, match="cannot be used with tools"):
         call_of({**asks, "tools": [LOOK]})
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"container": "c"},
-        {"mcp_servers": [{"type": "url", "url": "http://a/", "name": "a"}]},
-        {"context_management": {"edits": []}},
-        {"inference_geo": "eu"},
-        {"speed": "fast"},
-        {"diagnostics": {"previous_message_id": "m"}},
-    ],
-)
-def test_unsupported_fields_are_refused_by_name(body: JsonBody) -> None:
-    with pytest.raises(UnsupportedParameter) as refused:
-        call_of(body)
-    assert refused.value.param in body
 
 
 @pytest.mark.parametrize("body", [{"thinking": {"type": "disabled"}}, {"thinking": None}])
@@ -240,19 +233,116 @@ def test_fields_without_effect_are_ignored_and_named() -> None:
         "metadata": {"user_id": "u"},
         "service_tier": "auto",
         "messages": [user([failed, {**text("Hi"), **kept}])],
-        "tools": [{**LOOK, "strict": True}],
+        "system": [{**text("Be kind."), **kept}],
+        "tools": [{**LOOK, "defer_loading": True, "eager_input_streaming": True, **kept}],
         "tool_choice": {"type": "auto"},
+        **kept,
     }
-    assert call_of(body).ignored == (
-        "messages[].content[].cache_control",
-        "messages[].content[].is_error",
-        "metadata",
-        "service_tier",
-        "tools[].strict",
-    )
+    assert call_of(body).ignored == ("messages[].content[].is_error", "metadata", "service_tier")
 
 
 IMAGE = {"type": "image", "source": {"type": "url", "url": "http://a/"}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+USE = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+
+
+def test_tools_of_other_kinds_are_left_out_and_named() -> None:
+    tools = [SEARCH, LOOK, {"type": "bash_20250124", "name": "bash"}, {**ASK, "type": "custom"}, {**ASK, "type": None}]
+    call = call_of({"tools": tools})
+    assert [one["function"]["name"] for one in call.request.tools] == ["look", "ask"]
+    assert call.ignored == (
+        "tools[0] (web_search_20250305)", "tools[2] (bash_20250124)", "tools[4] (the same as tools[3])"
+    )  # fmt: skip
+    assert call_of({"tools": [SEARCH]}).request.tools == ()
+    assert call_of({"tools": tools}, server=FakeServer(tool_format="")).ignored == ("tools",)
+
+
+@pytest.mark.parametrize(
+    ("content", "shown", "named"),
+    [
+        ([text("shot"), IMAGE], "shot\n[image omitted]", ["image: placeholder"]),
+        (
+            [{"type": "document", "source": {"type": "base64", "data": "a"}}],
+            "[file omitted]",
+            ["file: placeholder"],
+        ),
+        ([{"type": "document", "source": {"type": "text", "data": "a"}, "title": "T"}], "T\na", []),
+        ([{"type": "document", "source": {"type": "content", "content": [text("a"), IMAGE]}}], "a", []),
+        (
+            [{"type": "search_result", "title": "T", "source": "http://a/", "content": [text("b")]}],
+            "T\nhttp://a/\nb",
+            [],
+        ),
+        ([{"type": "tool_reference", "tool_name": "ask"}], "ask", []),
+        ([{"type": "dance"}], "[part omitted]", ["dance: placeholder"]),
+        ("", "", []),
+        (None, "", []),
+    ],
+    ids=str,
+)
+def test_the_content_of_a_tools_result(content: object, shown: str, named: list[str]) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": content}
+    call = call_of({"messages": [user("q"), assistant([USE]), user([result])]})
+    assert call.request.messages[-1] == Message("tool", shown, (), "t1")
+    where = "messages[2].content[0].content"
+    assert list(call.ignored) == [f"{where}[{len(str(shown).splitlines()) - 1}] ({one})" for one in named]
+
+
+def test_blocks_of_anthropics_own_servers_are_left_out_of_an_answer_and_named() -> None:
+    answer = [
+        {"type": "redacted_thinking", "data": "x"},
+        {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {"query": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+        text("So."),
+    ]
+    call = call_of({"messages": [user("q"), assistant(answer), user("go on")]})
+    assert call.request.messages[1] == Message("assistant", "So.")
+    assert call.ignored == (
+        "messages[1].content[0] (redacted_thinking)",
+        "messages[1].content[1] (server_tool_use)",
+        "messages[1].content[2] (web_search_tool_result)",
+    )
+    summary = {"type": "compaction", "content": "They spoke of rivers."}
+    assert messages(assistant([summary]), user("go on"))[0] == Message("assistant", "They spoke of rivers.")
+
+
+def test_an_image_is_refused_where_the_user_asks_about_it() -> None:
+    earlier = [user([IMAGE, text("What is this?")]), assistant("A dog."), user("Which one?")]
+    call = call_of({"messages": earlier})
+    assert call.request.messages[0].content == "[image omitted]\nWhat is this?"
+    assert call.ignored == ("messages[0].content[0] (image: placeholder)",)
+    with pytest.raises(UnsupportedParameter) as caught:
+        call_of({"messages": earlier[:1]})
+    assert caught.value.param == "messages[0].content[0]"
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "see"}  # the document is what the tool has read
+    read = [user("q"), assistant([USE]), user([result, {"type": "document", "source": {"type": "url", "url": "x"}}])]
+    assert call_of({"messages": read}).request.messages[-1] == Message("user", "[file omitted]")
+
+
+def test_the_text_of_claude_code_that_changes_with_every_request_is_left_out() -> None:
+    system = [text("x-anthropic-billing-header: cc_version=2.1; cch=1a2b3;"), text("You are an agent.")]
+    call = call_of({"system": system})
+    assert call.request.messages[0] == Message("system", "You are an agent.")
+    assert call.ignored == ("system[0] (x-anthropic-billing-header)",)
+    assert call_of({"system": system[1:]}).request == call.request
+    assert call_of({"system": list(reversed(system))}).request.messages[0].content.startswith("You are an agent.\nx-")
+
+
+def test_effort_reaches_a_template_that_knows_it() -> None:
+    asks = {"output_config": {"effort": "high"}, "thinking": {"type": "adaptive"}}
+    assert call_of(asks).request.template_values == {"reasoning_effort": "high"}
+    assert call_of(asks, server=FakeServer(template_values=frozenset())).ignored == ("output_config.effort",)
+
+
+def test_a_budget_beyond_the_answer_is_no_error() -> None:
+    asks = {"max_tokens": 1024, "thinking": {"type": "enabled", "budget_tokens": 31_999}}
+    assert (call_of(asks).ignored, sampling(asks).max_reasoning_tokens) == ((), 31_999)
+
+
+def test_an_empty_turn_is_left_out_and_named() -> None:
+    call = call_of({"messages": [user("Hi"), assistant("Yes?"), user(""), user("Go on.")]})
+    assert [message.content for message in call.request.messages] == ["Hi", "Yes?", "Go on."]
+    assert call.ignored == ("messages[2] (empty)",)
 
 
 @pytest.mark.parametrize(
@@ -261,14 +351,13 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://a/"}}
         {"max_tokens": None},
         {"max_tokens": 0},
         {"model": None},
-        {"temperature": 1.1},
-        {"top_p": 0},
-        {"top_k": -1},
+        {"temperature": 2.1},
+        {"top_p": 1.1},
+        {"top_k": -2},
         {"stop_sequences": "x"},
-        {"stop_sequences": [""]},
+        {"stop_sequences": [5]},
         {"stream": "yes"},
         {"system": 5},
-        {"system": [IMAGE]},
         {"messages": []},
         {"messages": [{"role": "system", "content": "Be brief."}]},
         {"messages": [user("")]},
@@ -278,14 +367,13 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://a/"}}
         {"messages": [user([{"type": "tool_use", "id": "t", "name": "n", "input": {}}])]},
         {"messages": [assistant([{"type": "tool_result", "tool_use_id": "t"}]), user("Hi")]},
         {"tools": [{"name": "a b", "input_schema": {}}]},
-        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
-        {"tools": [LOOK, LOOK]},
+        {"tools": [LOOK, {**LOOK, "description": "e"}]},
         {"tool_choice": {"type": "any"}},
         {"tools": [LOOK], "tool_choice": {"type": "tool"}},
         {"tools": [LOOK], "tool_choice": {"type": "tool", "name": ""}},
         {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "<auto>"}},
         {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "ask"}},
-        {"tools": [LOOK], "tool_choice": {"type": "auto", "name": "look"}},
+        {"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}},
         {"output_config": {"format": {"type": "json_schema", "schema": 5}}},
     ],
     ids=str,
@@ -327,6 +415,18 @@ def test_errors(error: TailraceError, status: int, kind: str) -> None:
     assert json.loads(body) == {"type": "error", "error": {"type": kind, "message": "No."}}
 
 
+def test_clients_know_from_the_text_that_a_prompt_is_too_long() -> None:
+    def message(error: TailraceError) -> str:
+        told = json.loads(encode_error(error)[1])["error"]["message"]
+        assert isinstance(told, str)
+        return told
+
+    assert message(ContextLengthExceeded(9_006, 8_192)) == "prompt is too long: 9006 tokens > 8192 maximum"
+    assert message(ContextLengthExceeded(60, 100, max_tokens=41)).startswith(
+        "input length and `max_tokens` exceed context limit: 60 + 41 > 100"
+    )
+
+
 def test_a_heartbeat_is_a_ping() -> None:
     (ping,) = parse(MessagesView().heartbeat)
     assert ping.event == json.loads(ping.text)["type"] == "ping"
@@ -356,7 +456,7 @@ def test_events_are_in_the_order_that_clients_expect(path: Path) -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.text(max_size=20), max_size=8), st.booleans())
 def test_events_carry_the_whole_text(texts: list[str], reads_tools: bool) -> None:
-    view = MessagesView(reads_tools=reads_tools)
+    view = MessagesView(CallReading() if reads_tools else None)
     events: list[Event] = [
         *(TextDelta(words, (97,)) for words in texts),
         TextDelta("", (256,), finish_reason="stop"),

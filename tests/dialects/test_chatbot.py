@@ -12,10 +12,11 @@ from tailrace.errors import (
     EngineLost,
     QueueFull,
     RequestError,
+    StorageError,
     TailraceError,
     UnsupportedParameter,
 )
-from tailrace.types import End, Failure, Message, Usage
+from tailrace.types import End, Failure, Message, Released, Usage
 
 
 def _spoken() -> ChatbotConversation:
@@ -73,6 +74,10 @@ def test_there_may_be_no_turn_to_drop() -> None:
         (failure_of(End("error", Usage(1, 1), Failure("queue_timeout", "Too busy."))), 1013),
         (failure_of(End("interrupted", Usage(1, 1), Failure("interrupted", "Stopped."))), 1012),
         (failure_of(End("cancelled", Usage(1, 1))), 1011),
+        (failure_of(Released("s", 1, Failure("draining", "Stopping."))), 1012),
+        (failure_of(Released("s", 1, Failure("lease_lost", "Taken over."))), 1012),
+        (failure_of(Released("s", 1, Failure("journal_unavailable", "Away."))), 1013),
+        (StorageError("Away."), 1013),
     ],
     ids=lambda value: value.code if isinstance(value, TailraceError) else str(value),
 )

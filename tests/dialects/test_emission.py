@@ -42,6 +42,11 @@ def keys(text: str) -> Any:  # Any: JSON
     return json.loads(text, object_pairs_hook=lambda pairs: [(n, v) if isinstance(v, list) else n for n, v in pairs])
 
 
+def cut_fields(path: Path) -> list[str]:
+    """Return the fields for programs that an error has in a stream that was cut off."""
+    return ["retryable", "stream_id", "last_seq"] if path.stem == "released" else ["retryable"]
+
+
 def objects(text: str) -> dict[str, Any]:  # Any: JSON
     value = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert isinstance(value, dict)
@@ -87,7 +92,7 @@ def test_openai_streams_end_with_done_and_a_reason(path: Path) -> None:
         assert failed == chunks[-1:]
         assert not finished
         assert failed[0]["error_type"] == "generation"
-        assert list(failed[0]["error"]) == ["message", "type", "code", "param"]
+        assert list(failed[0]["error"]) == ["message", "type", "code", "param", *cut_fields(path)]
     else:
         assert {choice["index"] for chunk in finished for choice in chunk["choices"]} == {
             choice["index"] for chunk in chunks for choice in chunk["choices"]
@@ -104,6 +109,9 @@ def test_usage_is_in_every_chunk_or_in_none(path: Path) -> None:
         assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
         assert chunks[-1]["choices"] == []
         assert chunks[-1]["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    elif path.stem == "cached":
+        assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert chunks[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
     elif path.stem == "thinking":
         assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
         assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 21}
@@ -118,7 +126,7 @@ def test_tgi_streams_are_as_tgi_serialises_them(path: Path) -> None:
     *before, last = messages
     failed = "error" in objects(last)
     if failed:
-        assert keys(last) == ["error", "error_type"]
+        assert keys(last) == ["error", "error_type", *cut_fields(path)]
     for index, text in enumerate(before if failed else messages, 1):
         assert [name[0] if isinstance(name, tuple) else name for name in keys(text)] == [
             "index",
@@ -140,12 +148,13 @@ def test_tgi_streams_are_as_tgi_serialises_them(path: Path) -> None:
 @pytest.mark.parametrize("path", NATIVE, ids=by_name)
 def test_native_streams_number_their_events_and_end_once(path: Path) -> None:
     messages = parse(path.read_bytes())
-    assert [message.last_event_id for message in messages] == [
-        f"{facts().stream_id}-{seq}" for seq in range(1, len(messages) + 1)
-    ]
+    *ids, last = [message.last_event_id for message in messages]
+    assert ids == [f"{facts().stream_id}-{seq}" for seq in range(1, len(messages))]
+    # A reader that is sent away comes back to where it was.
+    assert last == (ids[-1] if path.stem == "released" else f"{facts().stream_id}-{len(messages)}")
     events = {message.event for message in messages[:-1]}
     assert events <= ({"message", "reasoning"} if path.stem == "thinking" else {"message"})
-    assert messages[-1].event in ("done", "error", "cancelled", "interrupted")
+    assert messages[-1].event in ("done", "error", "cancelled", "interrupted", "released")
     assert objects(messages[-1].text)["status"] == messages[-1].event
 
 
@@ -206,7 +215,8 @@ def test_native_events_have_all_facts(events: list[Event]) -> None:
         if isinstance(event, End):
             assert (shown["status"], message.event) == (event.status, event.status)
             assert shown["usage"]["total_tokens"] == sum(event.usage)
-            assert shown.get("error") == (dict(event.failure._asdict()) if event.failure else None)
+            failure = {**event.failure._asdict(), "retryable": False} if event.failure else None
+            assert shown.get("error") == failure
         else:
             assert message.event == ("reasoning" if event.reasoning else "message")
             assert (shown["text"], tuple(shown["token_ids"])) == (event.text or event.reasoning, event.token_ids)

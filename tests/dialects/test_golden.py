@@ -6,12 +6,23 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.dialects.transcripts import GOLDEN, STREAMED, STREAMS, WHOLE, encoder_for, transcript, vocabulary
+from tests.dialects.transcripts import (
+    GOLDEN,
+    STREAMED,
+    STREAMS,
+    WHOLE,
+    encoder_for,
+    released_transcript,
+    transcript,
+    vocabulary,
+)
 
+from tailrace.errors import TailraceError
 from tailrace.text import Detokenizer
 from tailrace.types import End, TextDelta
 
 _streamed = [(view, stream) for view, streams in STREAMED.items() for stream in streams]
+_released = [view for view, streams in STREAMED.items() if "interrupted" in streams]
 _whole = [(view, stream) for view, streams in WHOLE.items() for stream in streams]
 
 
@@ -27,6 +38,16 @@ def test_a_streaming_answer(view: str, stream: str) -> None:
     check(GOLDEN / view / f"{stream}.txt", transcript(view, STREAMS[stream]))
 
 
+@pytest.mark.parametrize("view", _released)
+def test_a_reader_that_is_sent_away(view: str) -> None:
+    check(GOLDEN / view / "released.txt", released_transcript(view))
+
+
+def test_bare_text_cannot_say_why_it_is_cut_off() -> None:
+    with pytest.raises(TailraceError, match="shutting down"):
+        released_transcript("plain")
+
+
 @pytest.mark.parametrize(("view", "stream"), _whole)
 def test_an_answer_without_streaming(view: str, stream: str) -> None:
     check(GOLDEN / view / f"{stream}.json", encoder_for(view, STREAMS[stream]).whole(STREAMS[stream]))
@@ -34,6 +55,7 @@ def test_an_answer_without_streaming(view: str, stream: str) -> None:
 
 def test_no_unused_transcripts() -> None:
     expected = {GOLDEN / view / f"{stream}.txt" for view, stream in _streamed}
+    expected |= {GOLDEN / view / "released.txt" for view in _released}
     expected |= {GOLDEN / view / f"{stream}.json" for view, stream in _whole}
     assert set(GOLDEN.glob("*/*")) == expected
 

@@ -106,7 +106,6 @@ def test_how_many_messages(messages: list[object]) -> None:
     [
         {},
         {"content": "a"},
-        {"role": "function", "content": "a"},
         {"role": "<|system|>", "content": "a"},
         {"role": None, "content": "a"},
         {"role": "user", "content": 1},
@@ -220,7 +219,7 @@ def test_the_state_shows_every_choice_and_why_it_failed() -> None:
 def test_an_error_with_counts() -> None:
     _, body = native.encode_error(ContextLengthExceeded(9000, 8192, max_tokens=5))
     assert json.loads(body)["error"] == {
-        "message": "The prompt has 9000 tokens, and the answer may have 5. Together at most 8192 are allowed. "
+        "message": "The maximum context length is 8192 tokens. The prompt has 9000, and the answer may have 5. "
         "Shorten the prompt, or ask for a shorter answer.",
         "type": "invalid_request_error",
         "code": "context_length_exceeded",

@@ -11,8 +11,10 @@ from tailrace.conversations.items import Item, messages_of
 from tailrace.conversations.turns import Spoken, read_turn
 from tailrace.dialects import GenerateCall, anthropic, cumulative, ollama, openai, responses, triton
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.responses_items import items_from, read_items
-from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.dialects.openai_chunks import ChatView
+from tailrace.dialects.responses_items import items_from
+from tailrace.dialects.shapes import read_fields
+from tailrace.errors import RequestError
 from tailrace.types import Message
 
 HI = {"role": "user", "content": "Hi"}
@@ -71,7 +73,6 @@ def test_values_for_the_template(call: GenerateCall, values: dict[str, object]) 
         (_response({"reasoning": {"effort": "low"}}, FIXED), "reasoning.effort"),
         (_response({"reasoning": {"summary": "auto"}}), "reasoning.summary"),
         (_response({"include": ["reasoning.encrypted_content"]}), "include.reasoning.encrypted_content"),
-        (_anthropic({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking.budget_tokens"),
     ],
 )
 def test_fields_without_effect_are_named(call: GenerateCall, ignored: str) -> None:
@@ -126,14 +127,11 @@ def test_wires_that_leave_it_in_the_text(call: GenerateCall) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"thinking": {"type": "enabled", "budget_tokens": 1023}},
-        {"thinking": {"type": "enabled", "budget_tokens": 2000}},
-        {"thinking": {"type": "enabled"}},
+        {"thinking": {"type": "enabled", "budget_tokens": "all"}},
         {"thinking": {"type": "between_tools"}},
         {"thinking": "yes"},
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a", "signature": ""}]}]},
         {"messages": [HI, {"role": "assistant", "content": [{"type": "thinking"}]}]},
-        {"messages": [HI, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "a"}]}]},
     ],
 )
 def test_what_anthropic_would_refuse(body: JsonBody) -> None:
@@ -148,13 +146,58 @@ def test_what_ollama_would_refuse(think: object) -> None:
         _ollama({"think": think})
 
 
-def test_thinking_is_refused_for_a_model_without_it() -> None:
-    with pytest.raises(UnsupportedParameter, match="think"):
-        _ollama({"think": True}, UNABLE)
-    with pytest.raises(UnsupportedParameter, match="levels"):
-        _ollama({"think": "low"}, FIXED)
-    with pytest.raises(UnsupportedParameter, match="thinking"):
-        _anthropic({"thinking": {"type": "enabled", "budget_tokens": 1024}}, UNABLE)
+def test_thinking_of_a_model_without_it_is_ignored_and_named() -> None:
+    assert _ollama({"think": True}, UNABLE).ignored == ("think",)
+    assert _ollama({"think": "low"}, FIXED).ignored == ("think (has no levels)",)
+    assert _anthropic({"thinking": {"type": "enabled", "budget_tokens": 1024}}, UNABLE).ignored == ("thinking",)
+
+
+def _chat(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
+    return openai.parse_chat(parsed({"messages": [HI], **more}, server=server))
+
+
+@pytest.mark.parametrize(
+    ("call", "most"),
+    [
+        (native({"messages": [HI], "max_reasoning_tokens": 64}), 64),
+        (native({"messages": [HI], "max_reasoning_tokens": -1}), None),
+        (_chat({"thinking_budget_tokens": 64}), 64),
+        (_chat({"thinking_token_budget": 0}), 0),
+        (_chat({"thinking_budget": 64, "reasoning": {"max_tokens": 32}}), 32),
+        (_chat({"thinking_budget": -1}), None),
+        (_chat({}), None),
+        (_response({"reasoning": {"max_tokens": 64}}), 64),
+        (_anthropic({"thinking": {"type": "enabled", "budget_tokens": 1024}}), 1024),
+        (_anthropic({"thinking": {"type": "adaptive"}}), None),
+    ],
+)
+def test_the_budget_for_reasoning(call: GenerateCall, most: int | None) -> None:
+    assert (call.request.sampling.max_reasoning_tokens, call.ignored) == (most, ())
+
+
+@pytest.mark.parametrize(
+    ("call", "ignored"),
+    [
+        (
+            _chat({"reasoning": {"max_tokens": 9}, "thinking_budget": 8}, UNABLE),
+            ("reasoning.max_tokens", "thinking_budget"),
+        ),
+        (_response({"reasoning": {"max_tokens": 9}}, UNABLE), ("reasoning.max_tokens",)),
+    ],
+)
+def test_a_budget_for_a_model_that_does_not_reason_is_named(call: GenerateCall, ignored: tuple[str, ...]) -> None:
+    assert (call.request.sampling.max_reasoning_tokens, call.ignored) == (None, ignored)
+
+
+def test_openrouters_form() -> None:
+    call = _chat({"reasoning": {"effort": "high", "exclude": True}})
+    assert (call.request.template_values, call.ignored) == ({"reasoning_effort": "high"}, ())
+    assert isinstance(call.view, ChatView)
+    assert not call.view.shows_reasoning
+    assert _chat({"reasoning": {"enabled": False}}).request.template_values == {"enable_thinking": False}
+    assert _chat({"reasoning": {"enabled": False}}, FIXED).ignored == ("reasoning.enabled",)
+    assert _chat({"reasoning": {"enabled": False}}, UNABLE).ignored == ()
+    assert _chat({"reasoning": {"effort": "low"}}, FIXED).ignored == ("reasoning.effort",)
 
 
 # In conversations
@@ -164,11 +207,17 @@ def _thought(text: str) -> JsonBody:
     return {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
 
 
+def _items(given: list[JsonBody]) -> tuple[Item, ...]:
+    fields, unknown = read_fields({"input": given}, responses.ResponsesBody)
+    notes = list(unknown)
+    items = items_from(fields.input, notes)
+    assert not notes
+    return items
+
+
 def test_reasoning_items_belong_to_what_follows() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    given, ignored = read_items([HI, _thought("a"), {"role": "assistant", "content": "Ho"}, _thought("b"), call])
-    assert ignored == ()
-    items = items_from(given)
+    items = _items([HI, _thought("a"), {"role": "assistant", "content": "Ho"}, _thought("b"), call])
     assert [(item.kind, item.role, item.reasoning) for item in items] == [
         ("message", "user", ""), ("message", "assistant", "a"), ("function_call", "", "b"),
     ]  # fmt: skip
@@ -178,7 +227,7 @@ def test_reasoning_items_belong_to_what_follows() -> None:
 
 @pytest.mark.parametrize("behind", [[], [HI]])
 def test_an_answer_that_ended_in_its_reasoning_has_no_text(behind: list[JsonBody]) -> None:
-    items = items_from(read_items([HI, _thought("a"), *behind])[0])
+    items = _items([HI, _thought("a"), *behind])
     assert items[1] == Item(role="assistant", reasoning="a")
     assert len(items) == 2 + len(behind)
 

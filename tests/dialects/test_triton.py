@@ -12,7 +12,7 @@ from tailrace.dialects import GenerateCall, ParsedRequest, triton
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.triton import TritonView, encode_error
 from tailrace.dialects.wire import Generate, Show
-from tailrace.errors import QueueFull, RequestError, UnknownModel, UnsupportedMediaType, UnsupportedParameter
+from tailrace.errors import QueueFull, RequestError, UnknownModel, UnsupportedMediaType
 from tailrace.types import Message, Sampling
 
 BARE = FakeServer(can_chat=False)
@@ -193,26 +193,6 @@ def test_stream_must_agree_with_the_path() -> None:
             call_of({"TEXT": "Hi", "stream": body}, parse)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"bad_words": "x"},
-        {"beam_width": 2},
-        {"exclude_input_in_output": False},
-        {"n": 2},
-        {"return_log_probs": True},
-        {"sampling_parameters": '{"temperature": 0}'},
-        {"sequence_id": 5},
-        {"timeout": 1000},
-    ],
-)
-def test_unsupported_fields_are_refused_by_name(given: JsonBody) -> None:
-    for body in ({"text_input": "Hi", **given}, {"text_input": "Hi", "parameters": given}):
-        with pytest.raises(UnsupportedParameter) as refused:
-            call_of(body)
-        assert refused.value.param in given
-
-
 def test_neutral_values_are_accepted() -> None:
     given = {"bad_words": [""], "stop_words": "", "exclude_input_in_output": True, "beam_width": 1, "sequence_id": 0}
     assert call_of({"text_input": "Hi", **given}) == call_of({"text_input": "Hi"})
@@ -221,7 +201,7 @@ def test_neutral_values_are_accepted() -> None:
 def test_unknown_fields_are_named() -> None:
     assert call_of({"TEXT": "Hi", "do_sample": True}).ignored == ("do_sample",)
     call = infer(tensor("TEXT", "Hi", other=1), tensor("voice", "af_bella"), parameters={"binary_data_output": True})
-    assert call.ignored == ("inputs[].other", "binary_data_output", "voice")
+    assert call.ignored == ("inputs[].other", "voice")
 
 
 WORKSPACE = "0123456789abcdef" * 2
@@ -302,11 +282,6 @@ def test_bodies_may_come_without_a_type_but_not_with_another() -> None:
     ):
         with pytest.raises(UnsupportedMediaType):
             triton.check_headers(headers)
-
-
-def test_binary_tensors_are_refused() -> None:
-    with pytest.raises(UnsupportedParameter, match="binary_data=False"):
-        triton.check_headers({"inference-header-content-length": "142"})
 
 
 def test_errors() -> None:

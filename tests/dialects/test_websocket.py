@@ -29,7 +29,7 @@ from tailrace.dialects.websocket import (
     read,
 )
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
-from tailrace.types import End, Failure, TextDelta, Usage
+from tailrace.types import End, Event, Failure, Released, TextDelta, Usage
 
 STREAM_ID = "Jk0vX1u3T0m3nq5lW8e1Rw"
 SAYING = '"id":"a \\"b\\" \\u2028","stream_id":"Jk0vX1u3T0m3nq5lW8e1Rw"'
@@ -165,12 +165,17 @@ def test_valid_names(name: object) -> None:
             End("error", Usage(2, 0), Failure("engine_unavailable", "It died.")),
             f'{{"type":"error",{SAYING},"seq":3,"status":"error",'
             '"usage":{"prompt_tokens":2,"completion_tokens":0,"total_tokens":2},'
-            '"error":{"code":"engine_unavailable","message":"It died."}}',
+            '"error":{"code":"engine_unavailable","message":"It died.","retryable":true}}',
+        ),
+        (
+            Released("s", 3, Failure("lease_lost", "It went on.")),
+            f'{{"type":"released",{SAYING},"seq":3,"status":"released",'
+            '"error":{"code":"lease_lost","message":"It went on.","retryable":true,"stream_id":"s","last_seq":3}}',
         ),
     ],
-    ids=["delta", "two tokens", "finish", "done", "error"],
+    ids=["delta", "two tokens", "finish", "done", "error", "released"],
 )
-def test_an_event_is_a_frame(event: TextDelta | End, frame: str) -> None:
+def test_an_event_is_a_frame(event: Event | Released, frame: str) -> None:
     assert _frames().event(3, event).decode() == frame
 
 

@@ -14,7 +14,7 @@ from tests.dialects.fake_server import chat, completion, generate, native, parse
 
 from tailrace.dialects import Encoder, StreamFacts, View, anthropic, cumulative, ollama, responses, tgi, triton
 from tailrace.engines.scripted.engine import EOS_ID
-from tailrace.types import End, Event, Failure, FinishReason, TextDelta, Usage
+from tailrace.types import End, Event, Failure, FinishReason, Released, TextDelta, Usage
 
 __all__ = [
     "GOLDEN",
@@ -26,6 +26,7 @@ __all__ = [
     "encoder_for",
     "facts",
     "facts_for",
+    "released_transcript",
     "transcript",
     "vocabulary",
 ]
@@ -106,6 +107,8 @@ STREAMS: dict[str, list[Event]] = {
     ],
     # The end token in one step with the last word.
     "merged": [_step(" the river", (THE, RIVER, EOS_ID), finish_reason="stop"), End("done", Usage(4, 3))],
+    # Three tokens of the prompt were in a cache.
+    "cached": [_step(" the", (THE,), finish_reason="length"), End("done", Usage(4, 1), num_cached_tokens=3)],
     "length": [
         _CUT,
         _step(" river runs", (RIVER, RUNS), finish_reason="length"),
@@ -252,14 +255,14 @@ VIEWS: dict[str, View] = {
 _ENDS = ("error", "cancelled", "interrupted", "refused")
 _ALL = ("plain", "unicode", "stop", "length", *_ENDS)
 STREAMED: dict[str, tuple[str, ...]] = {
-    "native": (*_ALL, "two", "logprobs", "thinking"),
+    "native": (*_ALL, "cached", "two", "logprobs", "thinking"),
     "chat": (*_ALL, "thinking", "thinking_cut"),
-    "chat_usage": ("plain", "error", "thinking"),
+    "chat_usage": ("plain", "cached", "error", "thinking"),
     "chat_tools": ("thinking_call",),
     "chat_two": ("two",),
     "chat_logprobs": ("logprobs",),
     "completion": _ALL,
-    "completion_usage": ("plain", "error"),
+    "completion_usage": ("plain", "cached", "error"),
     "completion_two": ("two",),
     "completion_logprobs": ("logprobs",),
     "tgi": ("plain", "unicode", "held", "merged", *_ENDS),
@@ -267,7 +270,7 @@ STREAMED: dict[str, tuple[str, ...]] = {
     "plain": ("plain", "unicode", "stop"),
     "cumulative": _ALL,
     "cumulative_followed": ("plain", "unicode", *_ENDS),
-    "anthropic": (*_ALL, "thinking"),
+    "anthropic": (*_ALL, "cached", "thinking"),
     "anthropic_thinking": ("thinking", "thinking_cut", "thinking_call"),
     "anthropic_tools": ("plain", "calls", "cut_call", "stop", "error"),
     "anthropic_forced": ("forced_call",),
@@ -277,14 +280,14 @@ STREAMED: dict[str, tuple[str, ...]] = {
     "ollama_logprobs": ("logprobs",),
     "triton": _ALL,
     "triton_parameters": ("plain",),
-    "responses": (*_ALL, "thinking", "thinking_cut"),
+    "responses": (*_ALL, "cached", "thinking", "thinking_cut"),
     "responses_tools": ("plain", "calls", "cut_call", "error", "thinking_call"),
     "responses_forced": ("forced_call",),
     "responses_logprobs": ("logprobs",),
     "responses_background": ("plain", "length", "cancelled"),
 }
 WHOLE: dict[str, tuple[str, ...]] = {
-    "chat": ("plain", "unicode", "stop", "thinking", "thinking_cut"),
+    "chat": ("plain", "cached", "unicode", "stop", "thinking", "thinking_cut"),
     "chat_tools": ("thinking_call",),
     "chat_two": ("two",),
     "chat_logprobs": ("logprobs",),
@@ -295,7 +298,7 @@ WHOLE: dict[str, tuple[str, ...]] = {
     "tgi_details": ("stop_shown", "logprobs"),
     "tgi_root": ("plain",),
     "cumulative": ("plain", "unicode"),
-    "anthropic": ("plain", "unicode", "stop", "length", "thinking"),
+    "anthropic": ("plain", "cached", "unicode", "stop", "length", "thinking"),
     "anthropic_thinking": ("thinking", "thinking_cut", "thinking_call"),
     "anthropic_tools": ("plain", "calls", "cut_call"),
     "anthropic_forced": ("forced_call",),
@@ -306,7 +309,7 @@ WHOLE: dict[str, tuple[str, ...]] = {
     "triton": ("plain",),
     "triton_parameters": ("unicode",),
     "triton_tensors": ("plain", "unicode"),
-    "responses": ("plain", "unicode", "length", "thinking", "thinking_cut"),
+    "responses": ("plain", "cached", "unicode", "length", "thinking", "thinking_cut"),
     "responses_tools": ("calls", "cut_call", "thinking_call"),
     "responses_forced": ("forced_call",),
     "responses_logprobs": ("logprobs",),
@@ -342,3 +345,10 @@ def transcript(view: str, events: list[Event]) -> bytes:
     """Return the bytes of a whole stream."""
     encoder = encoder_for(view, events)
     return b"".join(encoder.encode(seq, event) for seq, event in enumerate(events, 1))
+
+
+def released_transcript(view: str) -> bytes:
+    """Return the bytes of a stream whose reader is sent away after one event. Raises: as the encoder."""
+    encoder = encoder_for(view, [_CUT])
+    reason = Failure("draining", "The server is shutting down. The next one continues this stream.")
+    return encoder.encode(1, _CUT) + encoder.encode(1, Released(_STREAM_ID, 1, reason))

@@ -283,5 +283,5 @@ def test_frames_have_the_documented_format(worker: Worker) -> None:
         "frame",
         1,
         1,
-        [[1, 0, [*expected_ids(make_sequence(1, 1))], [], "length", "", [], None, False, False, False]],
+        [[1, 0, [*expected_ids(make_sequence(1, 1))], [], "length", "", [], None, False, False, False, None]],
     ]

@@ -19,7 +19,6 @@ from tests.http.wire import Wire
 from tests.processes import wait_ended
 from tests.waiting import LONG_S, until
 
-from tailrace.dialects.native import NativeView
 from tailrace.dialects.wire import HEARTBEAT
 
 __all__ = ["Follower", "House", "Stream"]
@@ -232,7 +231,7 @@ class Follower:
     def __init__(self, house: Servers, stream_id: str) -> None:
         self.events: list[bytes] = []
         self.num_connections = 0
-        self.num_reconnect_notices = 0
+        self.num_releases = 0
         self.refusals: list[int] = []
         self._wire: Wire | None = None
         self._house = house
@@ -304,7 +303,7 @@ class Follower:
         for block in wire.events():
             while block.startswith(HEARTBEAT):
                 block = block[len(HEARTBEAT) :]
-            if block == NativeView.reconnect_notice:
-                self.num_reconnect_notices += 1
+            if block.startswith(b"event: released\n"):
+                self.num_releases += 1
             else:
                 yield block

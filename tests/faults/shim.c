@@ -1,12 +1,16 @@
-/* What a test preloads into a server: a wall clock that somebody sets, and a disk that does not sync.
+/* What a test preloads into a server: a wall clock that somebody sets, a disk that does not sync, and one without locks.
  *
- * FAULT_CLOCK names a file with the seconds that the clock is off; FAULT_SYNC one that makes syncs fail by being there.
+ * FAULT_CLOCK names a file with the seconds that the clock is off; FAULT_SYNC and FAULT_LOCKS name files that make syncs,
+ * or locks of SQLite's files, fail by being there.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/time.h>
 #include <time.h>
 #include <unistd.h>
@@ -63,4 +67,37 @@ int fsync(int descriptor) {
     static int (*real)(int);
     if (!real) real = dlsym(RTLD_NEXT, "fsync");
     return is_failing() ? -1 : real(descriptor);
+}
+
+static int is_unlockable(int descriptor) {
+    const char *path = getenv("FAULT_LOCKS");
+    char link[64], name[512];
+    if (!path || access(path, F_OK)) return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    ssize_t length = readlink(link, name, sizeof name - 1);
+    if (length < 0) return 0;
+    name[length] = 0;
+    return strstr(name, ".sqlite") != NULL;
+}
+
+int fcntl64(int descriptor, int command, ...) {
+    static int (*real)(int, int, ...);
+    va_list arguments;
+    va_start(arguments, command);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    if (!real) real = dlsym(RTLD_NEXT, "fcntl64");
+    if ((command == F_SETLK || command == F_SETLKW) && is_unlockable(descriptor)) {
+        errno = ENOLCK;
+        return -1;
+    }
+    return real(descriptor, command, argument);
+}
+
+int fcntl(int descriptor, int command, ...) {
+    va_list arguments;
+    va_start(arguments, command);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    return fcntl64(descriptor, command, argument);
 }

@@ -13,10 +13,12 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.api.oracle import Answer
+from tests.api.process import Server
 from tests.faults.house import House, Stream
 from tests.faults.laws import Kept, read_journal
 from tests.http.wire import as_json, sse_data
@@ -24,6 +26,7 @@ from tests.missing import skip_missing
 from tests.waiting import until, wait_until
 
 from tailrace.errors import ModelError
+from tailrace.records.database import RecordDatabase
 from tailrace.streams import Record, StreamLog
 from tailrace.streams.disk import DiskJournal
 from tailrace.types import Event, TextDelta
@@ -200,6 +203,23 @@ def test_no_server_starts_where_nothing_can_be_written(small_disk: Path) -> None
         assert "cannot be kept" in refused.log
         assert "Read-only" in refused.log
         house.start()
+
+
+@pytest.mark.parametrize("what", ["The journal", pytest.param("The database", marks=pytest.mark.deep)])
+def test_a_file_system_without_locks(what: str, tmp_path: Path, shim: Callable[[str], Path]) -> None:
+    """As network file systems may be."""
+    flags = ["--data-dir", str(tmp_path)]
+    if what == "The database":
+        flags += ["--journal", "memory", "--database", f"sqlite:///{tmp_path / 'records.sqlite'}"]
+        with closing(RecordDatabase(flags[-1])) as opened:
+            opened.prepare()
+    shim("FAULT_LOCKS").touch()
+    with closing(Server("scripted", *flags)) as refused:
+        assert refused.wait() == 1
+        last = refused.log.splitlines()[-1]
+        assert what in last
+        assert "its file system lacks the locks and the shared memory that SQLite needs" in last
+        assert "Traceback" not in refused.log
 
 
 # Damaged

@@ -8,13 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.api.process import Server
 from tests.records.postgresql import OwnPostgresql
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 from tailrace.access.quota import Quota
 from tailrace.records.database import RecordDatabase
@@ -186,5 +187,29 @@ def test_a_hanging_database_delays_no_stream_and_no_end() -> None:
             finally:
                 postgresql.thaw()
         finally:
+            server.close()
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.deep
+def test_a_frozen_database_refuses_requests_and_they_work_again_afterwards() -> None:
+    with OwnPostgresql() as postgresql:
+        database = RecordDatabase(postgresql.url)
+        database.prepare()
+        token = KeyStore(database).create("alice").token
+        database.close()
+        server = Server("scripted", "--database", postgresql.url).wait_ready()
+        server.http.headers["authorization"] = f"Bearer {token}"
+        try:
+            postgresql.freeze()
+            with ThreadPoolExecutor(40) as threads:
+                asking = [threads.submit(server.post, "/v1/conversations", {}) for _ in range(40)]
+                refused = [one.result(timeout=LONG_S) for one in asking]
+            postgresql.thaw()
+            assert {answer.status_code for answer in refused} == {503}
+            assert all("The database" in answer.json()["error"]["message"] for answer in refused)
+            until(lambda: server.post("/v1/conversations", {}).status_code == 200)
+        finally:
+            postgresql.thaw()
             server.close()
         assert "Traceback" not in server.log

@@ -283,7 +283,7 @@ def test_a_stopped_server_hands_over_its_streams(tmp_path: Path) -> None:
         house.server.wait_line("10 streams go on")
         for stream in streams:
             stream.wait()
-            assert all(follower.num_reconnect_notices for follower in stream.followers)
+            assert all(follower.num_releases for follower in stream.followers)
             assert b'"continuity":"replayed"' in stream.end
 
 

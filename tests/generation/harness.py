@@ -112,6 +112,7 @@ class HandStepped(Supervisor):
                     before.logprobs + delta.logprobs,
                     delta.finish_reason,
                     delta.failure,
+                    num_cached_tokens=before.num_cached_tokens,
                 )
             merged[delta.sequence_id] = delta
         self._refused = []

@@ -22,7 +22,7 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.generation import Limits
-from tailrace.types import GenerateRequest, Message, Sampling
+from tailrace.types import GenerateRequest, Message, Sampling, TextDelta
 
 
 async def refused(harness: Harness, request: GenerateRequest) -> TailraceError:
@@ -165,7 +165,7 @@ async def test_a_prompt_that_is_too_long_is_refused_with_both_counts() -> None:
     error = await refused(Harness(context_tokens=100), GenerateRequest(prompts=("x" * 150,)))
     assert isinstance(error, ContextLengthExceeded)
     assert (error.num_prompt_tokens, error.limit_tokens, error.param) == (150, 100, "prompt")
-    assert error.message == "The prompt has 150 tokens, but at most 100 are allowed. Shorten the prompt."
+    assert error.message == "The maximum context length is 100 tokens, and the prompt has 150. Shorten the prompt."
 
 
 async def test_a_much_too_long_prompt_is_refused_without_being_encoded() -> None:
@@ -173,7 +173,7 @@ async def test_a_much_too_long_prompt_is_refused_without_being_encoded() -> None
     error = await refused(Harness(context_tokens=5), GenerateRequest(prompts=("x" * 500_000,)))
     assert isinstance(error, ContextLengthExceeded)
     assert 5 < error.num_prompt_tokens <= 500_000
-    assert error.message.startswith("The prompt has at least ")
+    assert "the prompt has at least " in error.message
 
 
 async def test_too_many_ids_are_refused_unread() -> None:
@@ -188,14 +188,29 @@ async def test_truncation_keeps_the_last_ids() -> None:
     assert (run.log.record.prompts[0].text, run.log.record.prompts[0].ids) == ("AB", (65, 66))
 
 
+async def test_a_longer_answer_than_there_is_room_for_is_shortened() -> None:
+    """Clients send the largest answer that their own models can give with every request."""
+    harness = Harness(context_tokens=100)
+    run = await harness.create("x" * 60, greedy(32_000))
+    assert run.log.record.sampling.max_tokens == 40
+    harness.finish(run)
+    assert end_of(run.log).usage == (60, 40)
+    assert [event.finish_reason for event in run.log.events if isinstance(event, TextDelta)][-1] == "length"
+    request = GenerateRequest(prompts=("x" * 100,), sampling=greedy(32_000))
+    error = await refused(Harness(context_tokens=100), request)
+    assert isinstance(error, ContextLengthExceeded)
+    assert (error.num_prompt_tokens, error.max_tokens, error.param) == (100, 0, "prompt")
+
+
 async def test_prompt_and_answer_that_are_too_long_together() -> None:
     harness = Harness(context_tokens=100)
-    error = await refused(harness, GenerateRequest(prompts=("x" * 60,), sampling=greedy(41)))
+    request = GenerateRequest(prompts=("x" * 60,), sampling=greedy(41), may_shorten=False)
+    error = await refused(harness, request)
     assert isinstance(error, ContextLengthExceeded)
     assert (error.num_prompt_tokens, error.max_tokens, error.limit_tokens) == (60, 41, 100)
     assert (error.param, error.message) == (
         "max_tokens",
-        "The prompt has 60 tokens, and the answer may have 41. Together at most 100 are allowed. "
+        "The maximum context length is 100 tokens. The prompt has 60, and the answer may have 41. "
         "Shorten the prompt, or ask for a shorter answer.",
     )
     run = await harness.create("x" * 60, greedy(40))
@@ -211,7 +226,8 @@ async def test_more_answers_than_the_memory_has_room_for() -> None:
 
 async def test_choices_share_the_memory() -> None:
     harness = Harness(context_tokens=1_000, kv_tokens=200)
-    error = await refused(harness, GenerateRequest(prompts=("x" * 50,), sampling=greedy(50, n=2)))
+    request = GenerateRequest(prompts=("x" * 50,), sampling=greedy(50, n=2), may_shorten=False)
+    error = await refused(harness, request)
     assert isinstance(error, ContextLengthExceeded)
     assert error.limit_tokens < 100
     run = await harness.create("x" * 50, greedy(error.limit_tokens - 50, n=2))

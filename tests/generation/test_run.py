@@ -11,10 +11,10 @@ from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids
 from tests.streams.virtual_time import run as run_scenario
 from tests.waiting import idle
 
-from tailrace.errors import EngineError, EngineLost
+from tailrace.errors import EngineError, EngineLost, LeaseLost
 from tailrace.generation import Limits
 from tailrace.streams import Reader, Record, new_stream_id
-from tailrace.types import End, Failure, GenerateRequest, Usage
+from tailrace.types import End, Failure, GenerateRequest, Released, Usage
 
 # Cancel
 
@@ -197,11 +197,15 @@ async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
     with Reader(running.log, running.log.last_seq) as reader:
         harness.engine.step()
         await reader.wait()
-        assert reader.is_finished
+        ending = reader.ending
+    assert ending == Released(
+        running.log.stream_id, len(seen), Failure("lease_lost", "Another server continues this stream.")
+    )
     assert (running.log.end, running.log.events) == (None, seen)
     assert len(harness.engine.aborted) == 2
     queued.cancel()
-    assert (queued.log.end, queued.log.is_released) == (None, True)
+    assert queued.log.end is None
+    assert isinstance(queued.log.released, LeaseLost)
     harness.engine.step()
     await harness.generator.wait_idle()
     harness.check_idle()
@@ -216,6 +220,43 @@ async def test_a_sequence_that_the_engine_refuses() -> None:
     assert failure is not None
     assert failure.code == "sequence_failed"
     harness.check_idle()
+
+
+# What was cached
+
+
+async def test_the_end_says_how_much_of_the_prompts_was_cached() -> None:
+    harness = Harness(options={"caches": 8})
+    cold = await harness.create("Hello there")
+    harness.finish(cold)
+    warm = await harness.create("Hello you", greedy(20, n=2))
+    harness.finish(warm)
+    assert [end_of(run.log).num_cached_tokens for run in (cold, warm)] == [0, len("Hello ")]
+    request = GenerateRequest(prompts=("Hello you", "Hello there"), sampling=greedy(20, n=2))
+    both = await harness.generator.create(request)
+    harness.finish(both)
+    assert end_of(both.log).num_cached_tokens == len("Hello yo") + len("Hello ther")
+    harness.check_idle()
+
+
+async def test_an_engine_that_does_not_say_what_was_cached() -> None:
+    harness = Harness()
+    run = await harness.create()
+    harness.finish(run)
+    assert end_of(run.log).num_cached_tokens is None
+
+
+async def test_an_answer_that_goes_on_counts_only_its_prompt_as_cached() -> None:
+    """The engine that replaces a lost one reads the answer so far as a part of its prompt."""
+    harness = Harness(options={"caches": 8})
+    run = await harness.create()
+    harness.engine.step(6)
+    harness.engine.fail(EngineLost("gone"))
+    harness.engine.restart()
+    harness.finish(run)
+    end = end_of(run.log)
+    assert end.continuity is not None
+    assert end.num_cached_tokens == 0
 
 
 # Time
@@ -398,7 +439,7 @@ async def test_a_reader_sees_everything_and_then_the_end() -> None:
     async def read() -> list[object]:
         seen: list[object] = []
         with Reader(run.log) as reader:
-            while not reader.is_finished:
+            while reader.ending is None:
                 await reader.wait()
                 seen.extend(reader.take())
         return seen

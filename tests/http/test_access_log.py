@@ -66,7 +66,7 @@ def test_a_client_that_leaves(logged: Server) -> None:
 
 
 def test_refusals_and_odd_paths(logged: Server) -> None:
-    logged.post("/v1/completions", {"prompt": SECRET, "max_tokens": -1}, X_Request_Id="refused-1")
+    logged.post("/v1/completions", {"prompt": SECRET, "max_tokens": "many"}, X_Request_Id="refused-1")
     assert _line(logged, "request=refused-1 ")["end"] == "refused"
     logged.http.get("/no/%0Asuch%20p%C3%A4th%1b?prompt=" + SECRET, headers={"x-request-id": "refused-2"})
     line = _line(logged, "request=refused-2 ")

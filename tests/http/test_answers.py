@@ -1,4 +1,4 @@
-"""The writer of streams: the size of writes, and skipped events."""
+"""The writers of answers: the size of writes, skipped events, and readers that are sent away."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from tests.waiting import turn
 
 from tailrace.api.metrics import Metrics
 from tailrace.api.routes import Routes
-from tailrace.dialects import Encoder, View
+from tailrace.dialects import Encoder, View, openai
 from tailrace.dialects.responses_events import ResponsesView
-from tailrace.http.answers import StreamAnswer
+from tailrace.errors import StorageError
+from tailrace.http.answers import StreamAnswer, WholeAnswer
 from tailrace.http.bodies import BodyBudget
 from tailrace.settings import Settings
 from tailrace.streams import Record, StreamLog
@@ -28,6 +29,7 @@ from tailrace.types import End, Event, TextDelta, Usage
 
 _WRITE_BYTES = 64 * 2**10
 _WORD = " river"
+_GET: Scope = {"type": "http", "method": "GET"}
 
 
 def long_log(num_words: int, *, ended: bool = True) -> StreamLog:
@@ -54,9 +56,8 @@ async def written(log: StreamLog, view: View, on_write: Callable[[], Awaitable[N
             if on_write is not None:
                 await on_write()
 
-    scope: Scope = {"type": "http", "method": "GET"}
     answer = StreamAnswer(log, view.open(facts()), view, after=0, headers={}, heartbeat_s=15.0)
-    await answer(scope, _never, send)
+    await answer(_GET, _never, send)
     return writes
 
 
@@ -183,6 +184,70 @@ def test_resuming_encodes_only_written_events(monkeypatch: pytest.MonkeyPatch) -
         assert b"".join(rendered) == body
 
     resume()
+
+
+# Readers that are sent away
+
+_AWAY = {"code": "journal_unavailable", "message": "The log store cannot be reached.", "retryable": True}
+
+
+def away() -> StorageError:
+    return StorageError("The log store cannot be reached.")
+
+
+@scenario
+async def test_a_reader_learns_where_to_follow_again() -> None:
+    for view, name in (("native", "native"), ("chat", "foreign")):
+        log = long_log(3, ended=False)
+        log.release(away())
+        *_, last = [message.text for message in parse(b"".join(await written(log, VIEWS[view]))) if "{" in message.text]
+        error = json.loads(last)["error"]
+        assert error.items() >= {**_AWAY, "stream_id": "s", "last_seq": 3}.items(), name
+
+
+@scenario
+async def test_a_reader_that_comes_when_the_end_was_written_after_all_sees_it() -> None:
+    log = long_log(3, ended=False)
+    log.release(away())
+    log.extend([End("cancelled", Usage(4, 3))])
+    (body,) = await written(log, VIEWS["native"])
+    assert b"event: cancelled" in body
+    assert b"released" not in body
+
+
+@scenario
+async def test_bare_text_is_cut_off() -> None:
+    log = long_log(3, ended=False)
+    log.release(away())
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    view = VIEWS["plain"]
+    await StreamAnswer(log, view.open(facts()), view, after=0, headers={}, heartbeat_s=15.0)(_GET, _never, send)
+    assert [message.get("more_body") for message in messages] == [None, True]  # so the server breaks the connection
+
+
+@scenario
+async def test_a_whole_answer_has_the_reason() -> None:
+    """It does not say that the server is shutting down when it is not."""
+    log = long_log(3, ended=False)
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    answer = WholeAnswer(log, VIEWS["chat"].open(facts()), openai.WIRE, {})
+    async with asyncio.TaskGroup() as group:
+        group.create_task(answer(_GET, _never, send))
+        await turn()
+        log.release(away())
+    start, body = messages
+    assert start["status"] == 503
+    assert dict(start["headers"])[b"retry-after"] == b"1"
+    # It has sent nothing, so all of the stream is left to read.
+    assert json.loads(body["body"])["error"].items() >= {**_AWAY, "stream_id": "s", "last_seq": 0}.items()
 
 
 async def followed(harness: Harness, log: StreamLog, after: int) -> bytes:

@@ -1,4 +1,4 @@
-"""The limit of connections from one address."""
+"""The limits of connections, and idle ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+from tests.api.process import Server
 
 from tailrace.http.connections import Connections
 from tailrace.settings import Settings
@@ -43,3 +44,55 @@ async def test_an_ipv6_network_is_one_client() -> None:
         assert connections.enter(transport, "2001:db8::2").is_refused
         assert not connections.enter(transport, "2001:db8:0:1::1").is_refused
         transport.close()
+
+
+_LONG = "/query-stream?query=Hi&max_tokens=60000"
+
+
+def _get(connection: socket.socket, path: str) -> bytes:
+    """Return the answer so far: its head, and all of `/livez`."""
+    connection.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    answer = b""
+    while b"\r\n\r\n" not in answer or (path == "/livez" and not answer.endswith(b"}")):
+        received = connection.recv(2**16)
+        assert received, "the server has closed the connection"
+        answer += received
+    return answer
+
+
+def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_for_the_longest_time() -> None:
+    running = Server("scripted", "--max-connections", "6", "--client-connections", "100").wait_ready()
+    kept: list[socket.socket] = []
+    try:
+        busy = socket.create_connection(("127.0.0.1", running.port))
+        assert b"200 OK" in _get(busy, _LONG)
+        for _ in range(5):
+            kept.append(socket.create_connection(("127.0.0.1", running.port)))
+            assert b"200 OK" in _get(kept[-1], "/livez")
+        assert b"200 OK" in _get(kept[0], "/livez")  # the second one waits for the longest time now
+        for number in (1, 2):
+            kept.append(socket.create_connection(("127.0.0.1", running.port)))
+            assert b"200 OK" in _get(kept[-1], "/livez")
+            assert kept[number].recv(1) == b""
+        assert b"200 OK" in _get(kept[0], "/livez")
+        assert busy.recv(1)
+    finally:
+        for connection in (busy, *kept):
+            connection.close()
+        running.close()
+
+
+def test_busy_connections_are_not_closed_for_new_ones() -> None:
+    running = Server("scripted", "--max-connections", "4", "--client-connections", "100").wait_ready()
+    open_ones = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(4)]
+    try:
+        for connection in open_ones:
+            assert b"200 OK" in _get(connection, _LONG)
+        late = socket.create_connection(("127.0.0.1", running.port))
+        assert b"503" in late.recv(2**16)
+        assert all(connection.recv(1) for connection in open_ones)
+        late.close()
+    finally:
+        for connection in open_ones:
+            connection.close()
+        running.close()

@@ -62,7 +62,7 @@ def test_the_page_and_all_that_it_loads(client: httpx.Client) -> None:
     page = client.get("/", headers={"accept": "text/html"})
     assert page.status_code == 200
     assert "<!doctype html>" in page.text.lower()
-    names = re.findall(r'(?:src|href)="/page/([^"]+)"', page.text)
+    names = re.findall(r'(?:src|href)="page/([^"]+)"', page.text)
     assert {"main.js", "page.css", "icon.svg", "lib/preact.js"} <= set(names)
     for name in names:
         assert client.get(f"/page/{name}").status_code == 200

@@ -133,6 +133,16 @@ def test_picks_a_file_and_keeps_its_name(hub: Hub) -> None:
     assert answers[2][2] == []  # the cache had it
 
 
+def test_all_parts_of_a_model_are_in_one_directory(hub: Hub) -> None:
+    files = {f"Q4/m-0000{number}-of-00003.gguf": b"GGUF%d" % number for number in (1, 2, 3)}
+    hub.repos["org/parts"] = {**files, "mmproj-m.gguf": b"", "README.md": b""}
+    for source in ("hf:org/parts", "hf:org/parts:Q4/m-00001-of-00003.gguf"):
+        ((kind, path, _),) = hub.ask(source)
+        assert (kind, Path(path).name) == ("path", "m-00001-of-00003.gguf")
+        assert sorted(file.name for file in Path(path).parent.iterdir()) == [Path(name).name for name in files]
+    assert sorted(hub.downloads) == sorted(files)
+
+
 def test_an_export_is_one_directory_without_other_weights(hub: Hub) -> None:
     wanted = ["openvino_model.xml", "openvino_model.bin", "tokenizer.json", "config.json", "chat_template.jinja"]
     others = ["model.safetensors", "README.md", "onnx/model.json"]
@@ -154,6 +164,8 @@ def test_cached_models_need_no_network(hub: Hub, refusing_port: int) -> None:
 
 def test_errors_have_advice(hub: Hub) -> None:
     hub.repos["org/many"] = {f"q{number}.gguf": b"" for number in range(30)}
+    hub.repos["org/parts"] = {f"m-0000{number}-of-00002.gguf": b"" for number in (1, 2)}
+    hub.repos["org/lacking"] = {"m-00001-of-00002.gguf": b""}
     hub.repos["org/none"] = {"model.safetensors": b""}
     hub.errors = {
         "org/gated": (403, "GatedRepo"),
@@ -161,8 +173,10 @@ def test_errors_have_advice(hub: Hub) -> None:
         "org/broken": (418, ""),
     }
     cases = {
-        "hf:org/many": "contains 30 GGUF files. Choose one with hf:org/many:FILE",
+        "hf:org/many": "contains 30 GGUF models. Choose one with hf:org/many:FILE",
         "hf:org/none": "no GGUF file, no OpenVINO export",
+        "hf:org/parts:m-00002-of-00002.gguf": "only one part of a model. Name its first part, m-00001-of-00002.gguf",
+        "hf:org/lacking": "lacks parts of this model: m-00002-of-00002.gguf",
         "hf:org/many:q99.gguf": "has no file `q99.gguf`",
         "hf:org/gone": "HF_TOKEN",
         "hf:org/gated": "is gated",

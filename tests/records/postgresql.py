@@ -16,7 +16,7 @@ from types import TracebackType
 
 from tests.missing import skip_missing
 
-__all__ = ["OwnPostgresql"]
+__all__ = ["OwnPostgresql", "free_port"]
 
 _USER = "postgres"
 
@@ -32,7 +32,7 @@ def _programs() -> Path:
     raise AssertionError
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a free port below those of outgoing connections. Otherwise a client that connects while the server is
     down could get the server's port as its own, and connect to itself."""
     for port in random.sample(range(15_000, 32_000), 100):
@@ -49,7 +49,7 @@ class OwnPostgresql:
     def __init__(self) -> None:
         self._programs = _programs()
         self._user = _USER if os.geteuid() == 0 else None
-        self._port = _free_port()
+        self._port = free_port()
         self._directory = Path(tempfile.mkdtemp(prefix="postgresql-"))
         self._data = self._directory / "data"
         if self._user is not None:
@@ -84,12 +84,15 @@ class OwnPostgresql:
 
     def freeze(self) -> None:
         """Suspend the server: it answers no client, and closes no connection."""
-        for pid in self._pids():
-            os.kill(pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
         for pid in self._pids():
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # a child that has ended meanwhile
+                os.kill(pid, number)
 
     def _pids(self) -> list[int]:
         import psutil

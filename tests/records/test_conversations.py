@@ -13,6 +13,7 @@ from tailrace.errors import ConversationLocked, RequestError, UnknownConversatio
 from tailrace.records.conversations import ConversationStore
 from tailrace.records.database import RecordDatabase
 from tailrace.records.tables import conversation_items
+from tailrace.types import CallReading
 
 ME, YOU = "me", "you"
 _HI, _HO = Item(role="user", text="Hi"), Item(role="assistant", text="Ho")
@@ -273,7 +274,7 @@ def test_an_abandoned_answer_can_be_continued_and_still_arrive(store: Conversati
     assert store.item(ME, made.conversation_id, head).status == "incomplete"
     store.add(ME, made.conversation_id, [Item(role="user", text="Then?")])
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    with_tools = Turn(conversation_id=made.conversation_id, input_items=(_HI,), reads_tools=True)
+    with_tools = Turn(conversation_id=made.conversation_id, input_items=(_HI,), calls=CallReading())
     store.put_turn(ME, with_tools, "s", Spoken(f"Late.{call}", "completed"), 0.0)
     branch = store.branch(ME, made.conversation_id).items
     assert [item.kind for item in branch] == ["message", "message", "function_call", "message"]

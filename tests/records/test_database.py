@@ -11,10 +11,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import inspect, text
+from tests.records.databases import own_database
+from tests.records.pgbouncer import in_front_of
 
 import tailrace.records
 from tailrace.errors import ModelError
+from tailrace.records.conversations import ConversationStore
 from tailrace.records.database import HEAD, RecordDatabase
+from tailrace.records.keys import KeyStore
 from tailrace.records.tables import METADATA
 
 
@@ -64,7 +68,7 @@ def test_a_database_of_a_later_version_is_left_alone(database: RecordDatabase) -
         ("not a url", "takes a URL"),
         ("mysql://root@localhost/test", "takes a URL"),
         ("postgresql+psycopg://me:hunter2@127.0.0.1:1/x", "cannot be used"),
-        ("postgresql+nodriver://me:hunter2@127.0.0.1/x", "not installed"),
+        ("postgres://me:hunter2@127.0.0.1:1/x", "cannot be used"),
         ("sqlite:////proc/none/records.sqlite", "cannot be opened"),
     ],
 )
@@ -72,6 +76,15 @@ def test_unusable_databases_are_refused_without_the_password(url: str, reason: s
     with pytest.raises(ModelError, match=reason) as refused:
         RecordDatabase(url).prepare()
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg2"])
+def test_every_form_of_a_url_of_postgresql(scheme: str, tmp_path: Path) -> None:
+    with own_database("postgresql", tmp_path) as url:
+        given = url.replace("postgresql+psycopg", scheme)
+        with closing(RecordDatabase(given)) as opened:
+            opened.prepare()
+            assert not opened.has_keys()
 
 
 def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
@@ -85,3 +98,25 @@ def test_only_the_user_can_read_the_file(tmp_path: Path) -> None:
     with closing(RecordDatabase(f"sqlite:///{tmp_path / 'x.sqlite'}")) as database:
         database.prepare()
     assert (tmp_path / "x.sqlite").stat().st_mode & 0o077 == 0
+
+
+def test_pgbouncer_may_give_each_transaction_to_another_connection(tmp_path: Path) -> None:
+    """Prepared statements and settings of a connection would be found by other clients, or not at all."""
+    with (
+        own_database("postgresql", tmp_path) as direct,
+        in_front_of(direct) as url,
+        closing(RecordDatabase(url)) as opened,
+    ):
+        opened.prepare()
+        keys, conversations = KeyStore(opened), ConversationStore(opened)
+
+        def use(owner: str) -> int:
+            keys.create(owner)
+            conversations.create(owner)
+            return len(conversations.ids(owner)) + len(keys.changed_since(0).keys)
+
+        with ThreadPoolExecutor(8) as threads:
+            used = list(threads.map(use, [f"owner{number}" for number in range(120)]))
+        assert len(used) == len(keys.list()) == 120
+        with opened.engine.connect() as connection:
+            assert connection.execute(text("SHOW statement_timeout")).scalar() == "0"

@@ -8,15 +8,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event, text
 from starlette.datastructures import Headers
 from tests.waiting import LONG_S
 
 from tailrace.access.keyring import Keyring
+from tailrace.access.keys import Key
 from tailrace.access.principal import Principal
+from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.errors import ModelError, Unauthenticated, UnknownKey
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import KeyStore
-from tailrace.records.service import open_database, open_records
+from tailrace.records.keys import KeyStore, next_version
+from tailrace.records.service import has_keys, open_database, open_records
 from tailrace.records.tables import keys
 from tailrace.settings import Settings
 
@@ -121,6 +124,53 @@ def test_changes_of_any_server_are_seen(store: KeyStore) -> None:
     assert changes.version == 40
 
 
+@pytest.mark.parametrize("num_queries", [1, 2, 3])
+def test_a_change_between_two_queries_of_a_reader_is_not_missed(
+    database: RecordDatabase, store: KeyStore, url: str, num_queries: int
+) -> None:
+    """In PostgreSQL, each query of the reader sees the database as it is at that moment."""
+    key_id = store.create("alice").key.key_id
+    seen = store.changed_since(0).version
+    store.limit_owner("carol", Quota(requests_per_minute=1))
+    before = iter(range(num_queries))
+    writer = RecordDatabase(url)
+
+    def change(connection: object, cursor: object, statement: str, *_: object) -> None:
+        if statement.startswith("SELECT") and next(before, None) == num_queries - 1:
+            KeyStore(writer).revoke(key_id)
+            KeyStore(writer).limit_owner("bob", Quota(requests_per_minute=1))
+
+    event.listen(database.engine, "after_cursor_execute", change)
+    known: dict[str, Key] = {}
+    for _ in range(2):
+        changes = store.changed_since(seen)
+        seen = changes.version
+        known |= {key.key_id: key for key in changes.keys}
+    event.remove(database.engine, "after_cursor_execute", change)
+    writer.close()
+    assert known[key_id].revoked_s is not None
+
+
+def test_changes_become_visible_in_the_order_of_their_versions(store: KeyStore, database: RecordDatabase) -> None:
+    """A second writer waits for the first one, which may commit late."""
+    with ThreadPoolExecutor(1) as thread:
+        with database.begin() as connection:
+            first = next_version(connection)
+            second = thread.submit(store.limit_owner, "alice", NO_LIMITS)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.3)
+            assert store.changed_since(0).version == first - 1
+        second.result(timeout=LONG_S)
+    assert store.changed_since(0).version == first + 1
+
+
+def test_a_database_that_was_restored_from_a_copy_is_read_again(store: KeyStore) -> None:
+    store.create("alice")
+    changes = store.changed_since(1_000)
+    assert [key.owner for key in changes.keys] == ["alice"]
+    assert changes.version == 1
+
+
 async def test_a_keyring_reads_changes(url: str) -> None:
     async with open_records(Settings(database=url)) as records:
         revoked = asyncio.Queue[str]()
@@ -143,6 +193,33 @@ async def test_a_server_without_keys_creates_no_database(tmp_path: Path) -> None
     async with open_records(Settings(database=f"sqlite:///{tmp_path / 'records.sqlite'}")) as records:
         await records.read_keys()
     assert not list(tmp_path.iterdir())
+
+
+def test_looking_for_keys_changes_nothing(url: str, store: KeyStore, database: RecordDatabase) -> None:
+    settings = Settings(database=url)
+    assert not has_keys(settings)
+    store.create("alice")
+    assert has_keys(settings)
+    database.migrate("0001")
+    assert has_keys(settings)
+    with database.engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "0001"
+    database.migrate("base")
+    assert not has_keys(settings)
+
+
+@pytest.mark.parametrize("form", ["sqlite:///{}", "sqlite+pysqlite:///{}", "sqlite:///{}?timeout=20"])
+async def test_the_keys_of_every_form_of_url_are_read(tmp_path: Path, form: str) -> None:
+    """Otherwise the server would be open."""
+    settings = Settings(database=form.format(tmp_path / "records.sqlite"))
+    assert not has_keys(settings)
+    assert not list(tmp_path.iterdir())
+    database = await asyncio.to_thread(open_database, settings)
+    await asyncio.to_thread(KeyStore(database).create, "alice")
+    database.close()
+    assert has_keys(settings)
+    async with open_records(settings) as records:
+        assert not records.keyring.is_empty
 
 
 async def test_a_server_whose_keys_cannot_be_read_does_not_start(tmp_path: Path) -> None:

@@ -46,8 +46,9 @@ class _House:
         self._directory = directory / "spool"
         self.with_text = False
         self._conversations = ConversationKeeper(
-            lambda: ConversationStore(self.database), lambda: KeptStreams(self.database), lambda: False, _nothing
-        )
+            lambda: ConversationStore(self.database), lambda: KeptStreams(self.database), lambda: False, _nothing,
+            DatabaseThreads(1), DatabaseThreads(1),
+        )  # fmt: skip
         self._conversations.observe([self.harness.generator], self.harness.store)
 
     def store(self) -> RequestStore:

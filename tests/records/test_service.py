@@ -15,6 +15,7 @@ from tailrace.generation.source import find_source
 from tailrace.models import NoProgress
 from tailrace.records import keeper
 from tailrace.records.service import Records
+from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings
 from tailrace.streams import Record
 
@@ -52,7 +53,8 @@ async def test_reads_that_time_out_do_not_displace_turns(
 
     async def nothing() -> None: ...
 
-    turns = keeper.ConversationKeeper(never, never, lambda: True, nothing)  # and nothing writes
+    threads = DatabaseThreads(1)
+    turns = keeper.ConversationKeeper(never, never, lambda: True, nothing, threads, threads)  # and nothing writes
     turns.on_begun(Record("first", 1.0, "scripted", turn=b"turn"))
     for _ in range(10):
         with pytest.raises(StorageError):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
-from tests.waiting import idle
+from tests.waiting import idle, turn
 
 from tailrace.serve.link import MAX_MESSAGE_BYTES, Channel, ChannelClosed, Link, LinkLost
 
@@ -221,3 +222,40 @@ async def test_a_too_long_message_fails_its_sender_and_not_the_link(pair: _Pair)
         pair.ours.open("talk", b"x" * (MAX_MESSAGE_BYTES + 1))
     await here.send(b"fine")
     assert await there.receive() == b"fine"
+
+
+async def test_work_begins_when_the_other_end_can_know_it() -> None:
+    """`begin` returns when its message is in the kernel, also if the socket was full: what follows may block or kill
+    this process."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    link = Link(lambda *_: None, lambda: None, is_front=False)
+    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+    channel, other = link.open("talk"), link.open("fill")
+    await channel.begin()
+    assert theirs.recv(1 << 16)  # without a turn of the event loop
+    for _ in range(20):
+        other.post(bytes(100_000))
+    begun = asyncio.create_task(channel.begin())
+    await idle()
+    assert not begun.done()
+    while not begun.done():
+        with contextlib.suppress(BlockingIOError):
+            theirs.recv(1 << 20)
+        await turn()
+    link.abort()
+    theirs.close()
+
+
+async def test_a_link_that_is_lost_keeps_nobody_waiting() -> None:
+    ours, theirs = socket.socketpair()
+    link = Link(lambda *_: None, lambda: None, is_front=False)
+    await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
+    channel = link.open("fill")
+    for _ in range(20):
+        channel.post(bytes(100_000))
+    begun = asyncio.create_task(channel.begin())
+    await idle()
+    assert not begun.done()
+    theirs.close()
+    await begun

@@ -11,8 +11,10 @@ from tests.api.oracle import Answer, chat_ids
 
 import tailrace
 from tailrace.dialects import native
-from tailrace.errors import ModelError, RequestError, UnsupportedParameter
+from tailrace.errors import ModelError, RequestError, StorageError, TailraceError, UnsupportedParameter
 from tailrace.serve.model import Model
+from tailrace.streams import StreamLog
+from tailrace.types import GenerateRequest
 
 _WRONG: list[dict[str, Any]] = [  # Any: of types that they should not have
     {"temperature": "hot"},
@@ -30,10 +32,8 @@ _WRONG: list[dict[str, Any]] = [  # Any: of types that they should not have
     {"max_tokens": -3},
     {"max_tokens": "x"},
     {"seed": "abc"},
-    {"seed": 2**70},
     {"stop": 5},
-    {"stop": ["a"] * 5},
-    {"stop": ""},
+    {"stop": ["a"] * 33},
     {"ignore_eos": "yes"},
 ]
 
@@ -77,7 +77,7 @@ async def test_unknown_parameters(model: Model) -> None:
         (5, "messages"),
         ([], "messages"),
         (["hi"], "messages[0]"),
-        ([{"role": "user"}], "messages"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
         ([{"content": "hi"}], "messages[0]"),
         ([{"role": "<|im_end|>", "content": "hi"}], "messages[0].role"),
         ([{"role": "user", "content": "half a pair: \ud800"}], "messages"),
@@ -115,6 +115,50 @@ async def test_reasoning_is_part_of_the_text() -> None:
     finally:
         await thinking.aclose()
     assert text == Answer(chat_ids("hi"), 30, 1, 4).text
+
+
+class _Seen(Model):
+    """Keeps the logs of its streams."""
+
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:  # Any: as of `Model`
+        super().__init__(name, settings)
+        self.logs: list[StreamLog] = []
+
+    async def begin(self, request: GenerateRequest) -> StreamLog:
+        self.logs.append(await super().begin(request))
+        return self.logs[-1]
+
+
+@pytest.mark.parametrize("end", ["released", "cancelled"])
+async def test_half_an_answer_is_an_error(end: str) -> None:
+    """The stream goes on elsewhere, or was cancelled, by nobody who iterates."""
+    model = _Seen("scripted:tokens_per_s=50", {})
+    stream = await model.stream("A river is", max_tokens=5_000)
+    pieces = []
+    (log,) = model.logs
+
+    async def read() -> None:
+        async for piece in stream:
+            pieces.append(piece)
+            if end == "released":
+                log.release(StorageError("The log store cannot be reached."))
+            else:
+                log.cancel()
+
+    with pytest.raises(TailraceError) as cut:
+        await read()
+    assert pieces
+    assert cut.value.code == {"released": "journal_unavailable", "cancelled": "cancelled"}[end]
+    log.cancel()
+    await model.aclose()
+
+
+async def test_closing_an_answer_ends_its_iteration(model: Model) -> None:
+    stream = await model.stream("A river is", max_tokens=5_000)
+    async for _ in stream:
+        await stream.aclose()
+    assert stream.end is not None
+    assert stream.end.status == "cancelled"
 
 
 async def test_an_unknown_setting() -> None:

@@ -55,6 +55,9 @@ class Web:
     async def __call__(self, request):
         return {"sum": await self.adder.remote(1), "path": request.url.path, "root": request.scope["root_path"]}
 
+    async def ask(self, other):
+        return await other.remote(1)
+
 @serve.deployment
 class Broken:
     def __init__(self):
@@ -94,6 +97,7 @@ if __name__ == "__main__":
     found["routes"] = get(base + "/-/routes")
     found["first"] = serve.get_app_handle("default").remote(1).result(timeout_s=100)
     found["inner"] = serve.get_deployment_handle("Adder", "second").remote(1).result(timeout_s=100)
+    found["other app"] = second.ask.remote(handle).result(timeout_s=100)
 
     for what, app in (("lock", Adder.bind(threading.Lock())), ("broken", Broken.bind())):
         try:
@@ -152,6 +156,7 @@ def test_a_script_runs_and_calls_apps(tmp_path: Path) -> None:
         "routes": {"/": "default", "/web": "second"},
         "first": 11,
         "inner": 6,
+        "other app": 11,
         "lock left": 6,
         "broken left": 6,
         "wrong": [

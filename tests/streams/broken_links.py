@@ -1,15 +1,16 @@
-"""Connections to Redis that break or are slow."""
+"""Connections to Redis that break, are slow, or lead to a server that has moved."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["breaking", "slow"]
+__all__ = ["breaking", "demotable", "movable", "slow"]
 
 _Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -40,7 +41,7 @@ async def breaking(url: str, command: bytes) -> AsyncIterator[str]:
                 writer.write(piece)
             sending.cancel()
 
-    async with _proxy(url, forward) as there:
+    async with _proxy([url], forward) as there:
         yield there
     assert was_seen
 
@@ -49,27 +50,70 @@ async def breaking(url: str, command: bytes) -> AsyncIterator[str]:
 async def slow(url: str, delay_s: float) -> AsyncIterator[str]:
     """Yields the URL of a proxy that passes everything on later."""
 
+    async with _proxy([url], partial(_forward, delay_s=delay_s)) as there:
+        yield there
+
+
+@asynccontextmanager
+async def movable(url: str) -> AsyncIterator[tuple[str, Callable[[str], None]]]:
+    """Yields a URL that is an address of another one, and a function that moves it to a third one. Connections that are
+    open stay where they are."""
+    targets = [url]
+    async with _proxy(targets, _forward) as there:
+        yield there, targets.append
+
+
+@asynccontextmanager
+async def demotable(url: str) -> AsyncIterator[tuple[str, Callable[[str], None]]]:
+    """Yields the URL of a proxy, and a function: after its call, connections that are open answer each command with
+    this error. New ones lead to the server."""
+    errors: list[str] = []
+
+    async def forward(near: _Ends, far: _Ends) -> None:
+        (reader, writer), (far_reader, far_writer) = near, far
+        was_demoted = bool(errors)
+
+        async def send() -> None:
+            with contextlib.closing(far_writer):
+                while piece := await reader.read(1 << 16):
+                    if errors and not was_demoted:
+                        writer.write(f"-{errors[0]}\r\n".encode())
+                    else:
+                        far_writer.write(piece)
+
+        async def receive() -> None:
+            with contextlib.closing(writer):
+                while piece := await far_reader.read(1 << 16):
+                    writer.write(piece)
+
+        await asyncio.gather(send(), receive())
+
+    async with _proxy([url], forward) as there:
+        yield there, errors.append
+
+
+async def _forward(near: _Ends, far: _Ends, *, delay_s: float = 0.0) -> None:
     async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError), contextlib.closing(target):
             while piece := await source.read(1 << 16):
                 await asyncio.sleep(delay_s)
                 target.write(piece)
 
-    async def forward(near: _Ends, far: _Ends) -> None:
-        await asyncio.gather(pump(near[0], far[1]), pump(far[0], near[1]))
-
-    async with _proxy(url, forward) as there:
-        yield there
+    await asyncio.gather(pump(near[0], far[1]), pump(far[0], near[1]))
 
 
 @asynccontextmanager
-async def _proxy(url: str, forward: Callable[[_Ends, _Ends], Coroutine[Any, Any, None]]) -> AsyncIterator[str]:
-    """Yields the URL of a server that connects to `url` for each of its connections, and calls `forward` with both."""
-    parts = urlsplit(url)
+async def _proxy(
+    targets: Sequence[str], forward: Callable[[_Ends, _Ends], Coroutine[Any, Any, None]]
+) -> AsyncIterator[str]:
+    """Yields the URL of a server that connects to the last target for each of its connections, and calls `forward` with
+    both."""
+    parts = urlsplit(targets[0])
     connections: list[asyncio.Task[None]] = []
 
     async def run(near: _Ends) -> None:
-        await forward(near, await asyncio.open_connection(parts.hostname, parts.port))
+        target = urlsplit(targets[-1])
+        await forward(near, await asyncio.open_connection(target.hostname, target.port))
 
     def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(asyncio.create_task(run((reader, writer))))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.waiting import LONG_S
 
+from tailrace.errors import LeaseLost
 from tailrace.streams import Claim, Lease, Reader, Record, StreamLog, new_stream_id
 from tailrace.streams.redis import RedisLogStore
 from tailrace.types import End, Event, Failure, Prompt, Sampling, TextDelta, Usage
@@ -51,7 +52,7 @@ class Writer:
 
     def lease_lost(self) -> None:
         self.heard.append("lease_lost")
-        self.lease.log.release()
+        self.lease.log.release(LeaseLost("Another server writes this stream now."))
 
 
 def new_record(*, claim: Claim | None = None, model: str = "m") -> Record:

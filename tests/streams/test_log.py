@@ -104,7 +104,7 @@ class LogMachine(RuleBasedStateMachine):
         had.extend(reader.take())
         assert had == self.expected[after:]
         assert reader.cursor == len(self.expected)
-        assert reader.is_finished == self.has_ended
+        assert (reader.ending is not None) == self.has_ended
 
     @precondition(lambda self: self.readers)
     @rule(pick=st.integers(0, 99))
@@ -268,7 +268,7 @@ def test_events_of_one_turn_wake_a_reader_once_for_all() -> None:
 
         async def read() -> None:
             with Reader(log) as reader:
-                while not reader.is_finished:
+                while reader.ending is None:
                     await reader.wait()
                     batches.append(len(reader.take()))
 
@@ -313,7 +313,7 @@ def test_a_wait_that_is_cancelled_as_the_event_comes(at_end_only: bool) -> None:
         await asyncio.wait([task])
         assert log.num_waiting == 0
         assert reader.take() == [END]
-        assert reader.is_finished
+        assert reader.ending == END
 
     run(scenario())
 

@@ -10,12 +10,14 @@ import pytest
 import redis
 from tests.streams.broken_links import breaking
 from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, new_record, seen, takes
-from tests.testing.redis_server import own_redis
+from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import wait_until
 
 from tailrace.errors import ClaimTaken, StorageError
 from tailrace.streams import Claim, Reader, Record
 from tailrace.streams.redis import RedisLogStore, open_redis
+from tailrace.streams.redis._claims import Claims
+from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._scripts import OPEN
 from tailrace.types import ANONYMOUS
 
@@ -112,3 +114,19 @@ async def test_another_server_has_taken_it_over(tmp_path: Path) -> None:
         client.hset(_stream(record), "epoch", other.epoch)
         await wait_until(lambda: client.zscore(f"{_BASE}owned:{store.epoch}", record.stream_id) is None)
         assert client.exists(_stream(record))
+
+
+async def test_a_stream_that_is_stored_too_late_has_lost_its_key(tmp_path: Path) -> None:
+    """Another server has begun a stream with the key meanwhile: it took this one for lost."""
+    late, other = new_record(claim=_CLAIM), new_record(claim=_CLAIM)
+    async with Connection.open(f"{shared_url()}?prefix={prefix_of(tmp_path)}") as connection:
+        claims = Claims(connection)
+        await claims.take(late, _CLAIM)
+        await connection.client.set(connection.keys.gone(late.stream_id), late.owner)
+        await claims.take(other, _CLAIM)
+        assert not await claims.keep(late)
+        assert await claims.keep(other)
+        assert await claims.find(ANONYMOUS, _CLAIM) == other.stream_id
+        assert not await claims.keep(late, lifetime_s=0.001)
+        assert await connection.client.pttl(connection.keys.claim(ANONYMOUS, _CLAIM.key)) == -1  # without an end
+    delete_keys(prefix_of(tmp_path))

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.streams.broken_links import breaking
+from tests.streams.broken_links import breaking, demotable, movable
 from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen
-from tests.testing.redis_server import own_redis
-from tests.waiting import wait_until
+from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
+from tests.waiting import until, wait_until
 
 from tailrace.errors import StorageError
 from tailrace.streams import Reader
@@ -26,10 +26,64 @@ _BASE = "tailrace:{0}:"
 _PATIENT_S = 60.0
 
 
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    return prefix_of(tmp_path)
+
+
 @asynccontextmanager
 async def shared(url: str) -> AsyncIterator[RedisLogStore]:
     async with open_redis(url, lease_s=LEASE_S, give_up_after_s=_PATIENT_S) as store:
         yield store
+
+
+async def test_the_address_moves_to_another_primary(tmp_path: Path) -> None:
+    """As by DNS, or a Service of Kubernetes. The former one is a replica now and keeps its connections. They are given
+    up: writers and readers continue at the new one."""
+    with (
+        own_redis(tmp_path / "former", "--repl-diskless-sync-delay", "0") as (url, former),
+        own_redis(tmp_path / "new", "--replicaof", "127.0.0.1", str(former.port)) as (new_url, new),
+        former.client() as former_client,
+        new.client() as new_client,
+    ):
+        until(lambda: new_client.info("replication")["master_link_status"] == "up")
+        async with movable(url) as (address, move), shared(address) as one, shared(address) as other:
+            writers = await asyncio.gather(*(begin(one, delta(1)) for _ in range(20)))  # as many connections
+            logs = [await other.read(ANONYMOUS, writer.lease.stream_id) for writer in writers]
+            new_client.replicaof("NO", "ONE")
+            former_client.replicaof("127.0.0.1", "1")  # of nobody, so that it has to load nothing
+            move(new_url)
+            for number in (2, 3):
+                for writer in writers:
+                    writer.write(delta(number))
+                for writer, log in zip(writers, logs, strict=True):
+                    await seen(writer.lease.log, number)
+                    await seen(log, number)
+                former.kill()  # nobody needs it any more
+            assert one.write_error is None
+            assert all(log.events == [delta(1), delta(2), delta(3)] for log in logs)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "READONLY You can't write against a read only replica.",
+        "ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write against a replica.",
+        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "NOREPLICAS Not enough good replicas to write.",
+        "LOADING Redis is loading the dataset in memory",
+    ],
+)
+async def test_connections_to_a_former_primary_are_dropped(prefix: str, reply: str) -> None:
+    async with demotable(f"{shared_url()}?prefix={prefix}") as (address, demote), shared(address) as store:
+        writers = await asyncio.gather(*(begin(store, delta(1)) for _ in range(5)))  # as many connections
+        demote(reply)
+        for writer in writers:
+            writer.write(delta(2))
+            await seen(writer.lease.log, 2)
+        await begin(store)
+    delete_keys(prefix)
 
 
 @asynccontextmanager

@@ -15,7 +15,16 @@ from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, se
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import LONG_S, wait_until
 
-from tailrace.errors import ClaimTaken, LeaseLost, ModelError, SeqOutOfRange, StorageError, StreamExpired, UnknownStream
+from tailrace.errors import (
+    ClaimTaken,
+    JournalDamaged,
+    LeaseLost,
+    ModelError,
+    SeqOutOfRange,
+    StorageError,
+    StreamExpired,
+    UnknownStream,
+)
 from tailrace.streams import Claim, Ender, Reader
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.types import ANONYMOUS, End, Failure, Usage
@@ -171,7 +180,42 @@ async def test_a_key_begins_one_stream(prefix: str) -> None:
         await seen(writer.lease.log, 1)
         await one.delete(ANONYMOUS, writer.lease.stream_id)
         assert await other.recall(ANONYMOUS, claim) is None
-        await begin(other, claim=claim)
+        # Its stream is gone: one of those that come at the same time takes it.
+        again = await asyncio.gather(*(begin(store, claim=claim) for store in (one, other)), return_exceptions=True)
+        (writer,) = [result for result in again if isinstance(result, Writer)]
+        (refused,) = [result for result in again if not isinstance(result, Writer)]
+        assert isinstance(refused, ClaimTaken)
+
+
+async def test_a_stream_that_cannot_be_read_is_written_no_longer(prefix: str) -> None:
+    """Redis has an event of it that its writer knows nothing of. The other streams are written as before."""
+    async with pair(prefix) as (one, _):
+        damaged, sound = await begin(one, delta(1)), await begin(one, delta(1))
+        key = f"{prefix}:{{0}}:stream:{damaged.lease.stream_id}"
+        with redis.Redis.from_url(shared_url()) as client:
+            client.xadd(key.replace(":stream:", ":events:"), {"e": b"no events"}, "2-0")
+            client.hset(key, "last", 2)
+        damaged.write(delta(2))
+        sound.write(delta(2), DONE)
+        await seen(sound.lease.log, 3)
+        await wait_until(lambda: damaged.heard == ["lease_lost"])
+        assert one.write_error is None
+
+
+async def test_a_stream_that_cannot_be_read_is_given_up_alone(prefix: str) -> None:
+    """The others are looked after as before: one that Redis has lost is given up, too."""
+    async with pair(prefix) as (one, other), contextlib.AsyncExitStack() as readers:
+        writers = [await begin(one, delta(1)) for _ in range(40)]  # more than are looked after at the same time
+        logs = [await other.read(ANONYMOUS, writer.lease.stream_id) for writer in writers]
+        for log in logs:
+            readers.enter_context(Reader(log))
+        with redis.Redis.from_url(shared_url()) as client:
+            client.hset(f"{prefix}:{{0}}:stream:{logs[0].stream_id}", mapping={"last": 9, "events": b"no events"})
+            client.delete(f"{prefix}:{{0}}:stream:{logs[-1].stream_id}")
+        await wait_until(lambda: logs[0].released is not None and logs[-1].released is not None)
+        assert isinstance(logs[0].released, JournalDamaged)
+        assert not isinstance(logs[-1].released, JournalDamaged)
+        assert [log for log in logs if log.released is not None] == [logs[0], logs[-1]]
 
 
 async def test_a_frozen_server_is_fenced(prefix: str) -> None:
@@ -190,7 +234,7 @@ async def test_a_frozen_server_is_fenced(prefix: str) -> None:
             with contextlib.suppress(LeaseLost):  # or it has noticed already
                 writer.write(delta(3))
             await wait_until(lambda: "lease_lost" in writer.heard)
-            assert writer.lease.log.is_released
+            assert writer.lease.log.released is not None
         with pytest.raises(LeaseLost):
             writer.write(delta(4))
         await wait_until(lambda: one.epoch > epoch)
@@ -380,16 +424,19 @@ async def test_redis_away_for_too_long_when_a_stream_only_has_to_end(tmp_path: P
 
 
 async def test_redis_loses_everything(tmp_path: Path) -> None:
-    """A stream that runs is written again: nothing that a reader has seen gets another number or another text."""
+    """A stream that runs is written again: nothing that a reader has seen gets another number or another text. It keeps
+    its idempotency key."""
+    claim = Claim("key", b"request")
     with own_redis(tmp_path) as (url, process):
         async with open_redis(url, lease_s=20.0, give_up_after_s=30.0) as store:
-            writer = await begin(store, delta(1), delta(2))
+            writer = await begin(store, delta(1), delta(2), claim=claim)
             process.restart()
             writer.write(delta(3))
             await seen(writer.lease.log, 3)
             async with open_redis(url, lease_s=20.0) as other:
                 log = await other.read(ANONYMOUS, writer.lease.stream_id)
                 assert log.events == [delta(1), delta(2), delta(3)]
+                assert await other.recall(ANONYMOUS, claim) is log
                 await wait_until(lambda: store.peers.num_servers == other.peers.num_servers == 2)
                 assert await other.take_over({"m"}) == []
                 await store.close()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.text import ByteTokenizer, Detokenizer, MessageEncoder, StopMatcher
+from tailrace.text.calls import UNKNOWN
 from tailrace.text.packed import CHAT_ID, END_ID, PackedChat, pack, unpack
 from tailrace.types import Message, ToolCall
 
@@ -101,7 +102,7 @@ def test_a_chat_has_openais_format() -> None:
     ]
     tools = [{"type": "function", "function": {"name": "look"}}]
     encoder = MessageEncoder(continues=False)
-    assert encoder.takes_tools
+    assert encoder.calls is UNKNOWN
     chat, beginning = _chat(encoder.encode(messages, tools=tools))
     assert (chat.tools, beginning) == (tools, "")
     function = {"name": "look", "arguments": '{"at": "🐕"}'}

@@ -96,6 +96,16 @@ def test_channels_of_gpt_oss() -> None:
     assert split(HARMONY, [f"{FINAL}Yes."]) == ("", "Yes.")
 
 
+def test_gpt_oss_may_reason_again_and_call() -> None:
+    assert HARMONY is not None
+    start, analysis = "<|end|><|start|>assistant", "<|channel|>analysis<|message|>"
+    call = "<|start|>assistant<|channel|>commentary to=functions.look <|constrain|>json<|message|>{}<|call|>"
+    text = f"{analysis}Hm.{start}<|channel|>commentary<|message|>I look.{start}{analysis} So.<|end|>{call}"
+    assert split(HARMONY, [text]) == split(HARMONY, list(text)) == ("Hm.So.", "I look." + call)
+    assert split(HARMONY, [f"{FINAL}a<|end|>b<|channel|>"]) == ("", "ab<|channel|>")
+    assert not ReasoningSplitter(HARMONY, {}).is_over
+
+
 @pytest.mark.parametrize(
     ("template", "opens"),
     [
@@ -109,7 +119,7 @@ def test_channels_of_gpt_oss() -> None:
 def test_the_template_shows_the_markers(template: str, opens: str) -> None:
     known = find_format(template, ())
     assert known is not None
-    assert known.opens == (opens,)
+    assert known.opens[0] == opens
 
 
 def test_without_the_template_the_vocabulary_shows_the_markers() -> None:

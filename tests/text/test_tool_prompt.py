@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
+from tailrace.text.calls import FORMATS, CallPart, ToolCallReader
 from tailrace.text.templates import Turn
-from tailrace.text.tool_calls import CallPart, ToolCallReader
 from tailrace.text.tool_prompt import write_tools
 from tailrace.types import Message, ToolCall
 
@@ -76,12 +76,21 @@ def test_calls_and_results_are_alternating_turns(byte_level: Tokenizer) -> None:
 
 def test_two_turns_of_the_user_stay_two() -> None:
     chat = [Message("user", "a"), Message("user", "b")]
-    assert write_tools(chat, (), has_system=True) == chat
+    assert write_tools(chat, (), FORMATS["hermes"], has_system=True) == chat
 
 
 def test_the_reader_finds_calls_in_the_described_format() -> None:
-    (turn,) = write_tools([Message("assistant", "", CALLS[:1])], (), has_system=True)
+    (turn,) = write_tools([Message("assistant", "", CALLS[:1])], (), FORMATS["hermes"], has_system=True)
     assert ToolCallReader().push(turn.content) == [CallPart(0, name="look"), CallPart(0, arguments='{"at": "🐕"}')]
+
+
+def test_a_format_of_its_own_is_described(byte_level: Tokenizer) -> None:
+    template = ChatTemplate(CHATML, bos_token="<s>", eos_token="</s>")
+    encoder = ChatEncoder(byte_level, template, calls=FORMATS["mistral"])
+    ids = encoder.encode([Message("user", "hi"), Message("assistant", "", CALLS[:1])], tools=(WAIT,))
+    prompt = b"".join(byte_level.pieces[i] for i in ids).decode()
+    assert '\n[TOOL_CALLS]name_of_function[ARGS]{"name_of_argument": "value"}\n' in prompt
+    assert '[TOOL_CALLS]look[ARGS]{"at": "🐕"}' in prompt
 
 
 def test_a_template_with_tools_gets_them_unchanged(byte_level: Tokenizer) -> None:

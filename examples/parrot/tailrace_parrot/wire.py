@@ -7,7 +7,7 @@ import msgspec
 
 from tailrace import dialects
 from tailrace.dialects import Encoder, Generate, GenerateCall, Operation, ParsedRequest, StreamFacts, Wire
-from tailrace.types import Event, GenerateRequest, Sampling, TextDelta
+from tailrace.types import Event, GenerateRequest, Released, Sampling, TextDelta
 
 
 class Body(msgspec.Struct):
@@ -25,14 +25,13 @@ def parse(http: ParsedRequest) -> GenerateCall:
 class Lines:
     media_type = "application/x-ndjson"
     heartbeat = b""
-    reconnect_notice = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return LinesEncoder()
 
 
 class LinesEncoder:
-    def encode(self, seq: int, event: Event) -> bytes:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
         if isinstance(event, TextDelta):
             return json.dumps({"said": event.text}).encode() + b"\n" if event.text else b""
         if event.status != "done":

@@ -14,7 +14,7 @@ from tailrace.access.principal import Principal
 from tailrace.access.quota import Quota
 from tailrace.access.quotas import Quotas
 from tailrace.access.sessions import Sessions, session_token
-from tailrace.access.tickets import Tickets
+from tailrace.access.tickets import new_ticket, read_ticket
 from tailrace.errors import Unauthenticated
 
 __all__ = ["Keyring", "token_in"]
@@ -31,7 +31,6 @@ class Keyring:
     """
 
     def __init__(self) -> None:
-        self.tickets = Tickets()
         self.sessions = Sessions()
         self.quotas = Quotas()
         self._keys: dict[str, Key] = {}
@@ -80,6 +79,11 @@ class Keyring:
             raise Unauthenticated(f"This key is not valid. {_HINT}", param="authorization")
         return self._principals[key.key_id]
 
+    def issue_ticket(self, principal: Principal, stream_id: str) -> str:
+        """Return a ticket of the principal's key for a stream. Without keys a ticket is not needed, and opens nothing
+        when there are keys later."""
+        return new_ticket(self._keys.get(principal.key_id, _DUMMY_KEY), stream_id, time.time())
+
     def _principal_of_session(self, cookie: str) -> Principal:
         session = self.sessions.find(cookie, time.time())
         key = self._keys.get(session.key_id) if session is not None else None
@@ -92,11 +96,10 @@ class Keyring:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("ticket") if may_have else None
         if not given:
             raise Unauthenticated(f"This server needs a key. {_HINT}", param="authorization")
-        ticket = self.tickets.read(given[0])
-        key = self._keys.get(ticket.key_id) if ticket is not None else None
-        if ticket is None or key is None or key.state(time.time()) != "active":
+        ticket = read_ticket(given[0], self._keys, time.time())
+        if ticket is None:
             raise Unauthenticated("This ticket is invalid or has expired. Request a new one.", param="ticket")
-        return Principal(key.owner, key.key_id, ("read",), ticket.stream_id)
+        return Principal(self._keys[ticket.key_id].owner, ticket.key_id, ("read",), ticket.stream_id)
 
 
 def token_in(headers: Headers) -> str | None:

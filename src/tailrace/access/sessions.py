@@ -48,16 +48,15 @@ class Sessions:
     def __init__(self) -> None:
         self._by_hash: dict[bytes, Session] = {}
 
-    def update(self, sessions: Iterable[Session], now_s: float) -> None:
-        """Add new sessions, and remove ended ones."""
+    def update(self, sessions: Iterable[Session], now_s: float, *, is_whole: bool = False) -> None:
+        """Add new sessions, and remove ended ones; with `is_whole` also all others."""
+        if is_whole:
+            self._by_hash.clear()
         for session in sessions:
             if session.ended_s is None and session.expires_s > now_s:
                 self._by_hash[session.token_hash] = session
             else:
                 self._by_hash.pop(session.token_hash, None)
-
-    def drop(self, session: Session) -> None:
-        self._by_hash.pop(session.token_hash, None)
 
     def find(self, token: str, now_s: float) -> Session | None:
         session = self._by_hash.get(hash_of(token))

@@ -17,7 +17,8 @@ from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.tickets import LIFETIME_S
 from tailrace.api.owner_deletion import OwnerDeletion
 from tailrace.api.routes import route
-from tailrace.dialects.bodies import T, read_fields, read_json, require_plain_utf8
+from tailrace.dialects.bodies import read_json, require_plain_utf8
+from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import ModelError, RequestError, StorageError
 from tailrace.http.answers import JsonAnswer
 from tailrace.http.bodies import BodyBudget
@@ -87,7 +88,7 @@ class AccessRoutes:
             )
         )
         note("key.create", "done", request.scope, **what_is_noted(created.key))
-        return self._show_token(created, 201)
+        return await self._show_token(created, 201)
 
     async def _show(self, request: Request) -> ASGIApp:
         self._require_admin(request)
@@ -98,7 +99,7 @@ class AccessRoutes:
         self._require_admin(request)
         key = await self._query(lambda keys: keys.revoke(request.path_params["key_id"]))
         note("key.revoke", "done", request.scope, **what_is_noted(key))
-        self._keyring.update([key])  # other servers read the change within a second
+        await self._records.apply_own_change()  # other servers read it within a second
         return JsonAnswer(msgspec.json.encode(key_json(key)))
 
     async def _rotate(self, request: Request) -> ASGIApp:
@@ -106,14 +107,14 @@ class AccessRoutes:
         body = await self._read(request, _RotateBody)
         created = await self._query(lambda keys: keys.rotate(request.path_params["key_id"], grace_s=body.grace_s))
         note("key.rotate", "done", request.scope, **what_is_noted(created.key))
-        return self._show_token(created, 200)
+        return await self._show_token(created, 200)
 
     async def _limit(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         quota = await self._read(request, Quota)
         key = await self._query(lambda keys: keys.limit(request.path_params["key_id"], quota))
         note("key.limit", "done", request.scope, **what_is_noted(key))
-        self._keyring.update([key])
+        await self._records.apply_own_change()
         return JsonAnswer(msgspec.json.encode(key_json(key)))
 
     async def _show_owner(self, request: Request) -> ASGIApp:
@@ -126,7 +127,7 @@ class AccessRoutes:
         owner, quota = request.path_params["owner"], await self._read(request, Quota)
         await self._query(lambda keys: keys.limit_owner(owner, quota))
         note("owner.limit", "done", request.scope, of_owner=owner)
-        self._keyring.update([], {owner: quota})
+        await self._records.apply_own_change()
         return _owner_answer(owner, quota)
 
     async def _delete_owner(self, request: Request) -> ASGIApp:
@@ -149,7 +150,7 @@ class AccessRoutes:
         body = await self._read(request, _TicketBody)
         if not is_stream_id(body.stream_id):  # other text could match other paths
             raise RequestError("stream_id: This is not the id of a stream.", param="stream_id")
-        ticket = self._keyring.tickets.issue(principal.key_id, body.stream_id)
+        ticket = self._keyring.issue_ticket(principal, body.stream_id)
         note("ticket.give", "done", request.scope, stream=body.stream_id)
         encoded = msgspec.json.encode({"ticket": ticket, "expires_in_s": LIFETIME_S})
         return JsonAnswer(encoded, 201, {"cache-control": "no-store"})
@@ -162,9 +163,9 @@ class AccessRoutes:
             raise RequestError("There are no keys yet. Create one on the server: tailrace keys create --scope admin.")
         principal.require("admin")
 
-    def _show_token(self, created: NewKey, status: int) -> ASGIApp:
+    async def _show_token(self, created: NewKey, status: int) -> ASGIApp:
         """Answer with the token. No other answer has it."""
-        self._keyring.update([created.key])
+        await self._records.apply_own_change()
         body = msgspec.json.encode({**key_json(created.key), "token": created.token})
         return JsonAnswer(body, status, {"cache-control": "no-store"})
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import assert_never
 
 from tailrace.access.audit import note_refusal, noting
 from tailrace.access.principal import arrival_of, sent_by
 from tailrace.api.facts import facts_of
+from tailrace.api.fitting import fitted, shortened
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, UnknownModel
@@ -15,6 +17,7 @@ from tailrace.generation.models import NO_SUCH_MODEL, Models
 from tailrace.http.websocket import Over, Socket
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
+from tailrace.types import End, Released
 
 __all__ = ["StreamChannel"]
 
@@ -33,13 +36,20 @@ class _FollowedStream:
 
     async def send_all(self, socket: Socket) -> None:
         reader, frames = self.reader, self.frames
-        while not reader.is_finished:
+        while (ending := reader.ending) is None:
             await reader.wait()
             events = reader.take()
             for start in range(0, len(events), socket.max_frames):
                 some = events[start : start + socket.max_frames]
                 await socket.say(*[frames.event(seq, event) for seq, event in enumerate(some, self.seq + 1)])
                 self.seq += len(some)
+        match ending:
+            case End():
+                pass  # its frame was the last one
+            case Released():
+                await socket.say(frames.event(self.seq, ending))
+            case never:
+                assert_never(never)
 
 
 class StreamChannel:
@@ -51,6 +61,7 @@ class StreamChannel:
         self._socket = socket
         self._group = group
         self._max_streams = settings.ws_streams
+        self._is_strict = settings.strict
         self._following: dict[str, _FollowedStream] = {}
         self._num_unreadable = 0
 
@@ -99,9 +110,11 @@ class StreamChannel:
             self._check_free(create.name)
             if found is not None:
                 await self._models.load(found)
+            request, notes = fitted(request, served.generator, is_strict=self._is_strict)
             run = await served.generator.create(request)
+        notes += shortened(create.request, run.record, "max_tokens")
         following = self._frames_of(create.name, run.log, 0)
-        await self._begin(create.name, following, following.frames.created())
+        await self._begin(create.name, following, following.frames.created(notes))
 
     async def _follow(self, follow: websocket.FollowCommand) -> None:
         self._check_free(follow.name or follow.stream_id)

@@ -68,17 +68,15 @@ class ChatSocket:
             await self._models.load(served)
             run = await self._begin(prompt)
         with Reader(run.log) as reader:
-            while not reader.is_finished:
+            while (ending := reader.ending) is None:
                 await reader.wait()
                 events = reader.take()
                 texts = [event.text.encode() for event in events if not isinstance(event, End) and event.text]
                 for start in range(0, len(texts), self._socket.max_frames):
                     await self._socket.say(*texts[start : start + self._socket.max_frames])
-        end = run.log.end
-        assert end is not None
-        if end.status != "done":
-            raise failure_of(end)
-        self._conversation.add(prompt, run.log.text(), end.usage)
+        if ending.status != "done":
+            raise failure_of(ending)
+        self._conversation.add(prompt, run.log.text(), ending.usage)
         await self._socket.say(chatbot.FINISHED.encode())
 
     async def _begin(self, prompt: str) -> Run:

@@ -19,9 +19,10 @@ from tailrace.access.principal import owner_of, principal_of
 from tailrace.api.request_headers import ignored_header
 from tailrace.api.routes import route
 from tailrace.conversations.items import MAX_TITLE, Conversation, Item, ItemId, check_items
-from tailrace.dialects.bodies import JsonBody, T, read_fields, read_json, require_json, require_plain_utf8, to_json
+from tailrace.dialects.bodies import JsonBody, read_json, require_json, require_plain_utf8, to_json
 from tailrace.dialects.queries import read_count, read_query
-from tailrace.dialects.responses_items import item_json, items_from, read_items
+from tailrace.dialects.responses_items import InputItem, item_json, items_from
+from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import RequestError
 from tailrace.http.answers import JsonAnswer
 from tailrace.http.bodies import BodyBudget
@@ -44,7 +45,7 @@ _Metadata = Annotated[
 
 
 class NewConversationBody(msgspec.Struct):
-    items: list[JsonBody] | None = None
+    items: list[InputItem] | None = None
     metadata: _Metadata | None = None
     title: _Title | None = None
 
@@ -56,7 +57,7 @@ class ConversationChangesBody(msgspec.Struct):
 
 
 class NewItemsBody(msgspec.Struct):
-    items: list[JsonBody]
+    items: list[InputItem]
     parent_id: ItemId | UnsetType | None = UNSET
 
 
@@ -99,8 +100,8 @@ class ConversationRoutes:
     async def _create(self, request: Request) -> ASGIApp:
         owner = writer_of(request)
         body, ignored = await self._read(request, NewConversationBody)
-        items, ignored_in_items = _items(body.items or [])
-        headers = ignored_header(ignored + ignored_in_items, is_strict=self._is_strict)
+        items, left_out = _items(body.items or [])
+        headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
         title = _title(body.title) or ""
         created = await self._conversations.ask(
             lambda store: store.create(owner, title=title, metadata=body.metadata, items=items)
@@ -156,8 +157,8 @@ class ConversationRoutes:
     async def _add_items(self, request: Request) -> ASGIApp:
         owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
         body, ignored = await self._read(request, NewItemsBody)
-        items, ignored_in_items = _items(body.items)
-        headers = ignored_header(ignored + ignored_in_items, is_strict=self._is_strict)
+        items, left_out = _items(body.items)
+        headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
         if not items:
             raise RequestError("items must not be empty.", param="items")
         added = await self._conversations.ask(lambda store: store.add(owner, conversation_id, items, body.parent_id))
@@ -235,12 +236,12 @@ def _title(given: str | None) -> str | None:
     return given
 
 
-def _items(given: list[JsonBody]) -> tuple[tuple[Item, ...], tuple[str, ...]]:
-    """Raises: RequestError."""
-    found, ignored = read_items(given, name="items", may_be_empty=True)
-    items = items_from(found)
+def _items(given: list[InputItem]) -> tuple[tuple[Item, ...], list[str]]:
+    """Return the items, and what is left out. Raises: RequestError."""
+    notes: list[str] = []
+    items = items_from(given, notes, name="items")
     check_items(items)
-    return items, ignored
+    return items, notes
 
 
 def _page(

@@ -6,6 +6,7 @@ the content and the media type of a stream, so headers forbid browsers to run sc
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from dataclasses import replace
@@ -123,7 +124,8 @@ class DurableRoutes:
             page, is_new = await self._durable.perform(partial(_create, key, creation, body))
         headers = _HEADERS | page_headers(page)
         if is_new:
-            headers["location"] = f"{request.url.scheme}://{request.headers['host']}{quote(request.url.path)}"
+            path = self._settings.root_path + quote(request.url.path)
+            headers["location"] = f"{request.url.scheme}://{request.headers['host']}{path}"
         return Response(status_code=201 if is_new else 200, headers=headers)
 
     async def _append(self, request: Request, key: bytes) -> ASGIApp:
@@ -205,6 +207,8 @@ def _refuse_method() -> Response:
 
 def _refuse(error: TailraceError) -> Response:
     status, headers, body = refusal(error)
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if status in (408, 413):
         headers["connection"] = "close"  # the rest of the body is not read
     return Response(body, status, _HEADERS | _NO_STORE | headers)

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tailrace.dialects.durable_answers import body_of, num_bytes_of, sse_of
 from tailrace.dialects.wire import HEARTBEAT
 from tailrace.durable.page import Follower, Page, Readable, page_of
-from tailrace.errors import UnknownStream
+from tailrace.errors import StorageError, UnknownStream
 from tailrace.http.answers import client_disconnected
 
 __all__ = ["PAGE_BYTES", "LongPoll", "Tail", "WholePage"]
@@ -75,7 +75,8 @@ class LongPoll:
     wait_s: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises: UnknownStream if the stream was deleted meanwhile."""
+        """Raises: UnknownStream if the stream was deleted meanwhile, StorageError if it goes on, but not here: an empty
+        answer would bring the client back at once."""
         with self.stream.follower(self.position) as follower:
             async with _watched(receive, follower) as client:
                 await _wait(follower, self.wait_s)
@@ -83,7 +84,10 @@ class LongPoll:
             return
         if self.stream.is_gone:
             raise UnknownStream("This stream was deleted.")
-        await self.answer(page_of(self.stream, self.position, PAGE_BYTES))(scope, receive, send)
+        page = page_of(self.stream, self.position, PAGE_BYTES)
+        if self.stream.is_halted and not page.pieces and not page.is_closed:
+            raise StorageError("The stream goes on, but not on this server. Ask again.", retry_after_s=1.0)
+        await self.answer(page)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)

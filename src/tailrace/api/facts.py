@@ -27,6 +27,7 @@ def facts_of(served: Served, log: StreamLog) -> StreamFacts:
         num_ahead=served.generator.num_ahead(log) if status == "queued" else None,
         expires_in_s=log.expires_in_s,
         memo=record.memo,
+        root_path=served.settings.root_path,
     )
 
 

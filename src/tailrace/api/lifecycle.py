@@ -27,7 +27,7 @@ from tailrace.api.sessions import SessionRoutes
 from tailrace.api.sockets import Sockets
 from tailrace.api.usage import UsageRoutes
 from tailrace.durable.streams import DurableStreams
-from tailrace.errors import ModelError
+from tailrace.errors import Draining, ModelError
 from tailrace.generation.models import Models
 from tailrace.generation.service import Service, start_service
 from tailrace.generation.source import Source
@@ -35,12 +35,14 @@ from tailrace.http.access_log import AccessLog
 from tailrace.http.bodies import BodyBudget
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.listening import BACKLOG, Signals, Uvicorn
+from tailrace.http.near_paths import NearPaths
 from tailrace.records.service import Records, open_records
 from tailrace.settings import Settings
 
 __all__ = ["PUBLIC", "RunningServer", "build_app", "build_routes", "open_server", "serve"]
 
 _DRAIN_RETRY_S = 5.0
+_HANDED_OVER = "The server is shutting down. The next one continues this stream."
 # Logs hold millions of events without reference cycles: collections take long and free little.
 _GC_THRESHOLD = (20_000, 50, 100)
 
@@ -78,7 +80,7 @@ def build_routes(
         files = ConversationFileRoutes(records.conversations, bodies)
         owner_deletion = OwnerDeletion(records, models.first.generator.store, durable)
         access, usage = AccessRoutes(records, bodies, owner_deletion), UsageRoutes(records)
-        sessions = SessionRoutes(records)
+        sessions = SessionRoutes(records, settings.root_path)
         own = [*access.table(), *sessions.table(), *usage.table()]
         own += [*files.table(), *conversation_routes.table()]  # `export` must not match as a conversation's id
     return [*own_routes, *own, *streams.table(), *routes.table(), *sockets.table()]
@@ -93,7 +95,8 @@ def build_app(
 ) -> ASGIApp:
     """Return the ASGI application. Without records there are no keys and no conversations, and all requests are
     anonymous."""
-    router = Router(build_routes(models, durable, settings, records, own_routes), redirect_slashes=False)
+    routes = build_routes(models, durable, settings, records, own_routes)
+    router = Router(routes, redirect_slashes=False)
     keyring = records.keyring if records is not None else Keyring()
     keyring.on_revoked(models.end_streams_of)
     if settings.audit_log:
@@ -101,7 +104,9 @@ def build_app(
             served.generator.observers.add(StreamAudit())
     public = (*PUBLIC, "/metrics") if settings.public_metrics else PUBLIC
     app = let_origins_read(Edge(router, settings, keyring, public=public, headers=_HEADERS), settings)
-    return AccessLog(app, models.first.generator.store) if settings.access_log else app
+    if settings.access_log:
+        app = AccessLog(app, models.first.generator.store)
+    return NearPaths(app, routes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +142,7 @@ class RunningServer:
                 wait.cancel()
         for run in [run for generator in generators for run in generator.live]:
             if self.service.store.is_durable and run.log.record.linger_s:
-                run.hand_over()
+                run.hand_over(Draining(_HANDED_OVER, retry_after_s=_DRAIN_RETRY_S))
             else:
                 run.interrupt()
         self.service.store.flush()

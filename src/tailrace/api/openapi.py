@@ -121,8 +121,8 @@ _DATABASE_ROUTES = (
 
 
 @cache
-def document() -> bytes:
-    """Return the document, in OpenAPI 3.1."""
+def document(root_path: str = "") -> bytes:
+    """Return the document, in OpenAPI 3.1. `root_path` is the path of the server at its proxy."""
     entries = [(wire, operation) for wire in served_wires() for operation in wire.operations]
     bodies = list(dict.fromkeys(operation.body for _, operation in entries if operation.body is not None))
     schemas, components = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
@@ -151,6 +151,7 @@ def document() -> bytes:
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "tags": [*({"name": wire.name, "description": wire.title} for wire in served_wires()), DURABLE_TAG],
+            **({"servers": [{"url": root_path}]} if root_path else {}),
             "paths": paths,
             "components": {
                 "schemas": components,
@@ -303,10 +304,10 @@ def routes_page(document: JsonBody) -> bytes:
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
         f"<title>{escape(info['title'])}: routes</title>",
-        '<link rel="icon" href="/page/icon.svg"><link rel="stylesheet" href="/page/docs.css"></head><body>',
+        '<link rel="icon" href="page/icon.svg"><link rel="stylesheet" href="page/docs.css"></head><body>',
         f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>",
         f"<p>{escape(info['description'])}</p>",
-        '<p>For programs: <a href="/openapi.json">/openapi.json</a>. To chat: <a href="/">the page</a>.</p>',
+        '<p>For programs: <a href="openapi.json">/openapi.json</a>. To chat: <a href="./">the page</a>.</p>',
     ]
     for tag in [*document["tags"], {"name": "", "description": "About the server"}]:
         operations = list(_listed(document, tag["name"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from tailrace.access.keys import Key, check_owner
+from tailrace.access.keys import check_owner
 from tailrace.access.quota import NO_LIMITS
 from tailrace.dialects.durable import owned_key
 from tailrace.durable.streams import DurableStreams
@@ -33,8 +33,8 @@ class OwnerDeletion:
         Raises: ValueError for an invalid owner; StorageError, ModelError, Draining if something could not be deleted.
         """
         check_owner(owner)
-        revoked = await self._records.threads.run(lambda: self._revoke(owner))
-        self._records.keyring.update(revoked, {owner: NO_LIMITS})
+        await self._records.threads.run(lambda: self._revoke(owner))
+        await self._records.read_keys()
         num_streams = 0
         for stream_id in await self._streams.streams_of(owner):
             with contextlib.suppress(StreamError):  # it may expire meanwhile
@@ -49,8 +49,9 @@ class OwnerDeletion:
             **await self._records.forget(owner),
         }
 
-    def _revoke(self, owner: str) -> list[Key]:
+    def _revoke(self, owner: str) -> None:
         """Blocks. Raises: StorageError, ModelError."""
         store = self._records.keys()
         store.limit_owner(owner, NO_LIMITS)  # a later owner of this name has no limits on running servers either
-        return [store.revoke(key.key_id) for key in store.list(owner)]
+        for key in store.list(owner):
+            store.revoke(key.key_id)

@@ -18,7 +18,24 @@ from starlette.routing import Route
 
 from tailrace.api.openapi import document, routes_page
 
-__all__ = ["PageFiles", "Pages", "wants_page"]
+__all__ = ["NO_LIBRARIES", "PageFiles", "Pages", "answer_without_libraries", "has_libraries", "wants_page"]
+
+NO_LIBRARIES = (
+    "Its libraries are missing: npm's registry could not be reached. `make serve` in the checkout fetches them; or "
+    "install tailrace again."
+)
+_WITHOUT = f"""<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>tailrace</title>
+<link rel="stylesheet" href="page/base.css">
+<link rel="stylesheet" href="page/docs.css">
+<h1>tailrace is running, without its page</h1>
+<p>{NO_LIBRARIES} Then start the server again.</p>
+<p>All APIs work: <a href="docs">what this server answers</a>.</p>
+</html>
+"""
 
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -66,10 +83,20 @@ class PageFiles:
         return _answer(request, file, headers or {})
 
 
+def has_libraries() -> bool:
+    """Return whether the libraries of the page were installed."""
+    return resources.files("tailrace.api").joinpath("page", "lib", "preact.js").is_file()
+
+
+def answer_without_libraries() -> Response:
+    return Response(_WITHOUT, 503, {**_HEADERS, "cache-control": "no-store", "vary": "accept"}, _MEDIA_TYPES[".html"])
+
+
 class Pages:
     """The page and its files. Raises: OSError if one cannot be read."""
 
     def __init__(self) -> None:
+        self._has_libraries = has_libraries()
         self._files = PageFiles("tailrace.api")
         self._docs: _File | None = None
 
@@ -78,6 +105,8 @@ class Pages:
         return [Route("/page/{name:path}", self.show_file, methods=["GET"])]
 
     async def index(self, request: Request) -> Response:
+        if not self._has_libraries:
+            return answer_without_libraries()
         return self._files.answer(request, "index.html", {"vary": "accept"})
 
     async def show_docs(self, request: Request) -> Response:

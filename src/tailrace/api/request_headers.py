@@ -9,11 +9,13 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from tailrace.dialects.shapes import path_of
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import GenerateRequest
 
 __all__ = ["ignored_header", "is_cross_origin", "is_own_address", "may_generate", "with_headers"]
 
+_MAX_NAMED = 10
 _LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
@@ -64,7 +66,12 @@ def with_headers(call: GenerateRequest, request: Request) -> GenerateRequest:
 
 
 def ignored_header(ignored: Sequence[str], *, is_strict: bool) -> dict[str, str]:
-    """Return the header that names fields without effect. Raises: UnsupportedParameter with --strict."""
+    """Return the header that names what has no effect, or another effect than asked for. Raises: UnsupportedParameter
+    with --strict."""
     if ignored and is_strict:
-        raise UnsupportedParameter(f"{ignored[0]} has no effect here, and --strict refuses it.", param=ignored[0])
-    return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
+        what = f"{ignored[0]} has no effect here, and --strict refuses it."
+        raise UnsupportedParameter(what, param=path_of(ignored[0]))
+    named = list(dict.fromkeys(ignored))
+    if len(named) > _MAX_NAMED:
+        named[_MAX_NAMED:] = [f"and {len(named) - _MAX_NAMED} more"]
+    return {"x-tailrace-ignored": ", ".join(named)} if named else {}

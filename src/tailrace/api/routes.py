@@ -25,12 +25,13 @@ from tailrace import __version__
 from tailrace.access.audit import noting
 from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by
 from tailrace.api.facts import facts_of, running_streams
+from tailrace.api.fitting import fitted, overflow_answer, shortened
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
 from tailrace.api.pages import Pages, wants_page
 from tailrace.api.request_headers import ignored_header, is_cross_origin, is_own_address, may_generate, with_headers
 from tailrace.dialects import Encoder, ParsedRequest, Wire
-from tailrace.dialects.bodies import JsonBody, printable, read_json, require_plain_utf8
+from tailrace.dialects.bodies import JsonBody, printable, require_plain_utf8
 from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import (
     CumulativeEncoder,
@@ -42,10 +43,12 @@ from tailrace.dialects.wire import (
     Reply,
     Show,
     View,
+    name_on_wire,
     with_wire_names,
 )
 from tailrace.errors import (
     ClaimTaken,
+    ContextLengthExceeded,
     Forbidden,
     IdempotencyConflict,
     QueueFull,
@@ -132,7 +135,7 @@ class Routes:
         return self._metrics.answer()
 
     async def show_openapi(self, request: Request) -> ASGIApp:
-        return JsonAnswer(document())
+        return JsonAnswer(document(self._settings.root_path))
 
     def _handler(self, shared: Sequence[tuple[Wire, Operation]]) -> Handler:
         candidates = sorted(shared, key=lambda entry: not entry[1].is_conditional)
@@ -190,7 +193,7 @@ class Routes:
         if operation.body is not None:
             operation.check(request.headers)
             require_plain_utf8(request.headers)
-            body = read_json(await reader.read(request.headers, request.receive))
+            body = operation.read(await reader.read(request.headers, request.receive), request.headers)
             model = body.get("model")
             if isinstance(model, str) and is_own_address(model, request.headers.get("host", "")):
                 body["model"] = "default"  # Hugging Face's client sends the server's URL if it has no model name
@@ -247,13 +250,20 @@ class Routes:
             if request.method == "HEAD":
                 return Response(headers={"content-type": call.view.media_type})
             generation = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=served.model)
+            generation, left_out = fitted(generation, served.generator, is_strict=self._settings.strict)
+            notes = [*call.ignored, *(name_on_wire(name, wire, parsed) for name in left_out)]
             try:
                 if "idempotency-key" in request.headers:
                     log = await self._recall_or_create(request, parsed, generation, served.generator)
                 else:
                     log = await self._create(parsed, generation, served.generator)
-            except UnsupportedParameter as error:
-                raise with_wire_names(error, wire, parsed) from None
+            except RequestError as error:
+                named = with_wire_names(error, wire, parsed)
+                if call.stream and call.overflows_in_stream and isinstance(named, ContextLengthExceeded):
+                    return overflow_answer(call, served, named, ignored)
+                raise named from None
+            notes += shortened(call.request, log.record, name_on_wire("max_tokens", wire, parsed))
+            ignored = ignored_header(notes, is_strict=False)
             facts = facts_of(served, log)
             if not facts.prompts:  # an Idempotency-Key found an ended stream
                 prompts = await served.generator.prompts.encode(call.request)
@@ -263,7 +273,7 @@ class Routes:
             if call.stream:
                 return self._stream(log, encoder, 0, call.view, headers)
             if call.at_once:
-                headers["location"] = f"/v1/streams/{log.stream_id}"
+                headers["location"] = self._path_of(log)
                 return JsonAnswer(encoder.whole(log.events), call.status, headers)
             return WholeAnswer(log, encoder, wire, headers)
 
@@ -334,6 +344,7 @@ class Routes:
     async def _change_and_show(self, owner: str, stream_id: str, view: View, verb: str) -> ASGIApp:
         log = await self._find(owner, stream_id)
         if verb != "show" and log.end is None:
+            view.open(facts_of(self._models.of(log), log))  # which refuses streams that are not of the wire
             await self._store.stop(owner, stream_id)
         body = view.open(facts_of(self._models.of(log), log)).whole(log.events)
         if verb == "delete":
@@ -345,7 +356,7 @@ class Routes:
         return JsonAnswer(body, 200, headers) if body else Response(status_code=204, headers=headers)
 
     def _stream(self, log: StreamLog, encoder: Encoder, after: int, view: View, headers: dict[str, str]) -> ASGIApp:
-        path = f"/v1/streams/{log.stream_id}"  # has the streams of all wires
+        path = self._path_of(log)
         return StreamAnswer(
             log,
             encoder,
@@ -354,6 +365,10 @@ class Routes:
             headers={**headers, "location": path + "/events", "content-location": path}.items(),
             heartbeat_s=self._settings.heartbeat_s,
         )
+
+    def _path_of(self, log: StreamLog) -> str:
+        """Return the path that has the streams of all wires."""
+        return f"{self._settings.root_path}/v1/streams/{log.stream_id}"
 
 
 def _action_of(operation: Operation) -> str:

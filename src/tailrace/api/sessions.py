@@ -25,8 +25,9 @@ __all__ = ["SessionRoutes"]
 class SessionRoutes:
     """The routes of sessions. Signing in needs the key in its usual header; a cookie cannot renew itself."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, root_path: str) -> None:
         self._records = records
+        self._root_path = root_path
 
     def table(self) -> list[Route]:
         return [
@@ -49,9 +50,9 @@ class SessionRoutes:
             raise Unauthenticated("Send the key in Authorization: Bearer to sign in.", param="authorization")
         token, session = new_session(principal.key_id, hash_of(secret), time.time())
         await self._records.ask(self._records.sessions, lambda sessions: sessions.add(session))
-        self._records.keyring.sessions.update([session], time.time())
+        await self._records.apply_own_change()
         note("session.begin", "done", request.scope)
-        headers = {"set-cookie": _cookie(request, token, int(LIFETIME_S)), "cache-control": "no-store"}
+        headers = {"set-cookie": self._cookie(request, token, int(LIFETIME_S)), "cache-control": "no-store"}
         return JsonAnswer(to_json(_session_json(principal)), 201, headers)
 
     async def _end(self, request: Request) -> ASGIApp:
@@ -59,20 +60,20 @@ class SessionRoutes:
         session = self._records.keyring.sessions.find(token, time.time()) if token else None
         if session is not None:
             await self._records.ask(self._records.sessions, lambda sessions: sessions.end(session.token_hash))
-            self._records.keyring.sessions.drop(session)
+            await self._records.apply_own_change()
             note("session.end", "done", request.scope)
-        headers = {"set-cookie": _cookie(request, "", 0)}
+        headers = {"set-cookie": self._cookie(request, "", 0)}
         return JsonAnswer(to_json({"object": "session.ended", "ended": session is not None}), 200, headers)
+
+    def _cookie(self, request: Request, token: str, lifetime_s: int) -> str:
+        """Return the Set-Cookie header. Behind a TLS proxy, only the browser's Origin shows that TLS is used."""
+        is_secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
+        name, path = cookie_name(request.headers), f"{self._root_path}/"
+        parts = f"{name}={token}; Path={path}; Max-Age={lifetime_s}; HttpOnly; SameSite=Strict"
+        return f"{parts}; Secure" if is_secure else parts
 
 
 def _session_json(principal: Principal) -> JsonBody:
     """`scopes` is null if there are no keys: then everything is allowed."""
     scopes = list(principal.scopes) if principal.scopes is not None else None
     return {"object": "session", "owner": principal.owner, "key_id": principal.key_id or None, "scopes": scopes}
-
-
-def _cookie(request: Request, token: str, lifetime_s: int) -> str:
-    """Return the Set-Cookie header. Behind a TLS proxy, only the browser's Origin shows that TLS is used."""
-    is_secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
-    parts = f"{cookie_name(request.headers)}={token}; Path=/; Max-Age={lifetime_s}; HttpOnly; SameSite=Strict"
-    return f"{parts}; Secure" if is_secure else parts

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tailrace.dialects.bodies import to_json
-from tailrace.dialects.native import RETRY_MS, NativeView
+from tailrace.dialects.native import RETRY_MS, NativeView, cut_json
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import SeqOutOfRange
 from tailrace.frames import FrameBuffer
 from tailrace.serve.stream import ItemWire, StreamPart, StreamWire, item_chunk
 from tailrace.streams import StreamLog, event_id
-from tailrace.types import End, Event, Failure, TextDelta
+from tailrace.types import End, Event, Failure, Released, TextDelta
 
 __all__ = [
     "AppEncoder",
@@ -133,7 +133,6 @@ class AppEncoder:
 
     media_type: str = NativeView.media_type
     heartbeat = NativeView.heartbeat
-    reconnect_notice = NativeView.reconnect_notice
 
     def __init__(self, log: StreamLog, after: int) -> None:
         self.after = after  # number of the last event that the client has received completely
@@ -150,7 +149,7 @@ class AppEncoder:
         """Return what the app has sent so far, as JSON values."""
         raise NotImplementedError
 
-    def encode(self, seq: int, event: Event) -> bytes:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
         raise NotImplementedError
 
     def whole(self, events: Sequence[Event]) -> bytes:
@@ -182,24 +181,22 @@ class ItemEncoder(AppEncoder):
     def items(self) -> Sequence[object]:
         return [msgspec.Raw(event.text.encode()) for event in self._log.events if isinstance(event, TextDelta)]
 
-    def encode(self, seq: int, event: Event) -> bytes:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
         given = event_id(self._log.stream_id, seq)
         if isinstance(event, TextDelta):
             retry = f"retry: {RETRY_MS}\n".encode() if seq == 1 else b""
             return retry + item_chunk(event.text, self._wire, given)
         if self._wire == "native":
-            return f"event: {event.status}\ndata: {to_json(_end_fields(event)).decode()}\nid: {given}\n\n".encode()
+            return _end_chunk(event, given)
         if event.status == "done":
             return b""  # Triton's clients see the end of the body
-        failure = event.failure if event.status == "error" else None
-        return item_chunk(failure or _failure_by_status(event), self._wire, given)
+        return item_chunk(cut_json(event), self._wire, given)
 
 
 class RecordedEncoder(AppEncoder):
     """Encodes a recorded answer. A position is an event's number, or a number of bytes."""
 
     heartbeat = b""  # before the body has begun, it is unknown whether it may contain comments
-    reconnect_notice = b""
 
     def __init__(self, log: StreamLog, media_type: str, position: int = 0) -> None:
         self.media_type = media_type
@@ -225,7 +222,7 @@ class RecordedEncoder(AppEncoder):
             return super().position
         return sum(len(event.text) for event in self._log.events if isinstance(event, TextDelta))
 
-    def encode(self, seq: int, event: Event) -> bytes:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
         """Raises: TailraceError at the end of an incomplete answer whose format cannot carry an error."""
         if isinstance(event, TextDelta):
             piece = event.text.encode("latin-1")
@@ -236,11 +233,17 @@ class RecordedEncoder(AppEncoder):
             return b""
         if not self._has_event_pieces:
             raise failure_of(event)
-        failure = event.failure or _failure_by_status(event)
-        # An event of more than 1 MiB may be incomplete: its last line and the event have to end first.
-        before = self._log.events[seq - 2] if seq > 1 else None
+        given = event_id(self._log.stream_id, seq)
+        last_seq = seq if isinstance(event, Released) else seq - 1
+        before = self._log.events[last_seq - 1] if last_seq else None
+        # An event of more than 1 MiB may be incomplete.
         is_open = isinstance(before, TextDelta) and not before.text.encode("latin-1").endswith(_EVENT_ENDS)
-        return b"\n\n" * is_open + item_chunk(failure, "native", event_id(self._log.stream_id, seq))
+        if isinstance(event, Released):
+            if is_open:
+                raise failure_of(event)  # its rest comes when the client resumes
+            return _end_chunk(event, given)
+        # Otherwise its last line and the event have to end first.
+        return b"\n\n" * is_open + item_chunk(cut_json(event), "native", given)
 
     def items(self) -> Sequence[object]:
         """Return the pieces as text. A character that is split over pieces is in the last of them."""
@@ -282,12 +285,12 @@ def _locate(events: Sequence[Event], num_bytes: int) -> tuple[int, int]:
     return seq, num_bytes
 
 
-def _end_fields(end: End) -> dict[str, object]:
+def _end_fields(end: End | Released) -> dict[str, object]:
     fields: dict[str, object] = {"status": end.status}
     if end.failure is not None:
-        fields["error"] = {"code": end.failure.code, "message": end.failure.message}
+        fields["error"] = cut_json(end)
     return fields
 
 
-def _failure_by_status(end: End) -> Failure:
-    return Failure(end.status, f"The stream was {end.status}.")
+def _end_chunk(end: End | Released, given: str) -> bytes:
+    return f"event: {end.status}\ndata: {to_json(_end_fields(end)).decode()}\nid: {given}\n\n".encode()

@@ -13,7 +13,6 @@ from tailrace.access.principal import owner_of
 from tailrace.apps.offers import take_offer
 from tailrace.apps.pool import DRAIN_RETRY_S, Pool, ReplicaLease
 from tailrace.apps.streams import AppStreams
-from tailrace.dialects.bodies import to_json
 from tailrace.dialects.websocket import Close
 from tailrace.errors import (
     SHUTTING_DOWN,
@@ -27,6 +26,7 @@ from tailrace.errors import (
 )
 from tailrace.serve.failures import Refusal
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
+from tailrace.serve.stream import item_chunk
 from tailrace.settings import Settings
 from tailrace.types import ANONYMOUS
 
@@ -237,8 +237,8 @@ class Relay:
             close = Close.with_reason(code, reason)
             await send({"type": "websocket.close", "code": close.code, "reason": close.reason})
         elif self._is_sse:
-            shown = to_json({"status": "error", "error": {"code": error.code, "message": error.message}})
-            body = b"\n\nevent: error\ndata: " + shown + b"\n\n"
+            shown = {"code": error.code, "message": error.message, "retryable": error.is_retryable}
+            body = b"\n\n" + item_chunk(shown, "native")  # an event of the app may be incomplete
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
     def _error_of(self, end: ChannelClosed) -> TailraceError:

@@ -166,7 +166,7 @@ class Replica:
     async def _on_call(self, channel: Channel, head: bytes) -> None:
         call_head = _decode(head, type=CallHead)
         try:
-            args, kwargs = pickle.loads(await channel.receive())  # noqa: S301  # from another part of the same app
+            args, kwargs = pickle.loads(await channel.receive())  # noqa: S301  # the apps of one server trust each other
             set_request_context(call_head.context)
             await _in_scope(channel, self._answer(channel, call_head, args, kwargs))
         except ChannelClosed:

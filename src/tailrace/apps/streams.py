@@ -111,7 +111,7 @@ class _Feed:
         self.read()
         self._streams.feeds.discard(self)
         self._body.close()
-        self._log.release()
+        self._log.release(LeaseLost("Another server writes this stream now."))
 
     def end(self, end: End) -> None:
         """Append the terminal event and stop the generator. A second call does nothing."""
@@ -158,7 +158,7 @@ class _Feed:
         except LinkLost:
             failure = Failure(AppUnavailable.code, "The process of the app died.")
         except ChannelClosed as closed:
-            failure = Failure(AppFailed.code, _failure_message(closed.failure))
+            failure = _failure(closed.failure)
         except Exception:  # malformed data of an app must not affect other streams
             logger.exception("the data of an app could not be decoded")
             failure = Failure(AppFailed.code, "The app's data could not be decoded.")
@@ -348,10 +348,11 @@ class AppStreams:
             feed.end(End("error", _NO_TOKENS, Failure(error.code, error.message)))
 
 
-def _failure_message(failure: bytes | None) -> str:
+def _failure(failure: bytes | None) -> Failure:
     if failure is None:
-        return "The app stopped in the middle of its stream."
-    return _decode(failure, type=Refusal).message
+        return Failure(AppFailed.code, "The app stopped in the middle of its stream.")
+    refusal = _decode(failure, type=Refusal)
+    return Failure(refusal.code, refusal.message)
 
 
 def _id_header(log: StreamLog) -> dict[str, str]:

@@ -82,6 +82,13 @@ class _Subcommands(click.Group):
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would interrupt Python's own exit
             say("Stopped.")
             sys.exit(130)
+        except Exception as error:
+            from tailrace.errors import ModelError  # imported late, as everything that a subcommand may not need
+
+            if not isinstance(error, ModelError):
+                raise
+            say_error(error.message)
+            sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 
 

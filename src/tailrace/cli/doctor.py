@@ -14,6 +14,7 @@ import click
 from tailrace import DEFAULT_MODEL
 from tailrace.cli.console import say
 from tailrace.cli.options import setting_options
+from tailrace.models.shards import parts_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,7 +111,11 @@ def doctor(model: str | None, engine: str, for_: str, quick: bool, as_json: bool
     if as_json:
         click.echo(json.dumps(_plain(machine, engines, source, speeds, journals, failure), indent=2))
     else:
-        parts = (_machine_lines(machine), _engine_lines(engines, source), _speed_lines(source, speeds))
+        parts = (
+            _machine_lines(machine),
+            [*_engine_lines(engines, source), *_chat_lines(source)],
+            _speed_lines(source, speeds),
+        )
         for line in [*(line for part in parts for line in (*part, "")), *_journal_lines(journals)]:
             click.echo(line)
     if failure:
@@ -240,6 +245,27 @@ def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str
         yield f"{name} would run with {source.engine}: {source.why}."
 
 
+def _chat_lines(source: Source | None) -> Iterator[str]:
+    """What clients can do in chats with the model."""
+    from tailrace.generation.service import load_text
+    from tailrace.settings import Settings
+
+    if source is None:
+        return
+    _, chat = load_text(source.card, Settings())
+    if chat is None:
+        yield "  chats      no: it has no chat template that can be used"
+        return
+    tools = "no: its chat template takes no tools"
+    if chat.calls is not None:
+        tools = f"yes, with calls in the format {chat.calls.name}"
+    elif chat.describes_tools:
+        tools = "no: the format of its calls is not known; choose one with --tool-format"
+    yield f"  tools      {tools}"
+    reasoning = "not separated" if chat.reasoning is None else f"separated at {chat.reasoning.closes[0]}"
+    yield f"  reasoning  {reasoning}"
+
+
 def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
     if source is None:
         return
@@ -262,7 +288,7 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
 
 def _bytes_on_disk(path: Path) -> int:
     """Return the size of a model's file, or of all files in its directory. Follows links."""
-    files = path.iterdir() if path.is_dir() else [path]
+    files = path.iterdir() if path.is_dir() else parts_of(path)
     return sum(file.stat().st_size for file in files if file.is_file())
 
 

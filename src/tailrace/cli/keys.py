@@ -74,7 +74,7 @@ def create(
     if expires == 0:
         raise click.BadParameter("a key must be valid for some time.", param_hint="--expires")
     quota, values = _split(values)
-    with _store(values) as store:
+    with _store(values, may_create=True) as store:
         made = store.create(
             owner, name=name, scopes=tuple(scopes) or DEFAULT_SCOPES, lifetime_s=expires, quota=quota_with(quota)
         )
@@ -88,7 +88,8 @@ def create(
 @_where
 def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as above
     """List the keys, newest first."""
-    with _store(values) as store:
+    found: Sequence[Key] = ()
+    with contextlib.suppress(_NoDatabase), _store(values) as store:
         found = store.list(owner)
     if as_json:
         print_json([_json_of(key) for key in found])
@@ -130,7 +131,7 @@ def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -
     if (key_id is None) == (owner is None):
         raise click.UsageError("Give either a key's id or --owner.")
     quota, values = _split(values)
-    with _store(values) as store:
+    with _store(values, may_create=owner is not None) as store:
         if owner is not None:
             changed = store.limit_owner(owner, quota_with(quota, store.quota_of(owner)))
             _note_owner("owner.limit", owner)
@@ -205,16 +206,23 @@ def forget(owner: str, yes: bool, as_json: bool, url: str | None, key: str) -> N
         say(f"Forgot {owner}: {counts}." if any(deleted.values()) else f"There is no data of {owner}.")
 
 
+class _NoDatabase(click.ClickException):
+    """There is no database, so there are no keys."""
+
+
 @contextlib.contextmanager
-def _store(values: dict[str, Any]) -> Iterator[KeyStore]:  # Any: of each setting's type
-    """Open the keys in the database of the options. Converts its errors to errors of the command line."""
+def _store(values: dict[str, Any], *, may_create: bool = False) -> Iterator[KeyStore]:  # Any: of each setting's type
+    """Open the keys in the database of the options. Converts its errors to errors of the command line. Looking for a
+    key creates no database, because servers record requests as soon as there is one."""
     from tailrace.access.audit import open_audit_log
     from tailrace.errors import ModelError, StorageError, UnknownKey
     from tailrace.records.keys import KeyStore
-    from tailrace.records.service import open_database
+    from tailrace.records.service import absent_database, open_database
 
     try:
         settings = Settings(**values)
+        if not may_create and (path := absent_database(settings)) is not None:
+            raise _NoDatabase(f"There are no keys: there is no database at {path}.")
         with open_audit_log(settings), contextlib.closing(open_database(settings)) as database:
             yield KeyStore(database)
     except (ModelError, StorageError, UnknownKey) as error:

@@ -244,14 +244,12 @@ def url_of(sock: socket.socket, settings: Settings) -> str:
 
 def _has_keys(settings: Settings) -> bool:
     """Return whether the server has keys. Raises: click.ClickException if the database cannot be read."""
-    from tailrace.errors import ModelError, StorageError
-    from tailrace.records.keys import KeyStore
-    from tailrace.records.service import open_database
+    from tailrace.errors import ModelError
+    from tailrace.records.service import has_keys
 
     try:
-        with contextlib.closing(open_database(settings)) as database:
-            return bool(KeyStore(database).list())
-    except (ModelError, StorageError) as error:
+        return has_keys(settings)
+    except ModelError as error:
         raise click.ClickException(error.message) from None
 
 
@@ -275,11 +273,11 @@ def _leave_quietly(*_: object) -> None:
 def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterator[Path]:
     """Yield the journal's directory. It is temporary for a random port, which no later process uses. Removes journals
     of other ports if all their streams have expired, and at the end the own journal if it has no streams."""
-    from tailrace.models.places import data_path
+    from tailrace.models.places import data_path, expanded
     from tailrace.streams.old_journals import lifetime_s, remove_expired_journals, remove_unused_journal
 
     if settings.data_dir:
-        yield Path(settings.data_dir).expanduser()
+        yield expanded(settings.data_dir)
     elif settings.port:
         own = data_path() / f"{kind}-{port}"
         own_lifetime_s = lifetime_s(linger_s=settings.linger_s, retention_s=settings.retention_s)
@@ -297,6 +295,7 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
 def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutine[Any, Any, bool]:
     """Download the models if they are missing, and return the server's coroutine for `run_on_socket`."""
     from tailrace.api.lifecycle import serve as serve_model
+    from tailrace.api.pages import NO_LIBRARIES, has_libraries
     from tailrace.cli.pull import terminal_progress
     from tailrace.generation.service import Service
     from tailrace.generation.source import find_named
@@ -325,7 +324,7 @@ def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutin
             when = "is loaded" if service.models[one.card.name].is_loaded else "will be loaded for its first request"
             say(f"{one.card.name} {when}: {one.engine} ({one.why}).")
         say(f"Listening on {url}")
-        say(f"  Page to chat on:  {local}/")
+        say(f"  Page to chat on:  {local}/" if has_libraries() else f"  No page to chat on. {NO_LIBRARIES}")
         say(f"  OpenAI base URL:  {local}/v1")
         say(f"  Try it:           curl -N -X POST '{local}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
 

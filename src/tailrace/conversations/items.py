@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from tailrace.errors import ConversationLocked, RequestError
+from tailrace.text.arguments import arguments_object
 from tailrace.types import Message, ToolCall
 
 __all__ = [
@@ -115,7 +116,7 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
     for are_calls, group in groupby(items, lambda item: item.kind == "function_call"):
         if are_calls:
             called = list(group)
-            calls = tuple(ToolCall(item.call_id, item.name, item.text) for item in called)
+            calls = tuple(ToolCall(item.call_id, item.name, arguments_object(item.text)) for item in called)
             spoken = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
             thought = spoken.reasoning or next((item.reasoning for item in called if item.reasoning), "")
             messages.append(Message("assistant", spoken.content, calls, reasoning=thought))

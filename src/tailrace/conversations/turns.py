@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tailrace.conversations.items import ID_PREFIXES, Item, ItemStatus, chained
-from tailrace.text.tool_calls import ToolCallReader
+from tailrace.text.calls import ToolCallReader
+from tailrace.types import CallReading
 
 __all__ = ["Spoken", "Turn", "read_turn"]
 
@@ -29,16 +30,14 @@ class Spoken:
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a request adds to a conversation. The input follows the item `parent_id`. `prefix` is the existing text of
     an answer that the request continues, and `reasoning_prefix` its reasoning. The other fields say how tool calls are
-    parsed from the answer's text, and how the wire numbers them: among the calls, or among all items of the answer."""
+    read from the answer's text, and how the wire numbers them: among the calls, or among all items of the answer."""
 
     conversation_id: str
     parent_id: str | None = None
     input_items: tuple[Item, ...] = msgspec.field(default=(), name="said")  # the name in stored turns
     prefix: str = ""
     reasoning_prefix: str = ""
-    reads_tools: bool = False
-    forced_tool: bool = False
-    single_call: bool = False
+    calls: CallReading | None = None
     calls_by_item: bool = False
 
     def encode(self) -> bytes:
@@ -58,9 +57,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return chained(items, ids, parent_id, created_s)
 
     def _items(self, stream_id: str, text: str) -> list[Item]:
-        if not self.reads_tools:
+        if self.calls is None:
             return [Item(role="assistant", text=self.prefix + text)]
-        reader = ToolCallReader(forced=self.forced_tool, single=self.single_call)
+        reader = ToolCallReader(self.calls)
         items = [Item(role="assistant", text=self.prefix)] if self.prefix else []
         for part in reader.push(text) + reader.flush():
             if isinstance(part, str):
@@ -75,5 +74,16 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return items
 
 
+class _OldTurn(Turn, frozen=True, kw_only=True):
+    """A turn as it was stored before there was more than one format of calls."""
+
+    reads_tools: bool = False
+    forced_tool: bool = False
+    single_call: bool = False
+
+
 def read_turn(encoded: bytes) -> Turn:
+    old = msgspec.json.decode(encoded, type=_OldTurn)
+    if old.reads_tools:
+        return replace(old, calls=CallReading(forced=old.forced_tool, single=old.single_call))
     return msgspec.json.decode(encoded, type=Turn)

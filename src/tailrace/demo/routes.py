@@ -24,15 +24,16 @@ from starlette.types import ASGIApp
 from tailrace import __version__
 from tailrace.access.principal import caller_of, is_loopback, owner_of
 from tailrace.api.facts import facts_of
-from tailrace.api.pages import PageFiles
+from tailrace.api.pages import PageFiles, answer_without_libraries, has_libraries
 from tailrace.api.request_headers import is_cross_origin
 from tailrace.api.routes import route
 from tailrace.demo.plain import PlainAnswer, PlainBody
 from tailrace.dialects import View
-from tailrace.dialects.bodies import read_fields, read_json, require_json
+from tailrace.dialects.bodies import read_json, require_json
 from tailrace.dialects.native import NativeView
 from tailrace.dialects.openai_chunks import ChatView
 from tailrace.dialects.plain import TEXT
+from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.tgi_answers import TGIView
 from tailrace.errors import EngineLost, Forbidden, UnknownModel, UnknownStream
 from tailrace.generation import Observer, Times
@@ -105,7 +106,7 @@ class DemoRoutes:
         ]
 
     async def show_page(self, request: Request) -> ASGIApp:
-        return self._page.answer(request, "index.html")
+        return self._page.answer(request, "index.html") if has_libraries() else answer_without_libraries()
 
     async def show_file(self, request: Request) -> ASGIApp:
         return self._page.answer(request, request.path_params["name"])

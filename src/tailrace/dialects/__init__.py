@@ -9,9 +9,10 @@ other packages under the entry point `tailrace.wires`. This module exports what 
 from __future__ import annotations
 
 from tailrace.dialects import anthropic, cumulative, native, ollama, openai, plain, responses, tgi, triton
-from tailrace.dialects.bodies import JsonBody, read_fields, to_json
+from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.facts import ServerFacts, StreamFacts, TokenVocabulary
 from tailrace.dialects.native import encode_error
+from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.wire import (
     SSE,
     Encoder,

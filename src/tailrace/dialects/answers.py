@@ -11,8 +11,8 @@ from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.facts import ServerFacts, TokenVocabulary
 from tailrace.dialects.wire import HEARTBEAT, SSE, Operation, ParsedRequest, Reply, Show
 from tailrace.errors import UnsupportedOperation
-from tailrace.text.tool_calls import ToolCallReader
-from tailrace.types import TextDelta, TopLogprobs
+from tailrace.text.calls import ToolCallReader
+from tailrace.types import CallReading, TextDelta, TopLogprobs
 
 __all__ = [
     "EventStreamView",
@@ -21,38 +21,36 @@ __all__ = [
     "logprobs_json",
     "no_embeddings",
     "readiness",
-    "refused",
     "show_live",
     "tokens_of",
+    "unsupported",
 ]
 
 _MIN_LOGPROB = -9999.0
 
 
 class EventStreamView:
-    """Server-sent events, with a comment as heartbeat and without a reconnect notice."""
+    """Server-sent events, with a comment as heartbeat."""
 
     __slots__ = ()
 
     media_type = SSE
     heartbeat = HEARTBEAT
-    reconnect_notice = b""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolsView(EventStreamView):
-    """Server-sent events of a model that may call tools, or must call one."""
+    """Server-sent events of a model that may call tools, or must call one. Without `calls` there are none."""
 
-    reads_tools: bool = False
-    forced_tool: bool = False
-    single_call: bool = False
+    calls: CallReading | None = None
+    custom_tools: frozenset[str] = frozenset()  # names of the tools whose call is a text
 
     def reader(self) -> ToolCallReader | None:
         """Return a reader of the tool calls in a choice; None without tools."""
-        return ToolCallReader(forced=self.forced_tool, single=self.single_call) if self.reads_tools else None
+        return None if self.calls is None else ToolCallReader(self.calls)
 
 
-def refused(message: str) -> Show:
+def unsupported(message: str) -> Show:
     """Return an operation of the API that this server does not support."""
 
     def refuse(request: ParsedRequest) -> Reply:
@@ -62,7 +60,7 @@ def refused(message: str) -> Show:
 
 
 def no_embeddings(path: str) -> Operation:
-    refusal = refused("This server generates text only; it has no embeddings.")
+    refusal = unsupported("This server generates text only; it has no embeddings.")
     return Operation("POST", path, refusal, "Refused: this server generates text only.")
 
 

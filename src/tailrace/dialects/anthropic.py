@@ -1,11 +1,14 @@
-"""Anthropic's wire: `/v1/messages` and `/v1/messages/count_tokens`. Answers: `anthropic_events.py`.
+"""Anthropic's wire: `/v1/messages` and `/v1/messages/count_tokens`. Answers: `anthropic_events.py`. Blocks of content:
+`anthropic_blocks.py`.
 
 The headers of its clients (`x-api-key`, `anthropic-version`, `anthropic-beta`) may have any value. Intended
-divergences: 1. Thinking is shown in full, never in a summary. Its `budget_tokens` are ignored, and named. Its signature
+divergences: 1. Thinking is shown in full, never in a summary. Its signature
 is the stream's id, and is not checked. If a model's thinking cannot be switched off, it is hidden. 2. Text blocks of
 one turn, and successive turns of one role, are joined by a line end, because chat templates allow one text per turn.
-3. `tool_choice` of `any` and `tool` makes exactly one call. 4. `is_error` of a tool's result and `cache_control` are
-ignored, and named. 5. A model's `created_at` is the start of the server, because the real time is unknown.
+3. `tool_choice` of `any` and `tool` makes exactly one call. 4. `is_error` of a tool's result is ignored, and named;
+`cache_control` has no effect, because every prefix is cached where the engine can. 5. A model's `created_at` is the
+start of the server, because the real time is unknown. 6. The first text of Claude Code's `system`, which changes with
+every request, is left out, and named: no prefix would ever be found in a cache.
 """
 
 from __future__ import annotations
@@ -16,81 +19,63 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tailrace.dialects.anthropic_blocks import AnthropicTurn, TextBlock, read_turns
 from tailrace.dialects.anthropic_events import MessagesView, encode_error
-from tailrace.dialects.bodies import JsonBody, read_known, time_of, to_json
+from tailrace.dialects.bodies import JsonBody, time_of, to_json
 from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import (
-    MAX_MESSAGES,
-    ChatMessage,
-    FunctionCall,
+    AnswerTokens,
+    Fraction,
+    ReasoningTokens,
     SamplingFields,
+    Temperature,
     TemplateValues,
-    TextPart,
-    Tokens,
-    ToolCallBody,
-    read_messages,
+    TopK,
     sampling_of,
     stops,
 )
 from tailrace.dialects.grammars import grammar_of_schema
+from tailrace.dialects.messages import MAX_MESSAGES, read_messages
 from tailrace.dialects.queries import read_count
-from tailrace.dialects.reasoning import switch_values, unread_reasoning
-from tailrace.dialects.tools import Function, Tool, ToolChoice, choose_tools
+from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
+from tailrace.dialects.shapes import Other, ignored, note, read_known, refused
+from tailrace.dialects.tools import ChosenTools, Offer, ToolChoice, choose_tools, left_out
 from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire, named_model
-from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
-from tailrace.types import GenerateRequest, means_any_model
+from tailrace.errors import RequestError, UnknownModel
+from tailrace.types import GenerateRequest, Grammar, means_any_model
 
 __all__ = ["WIRE"]
 
-_REFUSED: dict[str, tuple[object, ...]] = {
-    "compaction": (),
-    "container": (),
-    "context_management": ({},),
-    "diagnostics": (),
-    "inference_geo": (),
-    "mcp_servers": ([],),
-    "speed": ("standard",),
-    "thread": (),
+_UNUSED = {
+    "compaction": refused(),
+    "container": ignored(),
+    "context_management": ignored({}, {"edits": []}),
+    "diagnostics": ignored(),
+    "inference_geo": ignored(),
+    "mcp_servers": ignored([]),
+    "speed": ignored("standard"),
+    "thread": refused({"type": "create"}),
 }
+_UNUSED_IN_COUNTS = _UNUSED | {"compaction": ignored()}
 _DEFAULT_PAGE, _MAX_PAGE = 20, 1000  # models, as in Anthropic's reference
 _VERSION = "anthropic-version"  # this header distinguishes its clients from OpenAI's on shared paths
-_CHOICES = {"auto": "<auto>", "any": "<required>", "none": "<none>"}  # for `choose_tools`
+_BILLING = "x-anthropic-billing-header"  # how Claude Code's changing text in `system` begins
 
 
-class ToolUse(msgspec.Struct, tag="tool_use"):
-    id: str
+class AnthropicTool(msgspec.Struct, tag="custom"):
     name: str
-    input: JsonBody
-
-
-class ToolResult(msgspec.Struct, tag="tool_result"):
-    tool_use_id: str
-    content: str | list[TextPart] | None = None
-
-
-class Thinking(msgspec.Struct, tag="thinking"):
-    thinking: str
-    signature: str = ""
-
-
-class AnthropicTurn(msgspec.Struct):
-    role: Literal["user", "assistant", "system"]
-    content: str | list[TextPart | Thinking | ToolUse | ToolResult]
-
-
-ToolName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
-
-
-class AnthropicTool(msgspec.Struct):
-    name: ToolName
     input_schema: JsonBody
     description: str | None = None
-    type: Literal["custom"] | None = None
+    strict: bool | None = None
+    # Without effect: prefixes are cached anyway, all tools are shown at once, and calls are always streamed eagerly.
+    cache_control: JsonBody | None = None
+    defer_loading: bool | None = None
+    eager_input_streaming: bool | None = None
 
 
 class AnthropicToolChoice(msgspec.Struct):
     type: Literal["auto", "any", "tool", "none"]
-    name: ToolName | None = None
+    name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -103,7 +88,7 @@ class ThinkingAdaptive(msgspec.Struct, tag="adaptive"):
 
 
 class ThinkingEnabled(msgspec.Struct, tag="enabled"):
-    budget_tokens: Annotated[int, msgspec.Meta(ge=1024, le=2**31 - 1)]
+    budget_tokens: ReasoningTokens | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 
@@ -114,140 +99,137 @@ class Format(msgspec.Struct):
 
 class OutputConfig(msgspec.Struct):
     format: Format | None = None
+    effort: Effort | None = None
 
 
 class CountBody(msgspec.Struct, kw_only=True):
     model: str
     messages: Annotated[list[AnthropicTurn], msgspec.Meta(max_length=MAX_MESSAGES)]
-    system: str | list[TextPart] | None = None
-    tools: list[AnthropicTool] | None = None
+    system: str | list[TextBlock | Other] | None = None
+    tools: list[AnthropicTool | Other] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingDisabled | ThinkingAdaptive | ThinkingEnabled | None = None
+    output_config: OutputConfig | None = None
+    output_format: Format | None = None  # an older form of output_config.format
+    cache_control: JsonBody | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
-    max_tokens: Tokens
+    max_tokens: AnswerTokens
     stream: bool | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    top_k: TopK | None = None
     stop_sequences: list[str] | None = None
-    output_config: OutputConfig | None = None
 
 
 def parse(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_known(request.body, MessagesBody, _REFUSED)
-    generate, tools, more = _prompt(fields, request.server)
-    thinking = fields.thinking
-    if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= fields.max_tokens:
-        raise RequestError("thinking.budget_tokens must be less than max_tokens.", param="thinking")
-    form = fields.output_config.format if fields.output_config is not None else None
-    grammar = grammar_of_schema(form.schema, "output_config") if form is not None else None
+    fields, unused = read_known(request.body, MessagesBody, _UNUSED)
+    notes = list(unused)
+    generate, tools = _prompt(fields, request.server, notes)
+    grammar = _grammar(fields)
     if tools.shown and grammar is not None:
         raise RequestError("output_config.format cannot be used with tools.", param="output_config")
-    named = SamplingFields(
-        temperature=fields.temperature, top_p=fields.top_p, top_k=fields.top_k, max_tokens=fields.max_tokens
-    )
     is_single = fields.tool_choice is not None and bool(fields.tool_choice.disable_parallel_tool_use)
+    names = ("temperature", "top_p", "top_k", "max_tokens")
     sampling = replace(
-        sampling_of(named),
+        sampling_of(SamplingFields(**{name: getattr(fields, name) for name in names})),
         grammar=tools.forced or grammar,
         single_call=is_single and tools.allows_several_calls,
         stop=stops(fields.stop_sequences, name="stop_sequences"),
     )
+    thinking = fields.thinking
+    if isinstance(thinking, ThinkingEnabled) and request.server.splits_reasoning:  # else `thinking` is named
+        most = reasoning_budget(thinking.budget_tokens, request.server, notes, "thinking.budget_tokens")
+        sampling = replace(sampling, max_reasoning_tokens=most)
+    calls = tools.calls(single=is_single)
     view = MessagesView(
-        reads_tools=bool(tools.shown),
-        forced_tool=tools.forced is not None,
-        single_call=is_single,
+        calls=calls,
         shows_thinking=isinstance(thinking, ThinkingAdaptive | ThinkingEnabled) and thinking.display != "omitted",
     )
-    return GenerateCall(replace(generate, sampling=sampling), view, bool(fields.stream), ignored + more)
+    return GenerateCall(replace(generate, sampling=sampling, calls=calls), view, bool(fields.stream), tuple(notes))
 
 
 def count_tokens(request: ParsedRequest) -> Reply:
     """Raises: RequestError."""
-    fields, ignored = read_known(request.body, CountBody, _REFUSED)
-    generate, _, more = _prompt(fields, request.server)
-    return Reply(to_json({"input_tokens": request.server.count_tokens(generate)}), ignored=ignored + more)
+    fields, unused = read_known(request.body, CountBody, _UNUSED_IN_COUNTS)
+    notes = list(unused)
+    generate, _ = _prompt(fields, request.server, notes)
+    return Reply(to_json({"input_tokens": request.server.count_tokens(generate)}), ignored=tuple(notes))
 
 
-def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, ToolChoice, tuple[str, ...]]:
-    """Return the prompt, the tools and the names of ignored fields. Raises: RequestError."""
-    choice = fields.tool_choice or AnthropicToolChoice("auto")
-    if (choice.type == "tool") != (choice.name is not None):
-        raise RequestError("tool_choice of type tool needs a name; other types have none.", param="tool_choice")
-    given = [Tool(Function(tool.name, tool.description, tool.input_schema)) for tool in fields.tools or ()]
-    tools = choose_tools(given, choice.name or _CHOICES[choice.type], server)
-    messages = _messages(fields)
-    read = read_messages(messages)
+def _prompt(fields: CountBody, server: ServerFacts, notes: list[str]) -> tuple[GenerateRequest, ChosenTools]:
+    """Return the prompt and the tools. Raises: RequestError."""
+    tools = choose_tools(_offers(fields, notes), _choice(fields.tool_choice), server, notes)
+    turns = read_turns(_system(fields, notes), fields.messages, notes)
+    messages = read_messages(turns, notes)
     last = messages[-1]
     begins_answer = last.role == "assistant" and not last.tool_calls
-    if begins_answer and isinstance(last.content, list) and last.content and last.content[-1].text[-1].isspace():
+    if begins_answer and last.content[-1:].isspace():
         raise RequestError("The final assistant content cannot end with trailing whitespace.", param="messages")
-    values, ignored = _thinking(fields, server)
-    unread = unread_reasoning(read, server, continues=begins_answer, name="messages[].content[].thinking")
-    generate = GenerateRequest(
-        fields.model, messages=read, tools=tools.shown, continue_final=begins_answer, template_values=values
+    notes += unread_reasoning(messages, server, continues=begins_answer, name="messages[].content[].thinking")
+    values = _thinking(fields, server, notes)
+    request = GenerateRequest(
+        fields.model, messages=messages, tools=tools.shown, continue_final=begins_answer, template_values=values
     )
-    return generate, tools, tools.ignored + ignored + unread
+    return request, tools
 
 
-def _thinking(fields: CountBody, server: ServerFacts) -> tuple[TemplateValues, tuple[str, ...]]:
-    """Return the values that switch thinking on or off in the chat template, and the ignored fields. Thinking is off by
-    default. Raises: UnsupportedParameter."""
+def _offers(fields: CountBody, notes: list[str]) -> list[Offer]:
+    offers = []
+    for index, tool in enumerate(fields.tools or ()):
+        where = f"tools[{index}]"
+        if isinstance(tool, Other):  # a tool of Anthropic's servers, or one whose schema only its models know
+            notes.append(left_out(where, tool.kind))
+        else:
+            offers.append(Offer(tool.name, where, tool.description, tool.input_schema, tool.strict))
+    return offers
+
+
+def _choice(given: AnthropicToolChoice | None) -> ToolChoice:
+    """Raises: RequestError."""
+    if given is None or given.type == "auto":
+        return ToolChoice()
+    if given.type == "tool":
+        if given.name is None:
+            raise RequestError("tool_choice of type tool needs a name.", param="tool_choice")
+        return ToolChoice("required", frozenset({given.name}))
+    return ToolChoice("none" if given.type == "none" else "required")
+
+
+def _system(fields: CountBody, notes: list[str]) -> str | Sequence[TextBlock | Other] | None:
+    """Return `system` without the text that changes with every request."""
+    system = fields.system
+    if system and isinstance(system, list):
+        first = system[0]
+        if isinstance(first, TextBlock) and first.text.startswith(_BILLING):
+            notes.append(note("system[0]", _BILLING))
+            return [TextBlock(text=""), *system[1:]]
+    return system
+
+
+def _grammar(fields: CountBody) -> Grammar | None:
+    """Raises: RequestError."""
+    newer = fields.output_config.format if fields.output_config is not None else None
+    form, name = (newer, "output_config") if newer is not None else (fields.output_format, "output_format")
+    return grammar_of_schema(form.schema, name) if form is not None else None
+
+
+def _thinking(fields: CountBody, server: ServerFacts, notes: list[str]) -> TemplateValues:
+    """Return the values that control thinking in the chat template. Thinking is off by default."""
+    effort = fields.output_config.effort if fields.output_config is not None else None
+    values = effort_values(server, effort)
+    if effort is not None and not values:
+        notes.append("output_config.effort")
     match fields.thinking:
         case ThinkingAdaptive():
-            return {}, ()
+            return values
         case ThinkingEnabled():
             if not server.splits_reasoning:
-                raise UnsupportedParameter("thinking: reasoning of this model is not separated.", param="thinking")
-            return switch_values(server, on=True), ("thinking.budget_tokens",)
-    return switch_values(server, on=False), ()
-
-
-def _messages(fields: CountBody) -> list[ChatMessage]:
-    """Return the messages for the chat template; results of tools are separate messages. Raises: RequestError."""
-    messages: list[ChatMessage] = []
-    system = fields.system if isinstance(fields.system, str) else _joined(fields.system or ())
-    if system:
-        messages.append(ChatMessage("system", [TextPart(system)]))
-    for turn in fields.messages:
-        _add(messages, turn)
-    return messages
-
-
-def _add(messages: list[ChatMessage], turn: AnthropicTurn) -> None:
-    """Raises: RequestError."""
-    blocks = [TextPart(turn.content)] if isinstance(turn.content, str) else turn.content
-    calls = [block for block in blocks if isinstance(block, ToolUse)]
-    results = [block for block in blocks if isinstance(block, ToolResult)]
-    if (calls and turn.role != "assistant") or (results and turn.role != "user"):
-        raise RequestError("Only assistant turns have tool_use, and only user turns tool_result.", param="messages")
-    for result in results:
-        content = result.content if isinstance(result.content, str) else _joined(result.content or ())
-        messages.append(ChatMessage("tool", content, None, result.tool_use_id))
-    text = _joined([block for block in blocks if isinstance(block, TextPart)])
-    thoughts = [block.thinking for block in blocks if isinstance(block, Thinking)]
-    if thoughts and turn.role != "assistant":
-        raise RequestError("Only assistant turns have thinking.", param="messages")
-    if not text and not calls and not any(thoughts):
-        if not results and turn.role != "assistant":
-            raise RequestError("A message has no content.", param="messages")
-        return
-    before = messages[-1] if messages else None
-    if before is None or before.role != turn.role or before.tool_calls:
-        before = ChatMessage(turn.role, [])
-        messages.append(before)
-    assert isinstance(before.content, list)
-    if text:
-        before.content.append(TextPart("\n" + text if before.content else text))
-    before.reasoning_content = "\n".join(filter(None, [before.reasoning_content, *thoughts])) or None
-    before.tool_calls = [ToolCallBody(FunctionCall(call.name, call.input), call.id) for call in calls] or None
-
-
-def _joined(parts: Sequence[TextPart]) -> str:
-    return "\n".join(part.text for part in parts if part.text)
+                notes.append("thinking")
+            return values | (switch_values(server, on=True) if server.splits_reasoning else {})
+    return values | switch_values(server, on=False)
 
 
 def list_models(request: ParsedRequest) -> Reply:
@@ -315,6 +297,7 @@ WIRE = Wire(
             Generate(parse),
             "Answer a chat.",
             body=MessagesBody,
+            query=("beta",),  # of the official client, if it sends fields of betas
             example={**_EXAMPLE, "max_tokens": 64, "stream": True},
         ),
         Operation(
@@ -323,6 +306,7 @@ WIRE = Wire(
             Show(count_tokens, is_slow=True),
             "Count the tokens of a chat's prompt.",
             body=CountBody,
+            query=("beta",),
             example=_EXAMPLE,
         ),
         Operation(
@@ -338,5 +322,6 @@ WIRE = Wire(
     encode_error=encode_error,
     find_model=named_model,
     prefix="/v1/messages",
-    refused=_REFUSED,
+    unused=_UNUSED,
+    names={"prompt": "messages"},
 )

@@ -9,9 +9,9 @@ from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end
-from tailrace.errors import TailraceError
-from tailrace.text.tool_calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
-from tailrace.types import End, Event, TextDelta, Usage
+from tailrace.errors import ContextLengthExceeded, TailraceError
+from tailrace.text.calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
+from tailrace.types import End, Event, Released, TextDelta, Usage
 
 __all__ = ["MessagesEncoder", "MessagesView", "encode_error"]
 
@@ -48,15 +48,14 @@ class MessagesEncoder:
         self._open_kind = ""
         self._stop: JsonBody = {}
 
-    def encode(self, seq: int, event: Event) -> bytes:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
         frames = []
-        if type(event) is End:
+        if not isinstance(event, TextDelta):
             if event.status != "done":
                 return b"event: error\ndata: " + encode_error(failure_of(event))[1] + b"\n\n"
             frames.append(_frame("message_delta", {"delta": self._stop, "usage": _usage(event)}))
             frames.append(_frame("message_stop", {}))
             return "".join(frames).encode("ascii")
-        assert type(event) is TextDelta
         if not self._has_begun:
             self._has_begun = True
             before = End("done", Usage(self._facts.num_prompt_tokens, 0))
@@ -68,7 +67,7 @@ class MessagesEncoder:
         if self._reader is None:
             frames.append(self._text(event.text))
         else:
-            parts = self._reader.push(event.text) + (self._reader.flush() if finish else [])
+            parts = self._reader.push(event.text) + (self._reader.flush(is_cut=finish == "length") if finish else [])
             frames += [self._text(part) if isinstance(part, str) else self._call(part) for part in parts]
         if finish is not None:
             frames.append(self._close())
@@ -79,10 +78,10 @@ class MessagesEncoder:
         end = finished_end(events)
         (deltas,) = deltas_by_choice(events, 1)
         text = "".join(delta.text for delta in deltas)
-        reader = WholeCallReader(forced=self._view.forced_tool, single=self._view.single_call)
+        reader = WholeCallReader(self._view.calls) if self._view.calls is not None else None
         parts: Sequence[str | WholeCall] = [text]
-        if self._view.reads_tools:
-            parts = reader.push(text) + reader.flush()
+        if reader is not None:
+            parts = reader.push(text) + reader.flush(is_cut=deltas[-1].finish_reason == "length")
         content: list[JsonBody] = []
         thinking = "".join(delta.reasoning for delta in deltas)
         if thinking and self._view.shows_thinking:
@@ -170,7 +169,11 @@ def _stop_of(last: TextDelta, reader: ToolCallReader | WholeCallReader | None, n
 
 
 def _usage(end: End) -> JsonBody:
-    usage: JsonBody = {"input_tokens": end.usage.num_prompt_tokens, "output_tokens": end.usage.num_completion_tokens}
+    cached = end.num_cached_tokens
+    usage: JsonBody = {"input_tokens": end.usage.num_prompt_tokens - (cached or 0)}
+    if cached is not None:
+        usage |= {"cache_creation_input_tokens": 0, "cache_read_input_tokens": cached}
+    usage["output_tokens"] = end.usage.num_completion_tokens
     if end.num_reasoning_tokens:
         usage["output_tokens_details"] = {"thinking_tokens": end.num_reasoning_tokens}
     return usage
@@ -180,4 +183,16 @@ def encode_error(error: TailraceError) -> tuple[int, bytes]:
     """`{"type": "error", "error": {"type", "message"}}`, also as the last event of a stream. The official client
     retries 429 and 5xx after Retry-After."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return error.status, to_json({"type": "error", "error": {"type": kind, "message": error.message}})
+    message = _too_long(error) if isinstance(error, ContextLengthExceeded) else error.message
+    return error.status, to_json({"type": "error", "error": {"type": kind, "message": message, **error.cut_fields}})
+
+
+def _too_long(error: ContextLengthExceeded) -> str:
+    """Return the texts of Anthropic's API, by which its clients decide to compact a conversation."""
+    given, most = error.num_prompt_tokens, error.limit_tokens
+    if not error.max_tokens:
+        return f"prompt is too long: {given} tokens > {most} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {given} + {error.max_tokens} > {most}, decrease input "
+        "length or `max_tokens` and try again"
+    )

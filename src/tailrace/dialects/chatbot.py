@@ -14,7 +14,8 @@ Divergences from the tutorial's server:
 4. The tutorial has no errors, and a client would take a frame with an error for the answer. So an answer is complete
    if, and only if, `<<Response Finished>>` follows. Otherwise the socket is closed: 1003 for a binary frame, 1007 for a
    frame that is not UTF-8, 1008 for a refused prompt, 1009 for a too long one, 1011 if the engine failed, 1012 if the
-   server stops, 1013 if the model is too busy, 1001 if there was no traffic for `--ws-idle-s`.
+   server stops or another one writes the answer, 1013 if the model is too busy or answers cannot be stored, 1001 if
+   there was no traffic for `--ws-idle-s`.
 5. Closing the socket would lose the conversation. So on an overloaded server the prompt is retried after the
    Retry-After of HTTP, and the socket is closed with 1013 only after `--queue-s`.
 6. Prompts that arrive during an answer wait, as in the tutorial's socket buffer. At most 16 wait, together not longer
@@ -34,7 +35,17 @@ from collections import deque
 from typing import NamedTuple
 
 from tailrace.dialects.websocket import Close
-from tailrace.errors import AdmissionError, ContextLengthExceeded, Draining, EngineError, RequestError, TailraceError
+from tailrace.errors import (
+    KINDS,
+    AdmissionError,
+    ContextLengthExceeded,
+    Draining,
+    Interrupted,
+    LeaseLost,
+    RequestError,
+    StorageError,
+    TailraceError,
+)
 from tailrace.types import GenerateRequest, Message, Sampling, Usage
 
 __all__ = ["FINISHED", "MAX_WAITING", "ChatbotConversation", "close_for"]
@@ -95,11 +106,10 @@ def close_for(error: TailraceError) -> Close:
         code = 1009
     elif isinstance(error, RequestError):
         code = 1008
-    elif isinstance(error, Draining) or error.code == "interrupted":
+    elif error.code in (Draining.code, Interrupted.code, LeaseLost.code):
         code = 1012
-    elif isinstance(error, AdmissionError):
+    elif isinstance(error, AdmissionError) or issubclass(KINDS.get(error.code, TailraceError), StorageError):
         code = 1013
     else:
-        assert isinstance(error, EngineError) or error.status == 500
         code = 1011
     return Close.with_reason(code, error.message)

@@ -11,7 +11,7 @@ import msgspec
 from tailrace.conversations.items import Branch, Item, ItemId, Place, check_items, items_of
 from tailrace.conversations.turns import Turn
 from tailrace.dialects.answers import ToolsView
-from tailrace.dialects.bodies import read_fields
+from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.wire import ParsedRequest
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Message
@@ -73,9 +73,7 @@ def with_turn(
         input_items=tuple(items),
         prefix=prefix.content if prefix is not None else "",
         reasoning_prefix=prefix.reasoning if prefix is not None else "",
-        reads_tools=view.reads_tools,
-        forced_tool=view.forced_tool,
-        single_call=view.single_call,
+        calls=view.calls,
         calls_by_item=calls_by_item,
     )
     return replace(request, turn=turn.encode(), on_disconnect="detach")

@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.dialects.answers import EventStreamView
-from tailrace.dialects.bodies import quote, read_known, to_json
+from tailrace.dialects.bodies import quote, to_json
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.fields import SamplingFields
 from tailrace.dialects.native import RETRY_MS, encode_error
 from tailrace.dialects.plain import bare_request, bare_sampling
+from tailrace.dialects.shapes import ignored, read_known, refused
 from tailrace.dialects.wire import (
     Encoder,
     Follow,
@@ -35,11 +36,11 @@ from tailrace.dialects.wire import (
 )
 from tailrace.errors import RequestError
 from tailrace.streams import event_id, parse_cursor
-from tailrace.types import End, Event, TextDelta
+from tailrace.types import Event, Released, TextDelta
 
 __all__ = ["WIRE"]
 
-_REFUSED: dict[str, tuple[object, ...]] = {"best_of": (1,), "use_beam_search": (False,), "n": (1,)}
+_UNUSED = {"best_of": ignored(1), "n": ignored(1), "use_beam_search": refused(False)}
 
 
 class CumulativeBody(SamplingFields, kw_only=True):
@@ -50,9 +51,9 @@ class CumulativeBody(SamplingFields, kw_only=True):
 
 def parse(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_known(request.body, CumulativeBody, _REFUSED)
+    fields, unused = read_known(request.body, CumulativeBody, _UNUSED)
     generate = bare_request(request.server, fields.prompt, bare_sampling(request.server, fields))
-    return GenerateCall(generate, _View(), stream=True, ignored=ignored)
+    return GenerateCall(generate, _View(), stream=True, ignored=unused)
 
 
 def parse_following(request: ParsedRequest) -> Following:
@@ -80,12 +81,11 @@ class _Encoder:
         self._stream_id = stream_id
         self._text = bytearray()  # escaped
 
-    def encode(self, seq: int, event: Event) -> bytes:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
         name = f"id: {event_id(self._stream_id, seq)}\n".encode("ascii") if self._stream_id else b""
-        if type(event) is End:
+        if not isinstance(event, TextDelta):
             body = b"[DONE]" if event.status == "done" else encode_error(failure_of(event))[1]
             return b"data: " + body + b"\n" + name + b"\n"
-        assert type(event) is TextDelta
         retry = f"retry: {RETRY_MS}\n".encode("ascii") if self._stream_id and seq == 1 else b""
         if not event.text:
             return retry
@@ -132,5 +132,5 @@ WIRE = Wire(
         ),
     ),
     encode_error=encode_error,
-    refused=_REFUSED,
+    unused=_UNUSED,
 )

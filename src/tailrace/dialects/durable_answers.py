@@ -234,7 +234,7 @@ class DurableTokenStream:
 
     @property
     def is_halted(self) -> bool:
-        return self._log.is_released
+        return self._log.released is not None
 
     def offset(self, position: int) -> str:
         return offset_text(position, 0)

@@ -37,6 +37,7 @@ class StreamFacts:
     num_ahead: int | None = None  # while it is queued: requests that have their turn before it
     expires_in_s: float | None = None
     memo: bytes = b""  # data of the wire that began the stream (GenerateRequest.memo)
+    root_path: str = ""  # in front of the server's paths, for clients behind a proxy
 
 
 class ServerFacts(Protocol):
@@ -87,8 +88,9 @@ class ServerFacts(Protocol):
         """The largest number of prompts in one request."""
 
     @property
-    def takes_tools(self) -> bool:
-        """Whether the chat template uses tools."""
+    def tool_format(self) -> str:
+        """The format in which the model writes tool calls, a name of `text.calls.FORMATS` or "any"; "" if its chat
+        template takes no tools, or teaches a format that is not known."""
 
     @property
     def splits_reasoning(self) -> bool:

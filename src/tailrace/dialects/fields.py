@@ -3,58 +3,61 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
-from tailrace.dialects.bodies import to_json
 from tailrace.errors import RequestError
-from tailrace.types import Message, Sampling, TemplateValue, ToolCall
+from tailrace.types import NO_LIMIT, Sampling, TemplateValue
 
 __all__ = [
-    "MAX_MESSAGES",
-    "ChatMessage",
+    "MAX_STOPS",
+    "AnswerTokens",
     "CommonFields",
-    "FunctionCall",
-    "Messages",
+    "Fraction",
+    "ReasoningTokens",
     "RepetitionPenalty",
     "SamplingFields",
+    "Temperature",
     "TemplateValues",
-    "TextPart",
     "Tokens",
-    "ToolCallBody",
-    "read_messages",
-    "require_question",
+    "TopK",
+    "answer_tokens",
     "sampling_of",
+    "seed_of",
     "stops",
     "template_values",
 ]
 
-_MAX_STOPS = 4
+MAX_STOPS = 32
+_MAX_STOPS_CHARACTERS = 2_048  # of all stop strings together
+_MAX_TOP_K = 1_000_000  # more than any vocabulary has
 _MAX_TEMPLATE_VALUES = 16
 _MAX_NUMBER = 2**53
 _WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
-MAX_MESSAGES = 10_000
 _MAX_STOP_CHARACTERS = 256
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+AnswerTokens = Annotated[int, msgspec.Meta(ge=-1)]  # for `answer_tokens`
+ReasoningTokens = Annotated[int, msgspec.Meta(ge=-1)]  # for `reasoning_budget`
 RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=100)]
-_Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+TopK = Annotated[int, msgspec.Meta(ge=-1)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
     """Sampling parameters with the names of almost all APIs. None means absent."""
 
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] | None = None
-    min_p: _Fraction | None = None
+    temperature: Temperature | None = None
+    top_p: Fraction | None = None
+    top_k: TopK | None = None
+    min_p: Fraction | None = None
     typical_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: int | None = None
     stop: str | list[str] | None = None
 
 
@@ -62,99 +65,48 @@ class SamplingFields(CommonFields, kw_only=True):
     """Also the parameters of OpenAI, vLLM and llama.cpp, with their names."""
 
     repetition_penalty: RepetitionPenalty | None = None
-    max_tokens: Tokens | None = None
-    max_completion_tokens: Tokens | None = None
+    max_tokens: AnswerTokens | None = None
+    max_completion_tokens: AnswerTokens | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-
-
-class TextPart(msgspec.Struct, tag="text"):
-    text: str
-
-
-class FunctionCall(msgspec.Struct):
-    name: str
-    arguments: str | dict[str, Any] = ""  # Any: JSON, for the chat template
-
-
-class ToolCallBody(msgspec.Struct):
-    function: FunctionCall
-    id: str = ""
-    type: Literal["function"] = "function"
-
-
-class ChatMessage(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant", "tool"]  # templates build control tokens from it
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCallBody] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-
-
-Messages = Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
 TemplateValues: TypeAlias = dict[str, TemplateValue]  # by their names in the chat template
 
 
-_SAMPLING = set(SamplingFields.__struct_fields__) - {"max_completion_tokens", "stop"}  # as in `Sampling`
+_LENGTHS = ("max_completion_tokens", "max_tokens")
+_SAMPLING = set(SamplingFields.__struct_fields__) - {*_LENGTHS, "seed", "stop"}  # as in `Sampling`
 
 
 def sampling_of(fields: SamplingFields) -> Sampling:
     """Return the sampling parameters. Absent ones have neutral values. Raises: RequestError."""
     given = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
-    if fields.max_completion_tokens is not None:
-        given["max_tokens"] = fields.max_completion_tokens
-    if given.get("top_k") == -1:  # off, in vLLM
+    if given.get("top_k", 0) > _MAX_TOP_K or given.get("top_k") == -1:  # off, in vLLM
         del given["top_k"]
+    if given.get("top_p") == 0:  # nothing but the likeliest token
+        given["temperature"] = 0
     if given.get("temperature") == 0:
         # They do not change the likeliest token, so engines without them can serve the request.
         for name in ("top_p", "top_k", "min_p", "typical_p"):
             given.pop(name, None)
-    return Sampling(**given, stop=stops(fields.stop))
-
-
-def read_messages(messages: Sequence[ChatMessage], before: tuple[Message, ...] = ()) -> tuple[Message, ...]:
-    """Return messages with their text parts joined, after the messages in `before`. Raises: RequestError if there are
-    none, or none of them needs an answer."""
-    if not messages and not before:
-        raise RequestError("messages must not be empty.", param="messages")
-    if len(before) + len(messages) > MAX_MESSAGES:  # on some wires a turn becomes several messages
-        raise RequestError(f"messages has more than {MAX_MESSAGES} entries.", param="messages")
-    for message in messages:
-        if message.content is None and message.role != "assistant":
-            raise RequestError("A message has no content.", param="messages")
-        if message.tool_calls and message.role != "assistant":
-            raise RequestError("Only an assistant's message has tool_calls.", param="messages")
-        if message.reasoning_content and message.role != "assistant":
-            raise RequestError("Only an assistant's message has reasoning_content.", param="messages")
-    read = before + tuple(_message(message) for message in messages)
-    require_question(read)
-    return read
-
-
-def require_question(messages: Sequence[Message], *, param: str = "messages") -> None:
-    """Require a message of a user or a tool. Many chat templates fail without one, and models were not trained on it.
-    Raises: RequestError."""
-    if not any(message.role in ("user", "tool") for message in messages):
-        raise RequestError(f"{param} must have a message of a user or a tool.", param=param)
-
-
-def _message(message: ChatMessage) -> Message:
-    calls = tuple(
-        ToolCall(call.id, call.function.name, _arguments(call.function.arguments)) for call in message.tool_calls or ()
+    lengths = [length for name in _LENGTHS if (length := answer_tokens(getattr(fields, name), name)) is not None]
+    return Sampling(
+        **given, max_tokens=lengths[0] if lengths else None, seed=seed_of(fields.seed), stop=stops(fields.stop)
     )
-    # A newer name of the role system, which templates do not know.
-    role = "system" if message.role == "developer" else message.role
-    return Message(role, _text(message.content), calls, message.tool_call_id or "", message.reasoning_content or "")
 
 
-def _arguments(arguments: str | dict[str, Any]) -> str:
-    return arguments if isinstance(arguments, str) else to_json(arguments).decode()
+def answer_tokens(given: int | None, name: str) -> int | None:
+    """Return the largest length of an answer; None is the server's default, and -1 no limit. Raises: RequestError."""
+    if given == 0:
+        raise RequestError(f"{name} must be at least 1, or -1 for no limit.", param=name)
+    if given is None:
+        return None
+    return NO_LIMIT if given < 0 else min(given, NO_LIMIT)
 
 
-def _text(content: str | list[TextPart] | None) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content or [])
+def seed_of(given: int | None) -> int | None:
+    """Return a seed that engines can use. Larger numbers are reduced to it."""
+    return given if given is None or -(2**63) <= given < 2**63 else given % 2**63
 
 
 def template_values(given: TemplateValues | None) -> TemplateValues:
@@ -175,10 +127,14 @@ def _is_plain(value: TemplateValue) -> bool:
 
 
 def stops(stop: str | list[str] | None, *, name: str = "stop") -> tuple[str, ...]:
-    """Return the stop strings, given as one string or a list. Raises: RequestError."""
-    given = [stop] if isinstance(stop, str) else stop or []
-    if len(given) > _MAX_STOPS:
-        raise RequestError(f"{name} takes at most {_MAX_STOPS} strings.", param=name)
-    if any(not 1 <= len(one) <= _MAX_STOP_CHARACTERS for one in given):
-        raise RequestError(f"Each string in {name} must have 1 to {_MAX_STOP_CHARACTERS} characters.", param=name)
+    """Return the stop strings, given as one string or a list. An empty string is no stop. Raises: RequestError."""
+    given = [one for one in ([stop] if isinstance(stop, str) else stop or []) if one]
+    if len(given) > MAX_STOPS:
+        raise RequestError(f"{name} takes at most {MAX_STOPS} strings.", param=name)
+    if any(len(one) > _MAX_STOP_CHARACTERS for one in given) or sum(map(len, given)) > _MAX_STOPS_CHARACTERS:
+        raise RequestError(
+            f"A string in {name} has at most {_MAX_STOP_CHARACTERS} characters, and all of them have "
+            f"{_MAX_STOPS_CHARACTERS}.",
+            param=name,
+        )
     return tuple(given)

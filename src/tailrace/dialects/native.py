@@ -15,17 +15,18 @@ import msgspec
 
 from tailrace.conversations.items import Branch, messages_of
 from tailrace.dialects.answers import EventStreamView, ToolsView, readiness, show_live
-from tailrace.dialects.bodies import JsonBody, quote, read_fields, refuse, to_json
+from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.fields import (
-    Messages,
+    ReasoningTokens,
     SamplingFields,
     TemplateValues,
-    read_messages,
     sampling_of,
     template_values,
 )
+from tailrace.dialects.messages import Messages, read_messages
+from tailrace.dialects.shapes import read_fields, refused, require_nothing_left_out, without_unused
 from tailrace.dialects.wire import (
     Encoder,
     Follow,
@@ -40,18 +41,20 @@ from tailrace.dialects.wire import (
     View,
     Wire,
     deltas_by_choice,
+    failure_of,
     named_model,
     usage_json,
 )
 from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
 from tailrace.streams import event_id, parse_cursor
-from tailrace.types import End, Event, GenerateRequest, Message, TextDelta
+from tailrace.types import End, Event, GenerateRequest, Message, Released, TextDelta
 
 __all__ = [
     "RETRY_MS",
     "WIRE",
     "NativeEncoder",
     "NativeView",
+    "cut_json",
     "encode_error",
     "end_fields",
     "event_json",
@@ -72,20 +75,21 @@ class NativeBody(SamplingFields, kw_only=True):
     conversation: ConversationField = None
     logprobs: bool | None = None
     reasoning: Literal["auto", "text"] = "auto"
+    max_reasoning_tokens: ReasoningTokens | None = None
     chat_template_kwargs: TemplateValues | None = None
     on_disconnect: Literal["cancel", "detach"] = "detach"
     linger_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
     continuity: Literal["any", "exact"] = "any"
 
 
-# Fields of OpenAI's API that are not supported, with their neutral values.
-_REFUSED: dict[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "top_logprobs": (0,),
+# Fields of OpenAI's API that are not supported here.
+_UNUSED = {
+    "best_of": refused(1),
+    "functions": refused([]),
+    "logit_bias": refused({}),
+    "response_format": refused({"type": "text"}),
+    "tools": refused([]),
+    "top_logprobs": refused(0),
 }
 
 
@@ -106,9 +110,7 @@ def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
 
     Raises: RequestError, also for unknown fields, so that typing errors are noticed.
     """
-    refuse(body, _REFUSED)
-    known = {name: value for name, value in body.items() if name not in _REFUSED}
-    fields, _ = read_fields(known, NativeBody, strict=True)
+    fields, _ = read_fields(without_unused(body, _UNUSED)[0], NativeBody, strict=True)
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
     if fields.conversation is not None and branch is None:
@@ -119,14 +121,20 @@ def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
     if branch is not None:
         branch = open_branch(branch, has_input=bool(fields.messages))
         before = messages_of(branch.items)
-    messages = read_messages(fields.messages, before) if fields.messages is not None else ()
+    notes: list[str] = []
+    messages = read_messages(fields.messages, notes, before) if fields.messages is not None else ()
+    require_nothing_left_out(notes)
     generate = GenerateRequest(
         model=fields.model,
         prompts=(fields.prompt,) if fields.prompt is not None else (),
         messages=messages,
         template_values=template_values(fields.chat_template_kwargs),
         split_reasoning=fields.reasoning == "auto",
-        sampling=replace(sampling_of(fields), logprobs=bool(fields.logprobs)),
+        sampling=replace(
+            sampling_of(fields),
+            logprobs=bool(fields.logprobs),
+            max_reasoning_tokens=None if fields.max_reasoning_tokens == -1 else fields.max_reasoning_tokens,
+        ),
         on_disconnect=fields.on_disconnect,
         linger_s=fields.linger_s,
         exact=fields.continuity == "exact",
@@ -167,13 +175,8 @@ def find_to_delete(request: ParsedRequest) -> tuple[str, View]:
     return request.path["stream_id"], _EmptyView()
 
 
-_RECONNECT_NOTICE = f": the server is shutting down; reconnect to get the rest\nretry: {RETRY_MS}\n\n".encode()
-
-
 @dataclass(frozen=True, slots=True)
 class NativeView(EventStreamView):
-    reconnect_notice = _RECONNECT_NOTICE
-
     def open(self, facts: StreamFacts) -> Encoder:
         return NativeEncoder(facts)
 
@@ -198,7 +201,7 @@ class NativeEncoder:
         self._facts = facts
         self._id = f"id: {facts.stream_id}-"
 
-    def encode(self, seq: int, event: Event) -> bytes:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
         if (
             type(event) is TextDelta
             and len(event.token_ids) == 1
@@ -207,10 +210,10 @@ class NativeEncoder:
         ):  # nearly all events; what follows would take a third longer
             data = f'{{"text":{quote(event.text)},"token_ids":[{event.token_ids[0]}]}}'
             return f"data: {data}\n{self._id}{seq}\n\n".encode("ascii")
-        if type(event) is End:
+        if not isinstance(event, TextDelta):
             return f"event: {event.status}\ndata: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
         retry = f"retry: {RETRY_MS}\n" if seq == 1 else ""
-        kind = "event: reasoning\n" if type(event) is TextDelta and event.reasoning else ""
+        kind = "event: reasoning\n" if event.reasoning else ""
         return f"{retry}{kind}data: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
@@ -238,7 +241,7 @@ class _EmptyEncoder(NativeEncoder):
 
 def _state(facts: StreamFacts, num_events: int) -> JsonBody:
     """Return the state of a stream without its text."""
-    path = f"/v1/streams/{facts.stream_id}"
+    path = f"{facts.root_path}/v1/streams/{facts.stream_id}"
     state: JsonBody = {
         "id": facts.stream_id,
         "status": facts.status,
@@ -251,12 +254,11 @@ def _state(facts: StreamFacts, num_events: int) -> JsonBody:
     return state if facts.num_ahead is None else state | {"num_ahead": facts.num_ahead}
 
 
-def event_json(event: Event, *, reasoning_name: str = "text") -> str:
+def event_json(event: Event | Released, *, reasoning_name: str = "text") -> str:
     """Return an event as a line of JSON: `{"text", "token_ids"}` and more, or the end. With `reasoning_name`, reasoning
     has another name than text, for wires that show the kind of an event only in the JSON."""
-    if type(event) is End:
+    if not isinstance(event, TextDelta):
         return to_json(end_fields(event)).decode()
-    assert type(event) is TextDelta
     token_ids = event.token_ids
     ids = token_ids[0] if len(token_ids) == 1 else ",".join(map(str, token_ids))
     extra = ""
@@ -280,14 +282,22 @@ def _extra_json(event: TextDelta) -> str:
     return "," + to_json(fields)[1:-1].decode()
 
 
-def end_fields(end: End) -> JsonBody:
-    """Return the terminal event as JSON fields, for events and for the state of a stream."""
-    fields: JsonBody = {"status": end.status, "usage": usage_json(end)}
+def end_fields(end: End | Released) -> JsonBody:
+    """Return the terminal event as JSON fields, for events and for the state of a stream; or why it was released."""
+    fields: JsonBody = {"status": end.status}
+    if isinstance(end, End):
+        fields["usage"] = usage_json(end)
     if end.failure is not None:
-        fields["error"] = {"code": end.failure.code, "message": end.failure.message}
-    if end.continuity is not None:
+        fields["error"] = cut_json(end)
+    if isinstance(end, End) and end.continuity is not None:
         fields["continuity"] = end.continuity
     return fields
+
+
+def cut_json(ending: End | Released) -> JsonBody:
+    """Return why a stream was cut off, as in the events of this wire and of apps' streams."""
+    error = failure_of(ending)
+    return {"code": error.code, "message": error.message, **error.cut_fields}
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
@@ -295,7 +305,7 @@ def encode_error(error: TailraceError) -> tuple[int, bytes]:
     kind = "invalid_request_error" if error.status < 429 or error.status == 431 else "server_error"
     if error.status == 429:
         kind = "rate_limit_error"
-    body = {"message": error.message, "type": kind, "code": error.code, "param": error.param}
+    body = {"message": error.message, "type": kind, "code": error.code, "param": error.param, **error.cut_fields}
     return error.status, to_json({"error": body})
 
 
@@ -329,5 +339,6 @@ WIRE = Wire(
     ),
     encode_error=encode_error,
     find_model=named_model,
-    refused=_REFUSED,
+    unused=_UNUSED,
+    names={"prompt": "messages"},
 )

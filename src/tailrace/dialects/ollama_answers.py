@@ -9,9 +9,9 @@ from tailrace.dialects.answers import logprobs_json
 from tailrace.dialects.bodies import JsonBody, quote, time_of, to_json
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end
-from tailrace.errors import AdmissionError, QuotaExceeded, TailraceError
-from tailrace.text.tool_calls import WholeCall, WholeCallReader
-from tailrace.types import End, Event, TextDelta
+from tailrace.errors import AdmissionError, ContextLengthExceeded, QuotaExceeded, TailraceError
+from tailrace.text.calls import WholeCall, WholeCallReader
+from tailrace.types import CallReading, End, Event, FinishReason, Released, TextDelta
 
 __all__ = ["OllamaEncoder", "OllamaView", "encode_error"]
 
@@ -21,11 +21,9 @@ class OllamaView:
     model: str
     is_chat: bool
     logprobs: bool = False
-    reads_tools: bool = False
+    calls: CallReading | None = None
     shows_thinking: bool = True
     media_type = "application/x-ndjson"
-
-    reconnect_notice = b""
 
     @property
     def heartbeat(self) -> bytes:
@@ -42,16 +40,15 @@ class OllamaEncoder:
         self._view = view
         self._named: JsonBody = {"model": facts.model, "created_at": time_of(facts.created_s)}
         self._head = to_json(self._named)[:-1].decode()
-        self._reader = WholeCallReader() if view.reads_tools else None
+        self._reader = WholeCallReader(view.calls, cut_is_text=True) if view.calls is not None else None
         self._num_calls = 0
         self._reason = "stop"
 
-    def encode(self, seq: int, event: Event) -> bytes:
-        if type(event) is End:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if not isinstance(event, TextDelta):
             if event.status != "done":
                 return encode_error(failure_of(event))[1] + b"\n"
             return to_json({**self._named, **_shown(self._view, "", []), **self._done(event)}) + b"\n"
-        assert type(event) is TextDelta
         if event.finish_reason is not None:
             self._reason = event.finish_reason
         logprobs = f',"logprobs":{to_json(self._logprobs([event])).decode()}' if self._view.logprobs else ""
@@ -59,8 +56,7 @@ class OllamaEncoder:
             return self._line('""', logprobs, thinking=f',"thinking":{quote(event.reasoning)}')
         if self._reader is None:
             return self._line(quote(event.text), logprobs) if event.text or logprobs else b""
-        parts = self._reader.push(event.text) + (self._reader.flush() if event.finish_reason else [])
-        lines = [self._part(part) for part in parts]
+        lines = [self._part(part) for part in _parts(self._reader, event.text, event.finish_reason)]
         if logprobs:
             lines.append(self._line('""', logprobs))
         return b"".join(lines)
@@ -70,7 +66,9 @@ class OllamaEncoder:
         (deltas,) = deltas_by_choice(events, 1)
         self._reason = str(deltas[-1].finish_reason)
         text = "".join(delta.text for delta in deltas)
-        parts = [text] if self._reader is None else self._reader.push(text) + self._reader.flush()
+        parts: Sequence[str | WholeCall] = (
+            [text] if self._reader is None else _parts(self._reader, text, deltas[-1].finish_reason)
+        )
         content = "".join(part for part in parts if isinstance(part, str))
         calls = [part for part in parts if isinstance(part, WholeCall)]
         answer = {**self._named, **_shown(self._view, content, calls), **self._done(end)}
@@ -117,6 +115,11 @@ class OllamaEncoder:
         return [{name: value for name, value in one.items() if value or name != "top_logprobs"} for one in found]
 
 
+def _parts(reader: WholeCallReader, text: str, finish_reason: FinishReason | None) -> Sequence[str | WholeCall]:
+    parts = reader.push(text)
+    return parts + reader.flush(is_cut=finish_reason == "length") if finish_reason is not None else parts
+
+
 def _shown(view: OllamaView, text: str, calls: Sequence[WholeCall], *, index: int = 0) -> JsonBody:
     """Return the text and the calls of a line. The first call has the number `index`."""
     if not view.is_chat:
@@ -133,4 +136,7 @@ def _shown(view: OllamaView, text: str, calls: Sequence[WholeCall], *, index: in
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
     """`{"error"}`, also as the last line of a stream. A busy server answers 503, as Ollama does."""
     is_busy = isinstance(error, AdmissionError) and not isinstance(error, QuotaExceeded)
-    return 503 if is_busy else error.status, to_json({"error": error.message})
+    message = error.message
+    if isinstance(error, ContextLengthExceeded):  # clients look for these words
+        message = f"The input length exceeds the context length. {message}"
+    return 503 if is_busy else error.status, to_json({"error": message, **error.cut_fields})

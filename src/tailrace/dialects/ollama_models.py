@@ -9,23 +9,28 @@ import hashlib
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, read_fields, time_of, to_json
+from tailrace.dialects.bodies import JsonBody, time_of, to_json
 from tailrace.dialects.facts import ServerFacts
+from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.wire import ParsedRequest, Reply, find_model
 from tailrace.errors import RequestError, UnknownModel
 
 __all__ = [
+    "PullBody",
     "ShowBody",
     "find_tagged",
     "list_models",
     "list_running",
+    "pull",
     "require",
     "served_name",
     "show_model",
     "show_version",
 ]
 
-_API_VERSION = "0.12.11"  # the first with logprobs
+# Clients refuse an older server: Codex one before 0.13.4, the first with /v1/responses; others one before 0.14, the
+# first with /v1/messages. Both paths are here.
+_API_VERSION = "0.14.2"
 _FOR_EVER = "9999-12-31T23:59:59Z"
 _DETAILS = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "",
             "quantization_level": ""}  # fmt: skip
@@ -35,6 +40,13 @@ class ShowBody(msgspec.Struct):
     model: str | None = None
     name: str | None = None  # used by older clients
     verbose: bool | None = None
+
+
+class PullBody(msgspec.Struct):
+    model: str | None = None
+    name: str | None = None  # used by older clients
+    stream: bool | None = None
+    insecure: bool | None = None
 
 
 def served_name(server: ServerFacts, name: str) -> str:
@@ -76,7 +88,7 @@ def show_model(request: ParsedRequest) -> Reply:
         raise RequestError("model is required", param="model")
     server = request.server
     require(server, name)
-    has = {"completion": True, "tools": server.takes_tools, "thinking": server.splits_reasoning}
+    has = {"completion": True, "tools": bool(server.tool_format), "thinking": server.splits_reasoning}
     capabilities = [name for name, is_there in has.items() if is_there]
     facts = {
         "details": _DETAILS,
@@ -90,6 +102,25 @@ def show_model(request: ParsedRequest) -> Reply:
         "modified_at": time_of(server.started_s),
     }
     return Reply(to_json(facts), ignored=ignored)
+
+
+def pull(request: ParsedRequest) -> Reply:
+    """Answer as Ollama does if it has the model already. Raises: RequestError; UnknownModel for another model."""
+    fields, unused = read_fields(request.body, PullBody)
+    name = fields.model or fields.name
+    if not name:
+        raise RequestError("model is required", param="model")
+    if served_name(request.server, name) != request.server.model:
+        raise UnknownModel(
+            f"This server runs {request.server.model}, and clients cannot fetch models. `tailrace serve MODEL` "
+            "fetches one when it starts.",
+            param="model",
+        )
+    success = to_json({"status": "success"})
+    if fields.stream is False:
+        return Reply(success, ignored=unused)
+    lines = to_json({"status": "pulling manifest"}) + b"\n" + success + b"\n"
+    return Reply(lines, media_type="application/x-ndjson", ignored=unused)
 
 
 def show_version(request: ParsedRequest) -> Reply:

@@ -19,24 +19,39 @@ import msgspec
 
 from tailrace.conversations.items import messages_of
 from tailrace.dialects.answers import no_embeddings
-from tailrace.dialects.bodies import JsonBody, read_known, to_json
+from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
 from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import (
-    Messages,
+    AnswerTokens,
+    ReasoningTokens,
+    RepetitionPenalty,
     SamplingFields,
     TemplateValues,
     Tokens,
-    read_messages,
+    answer_tokens,
     sampling_of,
     template_values,
 )
-from tailrace.dialects.grammars import read_response_format
+from tailrace.dialects.grammars import grammar_of_schema, read_response_format
+from tailrace.dialects.messages import Messages, read_messages
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatView, TextView, UsageShown
-from tailrace.dialects.reasoning import Effort, effort_values, unread_reasoning
+from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
+from tailrace.dialects.shapes import Other, ignored, read_known, refused
 from tailrace.dialects.structured_outputs import StructuredOutputs, read_structured_outputs
-from tailrace.dialects.tools import ChosenTool, Tool, choice_of, choose_tools
+from tailrace.dialects.tools import (
+    AllowedTools,
+    ChosenCustomTool,
+    ChosenTool,
+    CustomTool,
+    Function,
+    Named,
+    Tool,
+    choose_tools,
+    read_choice,
+    read_tools,
+)
 from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire, named_model
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import GenerateRequest, Grammar, Message, Sampling
@@ -52,35 +67,34 @@ __all__ = [
 _MAX_BIASED = 300
 _REASONING_FIELD = "messages[].reasoning_content"
 _DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's reference
-_REFUSED: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": ([],),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "function_call": ("none",),
-    "functions": ([],),
-    "guided_grammar": (),
-    "length_penalty": (1, 1.0),
-    "min_tokens": (0,),
-    "modalities": (["text"],),
-    "prompt_logprobs": (),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "stop_token_ids": ([],),
-    "suffix": ("",),
-    "tool_prompt": (),
-    "use_beam_search": (False,),
-    "web_search_options": (),
+_UNUSED = {
+    "allowed_token_ids": refused([]),
+    "audio": ignored(),
+    "bad_words": refused([]),
+    "best_of": ignored(1),
+    "cache_prompt": ignored(True),
+    "chat_template": refused(),
+    "grammar": refused(""),
+    "guided_grammar": refused(""),
+    "length_penalty": ignored(1),
+    "min_tokens": refused(0),
+    "modalities": ignored(["text"]),
+    "prompt_logprobs": refused(),
+    "skip_special_tokens": ignored(True),
+    "spaces_between_special_tokens": ignored(True),
+    "stop_token_ids": refused([]),
+    "suffix": refused(""),
+    "tool_prompt": refused(""),
+    "use_beam_search": refused(False),
+    "web_search_options": ignored(),
 }
 # Fields that only one of the two has.
-_REFUSED_IN_CHATS = _REFUSED | {"echo": (False,)}
-_REFUSED_IN_TEXTS = _REFUSED | {
-    "chat_template_kwargs": ({},),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
+_UNUSED_IN_CHATS = _UNUSED | {"echo": refused(False)}
+_UNUSED_IN_TEXTS = _UNUSED | {
+    "chat_template_kwargs": ignored({}),
+    "tool_choice": ignored("none", "auto"),
+    "tools": ignored([]),
+    "top_logprobs": ignored(0),
 }
 
 
@@ -101,19 +115,39 @@ class _Body(SamplingFields, kw_only=True):
     guided_json: JsonBody | str | None = None
     guided_regex: str | None = None
     truncate_prompt_tokens: Tokens | None = None
+    # llama.cpp's names, on this path.
+    json_schema: JsonBody | None = None
+    n_predict: AnswerTokens | None = None
+    repeat_penalty: RepetitionPenalty | None = None
+
+
+class ChatReasoning(msgspec.Struct):
+    """OpenRouter's form."""
+
+    effort: Effort | None = None
+    max_tokens: ReasoningTokens | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
 
 
 class OpenAIChatBody(_Body, kw_only=True):
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tools: list[Tool | CustomTool | Other] | None = None
+    tool_choice: str | ChosenTool | ChosenCustomTool | AllowedTools | Other | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[Function] | None = None  # the older form of tools
+    function_call: str | Named | None = None  # and of tool_choice
     chat_template_kwargs: TemplateValues | None = None
     reasoning_effort: Effort | None = None
     reasoning_format: Literal["auto", "deepseek", "none"] | None = None
     include_reasoning: bool | None = None
+    reasoning: ChatReasoning | None = None
+    # Names of the budget for reasoning in llama.cpp, vLLM and Alibaba's API.
+    thinking_budget_tokens: ReasoningTokens | None = None
+    thinking_token_budget: ReasoningTokens | None = None
+    thinking_budget: ReasoningTokens | None = None
     conversation: ConversationField = None
 
 
@@ -125,56 +159,64 @@ class CompletionBody(_Body, kw_only=True):
 
 def parse_chat(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_known(request.body, OpenAIChatBody, _REFUSED_IN_CHATS)
-    is_single = fields.parallel_tool_calls is False
-    tools = choose_tools(fields.tools or [], choice_of(fields.tool_choice), request.server)
+    fields, unused = read_known(request.body, OpenAIChatBody, _UNUSED_IN_CHATS)
+    notes = list(unused)
+    is_older = not fields.tools and bool(fields.functions)
+    is_single = is_older or fields.parallel_tool_calls is False
+    offers, choice = read_tools(fields.tools or (), notes), fields.tool_choice
+    if is_older:
+        offers = read_tools([Tool(function) for function in fields.functions or ()], notes, name="functions")
+        named = fields.function_call
+        choice = ChosenTool(named) if isinstance(named, Named) else named
+    tools = choose_tools(offers, read_choice(choice), request.server, notes)
     grammar = _grammar(fields)
     if tools.shown and grammar is not None:
         raise RequestError("Tool error: Grammar and tools are mutually exclusive", param="response_format")
-    if fields.top_logprobs and not fields.logprobs:
-        raise RequestError("top_logprobs needs logprobs.", param="top_logprobs")
+    wants_logprobs = bool(fields.top_logprobs) if fields.logprobs is None else fields.logprobs
     branch, before = request.branch, tuple[Message, ...]()
     if branch is not None:
         branch = open_branch(branch, has_input=bool(fields.messages))
         before = messages_of(branch.items)
-    messages = read_messages(fields.messages, before)
+    messages = read_messages(fields.messages, notes, before)
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
-    effort = effort_values(request.server, fields.reasoning_effort)
-    ignored += unread_reasoning(messages[len(before) :], request.server, continues=continues, name=_REASONING_FIELD)
-    if fields.reasoning_effort is not None and not effort:
-        ignored += ("reasoning_effort",)
+    values = _reasoning_values(fields, request.server, notes)
+    notes += unread_reasoning(messages[len(before) :], request.server, continues=continues, name=_REASONING_FIELD)
+    calls = tools.calls(single=is_single)
     generate = GenerateRequest(
         model=fields.model,
         messages=messages,
         tools=tools.shown,
-        template_values=effort | template_values(fields.chat_template_kwargs),
+        calls=calls,
+        template_values=values | template_values(fields.chat_template_kwargs),
         continue_final=continues,
         split_reasoning=fields.reasoning_format != "none",
         truncate=fields.truncate_prompt_tokens,
         sampling=replace(
             _sampling(fields),
-            logprobs=bool(fields.logprobs),
-            top_logprobs=fields.top_logprobs or 0,
+            logprobs=wants_logprobs,
+            top_logprobs=(fields.top_logprobs or 0) if wants_logprobs else 0,
             grammar=tools.forced or grammar,
             single_call=is_single and tools.allows_several_calls,
+            max_reasoning_tokens=_reasoning_budget(fields, request.server, notes),
         ),
     )
     view = ChatView(
-        usage=_usage(fields),
-        logprobs=bool(fields.logprobs),
-        reads_tools=bool(tools.shown),
-        forced_tool=tools.forced is not None,
-        single_call=is_single,
-        shows_reasoning=fields.include_reasoning is not False,
+        usage=_usage(fields, notes),
+        logprobs=wants_logprobs,
+        calls=calls,
+        custom_tools=tools.custom,
+        shows_reasoning=fields.include_reasoning is not False and not (fields.reasoning and fields.reasoning.exclude),
+        has_older_calls=is_older,
     )
     if branch is not None:
         generate = in_conversation(branch, generate, len(before), view)
-    return GenerateCall(generate, view, bool(fields.stream), ignored + tools.ignored)
+    return GenerateCall(generate, view, bool(fields.stream), tuple(notes))
 
 
 def parse_completion(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_known(request.body, CompletionBody, _REFUSED_IN_TEXTS)
+    fields, unused = read_known(request.body, CompletionBody, _UNUSED_IN_TEXTS)
+    notes = list(unused)
     wants_logprobs = fields.logprobs is not None
     if fields.echo and wants_logprobs:
         raise UnsupportedParameter("echo with logprobs is not supported.", param="echo")
@@ -196,8 +238,39 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
             max_tokens=sampling.max_tokens or _DEFAULT_COMPLETION_TOKENS,
         ),
     )
-    view = TextView(usage=_usage(fields), logprobs=wants_logprobs, echo=bool(fields.echo))
-    return GenerateCall(generate, view, bool(fields.stream), ignored)
+    view = TextView(usage=_usage(fields, notes), logprobs=wants_logprobs, echo=bool(fields.echo))
+    return GenerateCall(generate, view, bool(fields.stream), tuple(notes))
+
+
+def _reasoning_values(fields: OpenAIChatBody, server: ServerFacts, notes: list[str]) -> TemplateValues:
+    """Return the values that control reasoning in the chat template."""
+    options, name = fields.reasoning or ChatReasoning(), "reasoning_effort"
+    effort = fields.reasoning_effort
+    if effort is None and options.effort is not None:
+        effort, name = options.effort, "reasoning.effort"
+    values = effort_values(server, effort)
+    if effort is not None and not values:
+        notes.append(name)
+    if options.enabled is None:
+        return values
+    switch = switch_values(server, on=options.enabled)
+    if not switch and options.enabled != server.splits_reasoning:
+        notes.append("reasoning.enabled")
+    return values | switch
+
+
+def _reasoning_budget(fields: OpenAIChatBody, server: ServerFacts, notes: list[str]) -> int | None:
+    """Return the most tokens of reasoning; the smallest, if several fields say it."""
+    budgets = [
+        reasoning_budget(given, server, notes, name)
+        for name, given in (
+            ("reasoning.max_tokens", fields.reasoning.max_tokens if fields.reasoning is not None else None),
+            ("thinking_budget_tokens", fields.thinking_budget_tokens),
+            ("thinking_token_budget", fields.thinking_token_budget),
+            ("thinking_budget", fields.thinking_budget),
+        )
+    ]
+    return min((budget for budget in budgets if budget is not None), default=None)
 
 
 def _sampling(fields: _Body) -> Sampling:
@@ -209,6 +282,10 @@ def _sampling(fields: _Body) -> Sampling:
         raise RequestError("The names in logit_bias must be token ids.", param="logit_bias")
     if not all(-100 <= value <= 100 for value in bias.values()):
         raise RequestError("The values of logit_bias must be from -100 to 100.", param="logit_bias")
+    if fields.max_tokens is None:
+        fields.max_tokens = answer_tokens(fields.n_predict, "n_predict")
+    if fields.repetition_penalty is None:
+        fields.repetition_penalty = fields.repeat_penalty
     return replace(
         sampling_of(fields),
         logit_bias=tuple((int(name), value) for name, value in bias.items()),
@@ -221,6 +298,7 @@ def _grammar(fields: _Body) -> Grammar | None:
     older = StructuredOutputs(json=fields.guided_json, regex=fields.guided_regex, choice=fields.guided_choice)
     grammars = [
         read_response_format(fields.response_format),
+        grammar_of_schema(fields.json_schema, "json_schema") if fields.json_schema is not None else None,
         read_structured_outputs(fields.structured_outputs, "structured_outputs."),
         read_structured_outputs(older, "guided_"),
     ]
@@ -243,22 +321,21 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[int
     return prompts
 
 
-def _usage(fields: _Body) -> UsageShown:
-    """Raises: RequestError."""
+def _usage(fields: _Body, notes: list[str]) -> UsageShown:
     options = fields.stream_options
-    if options is None:
+    if options is None or not options.include_usage:
         return "never"
     if not fields.stream:
-        raise RequestError("stream_options is only allowed with stream.", param="stream_options")
-    if not options.continuous_usage_stats:
-        return "at_end" if options.include_usage else "never"
-    if not options.include_usage:
-        raise RequestError("continuous_usage_stats needs include_usage.", param="stream_options")
-    return "always"
+        notes.append("stream_options")
+    return "always" if options.continuous_usage_stats else "at_end"
 
 
 def list_models(request: ParsedRequest) -> Reply:
-    return Reply(to_json({"object": "list", "data": [_model(server) for server in request.every]}))
+    found: JsonBody = {"object": "list", "data": [_model(server) for server in request.every]}
+    if "client_version" in request.query:
+        # Codex CLI asks so, and needs a list of its own form. An entry would replace Codex's instructions to the model.
+        found["models"] = []
+    return Reply(to_json(found))
 
 
 def show_model(request: ParsedRequest) -> Reply:
@@ -305,13 +382,13 @@ WIRE = Wire(
             body=CompletionBody,
             example={"prompt": "The river runs", "max_tokens": 32},
         ),
-        Operation("GET", "/v1/models", Show(list_models), "List the models."),
+        Operation("GET", "/v1/models", Show(list_models), "List the models.", query=("client_version",)),
         Operation("GET", "/v1/models/{name:path}", Show(show_model), "Show a model."),
         no_embeddings("/v1/embeddings"),
         Operation("GET", "/version", Show(show_version), "The version of the server, as on vLLM."),
     ),
     encode_error=encode_error,
     find_model=named_model,
-    refused=_REFUSED,
-    names={"top_logprobs": "logprobs"},
+    unused=_UNUSED,
+    names={"max_tokens": "max_completion_tokens", "prompt": "messages", "top_logprobs": "logprobs"},
 )

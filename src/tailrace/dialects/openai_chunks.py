@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -10,8 +10,9 @@ from tailrace.dialects.answers import EventStreamView, ToolsView, finite, logpro
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end, usage_json
-from tailrace.text.tool_calls import CallPart, ToolCallReader
-from tailrace.types import End, Event, TextDelta
+from tailrace.text.calls import CallPart, ToolCallReader
+from tailrace.text.custom_calls import CustomCallReader
+from tailrace.types import End, Event, Released, TextDelta
 
 __all__ = ["ChatChunkEncoder", "ChatView", "TextEncoder", "TextView"]
 
@@ -25,6 +26,7 @@ class ChatView(ToolsView):
     usage: UsageShown = "never"
     logprobs: bool = False
     shows_reasoning: bool = True
+    has_older_calls: bool = False  # a call is a `function_call`
 
     def open(self, facts: StreamFacts) -> Encoder:
         return ChatChunkEncoder(facts, self)
@@ -67,7 +69,7 @@ class _Encoder:
                 f'"total_tokens":{prompt + answer}}}}}\n\n'
             )
 
-    def _end(self, end: End) -> bytes:
+    def _end(self, end: End | Released) -> bytes:
         if end.status != "done":
             return _error_frame(end) + _DONE
         if self._usage == "never":
@@ -101,12 +103,12 @@ class ChatChunkEncoder(_Encoder):
         self._opened: set[int] = set()
         self._pending: dict[int, list[TextDelta]] = {}  # by choice: deltas whose logprobs wait for the next chunk
         self._readers = [view.reader() for _ in range(facts.num_choices)]
-        self._shows_reasoning = view.shows_reasoning
+        self._view = view
+        self._custom: dict[tuple[int, int], CustomCallReader] = {}  # by choice and index of the call
 
-    def encode(self, seq: int, event: Event) -> bytes:
-        if type(event) is End:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if not isinstance(event, TextDelta):
             return self._end(event)
-        assert type(event) is TextDelta
         choice, chunks = event.choice, ""
         if choice not in self._opened:
             self._opened.add(choice)
@@ -115,15 +117,18 @@ class ChatChunkEncoder(_Encoder):
         self._count(len(event.token_ids))
         finish: str | None = event.finish_reason
         reader = self._readers[choice]
-        if event.reasoning and self._shows_reasoning:
+        if event.reasoning and self._view.shows_reasoning:
             logprobs = to_json(self._logprobs_json([event])).decode() if self._logprobs else "null"
-            chunks += self._chunk(choice, f'{{"reasoning_content":{quote(event.reasoning)}}}', logprobs, "null")
+            reasoning = quote(event.reasoning)
+            chunks += self._chunk(
+                choice, f'{{"reasoning_content":{reasoning},"reasoning":{reasoning}}}', logprobs, "null"
+            )
         elif reader is not None:
-            parts = reader.push(event.text) + (reader.flush() if finish else [])
+            parts = reader.push(event.text) + (reader.flush(is_cut=finish == "length") if finish else [])
             self._pending.setdefault(choice, []).append(event)
-            for part in parts:
-                chunks += self._chunk(choice, self._part(choice, part), self._pending_logprobs(choice), "null")
-            finish = _finish_of(finish, reader)
+            for delta in self._tool_deltas(choice, parts, is_over=finish is not None):
+                chunks += self._chunk(choice, delta, self._pending_logprobs(choice), "null")
+            finish = self._finish_of(finish, reader)
         elif event.text or self._logprobs:
             logprobs = to_json(self._logprobs_json([event])).decode() if self._logprobs else "null"
             chunks += self._chunk(choice, f'{{"content":{quote(event.text)}}}', logprobs, "null")
@@ -145,23 +150,14 @@ class ChatChunkEncoder(_Encoder):
         finish: str | None = deltas[-1].finish_reason
         message: JsonBody = {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None}
         reasoning = "".join(delta.reasoning for delta in deltas)
-        if reasoning and self._shows_reasoning:
-            message["reasoning_content"] = reasoning
+        if reasoning and self._view.shows_reasoning:
+            message |= {"reasoning_content": reasoning, "reasoning": reasoning}
         reader = self._readers[index]
         if reader is not None:
-            parts = reader.push(message["content"]) + reader.flush()
-            finish = _finish_of(finish, reader)
+            parts = reader.push(message["content"]) + reader.flush(is_cut=finish == "length")
+            finish = self._finish_of(finish, reader)
             message["content"] = "".join(part for part in parts if isinstance(part, str)) or None
-            if reader.num_calls:
-                calls: list[JsonBody] = [
-                    {"id": self._call_id(index, call), "type": "function", "function": {"name": "", "arguments": ""}}
-                    for call in range(reader.num_calls)
-                ]
-                for part in parts:
-                    if isinstance(part, CallPart):
-                        calls[part.index]["function"]["name"] += part.name
-                        calls[part.index]["function"]["arguments"] += part.arguments
-                message["tool_calls"] = calls
+            message |= self._whole_calls(index, [part for part in parts if isinstance(part, CallPart)])
         return {
             "index": index,
             "message": message,
@@ -169,17 +165,62 @@ class ChatChunkEncoder(_Encoder):
             "finish_reason": finish,
         }
 
+    def _whole_calls(self, choice: int, parts: Sequence[CallPart]) -> JsonBody:
+        """Return the fields of a message with calls."""
+        names = [part.name for part in parts if part.name]
+        pieces: list[list[str]] = [[] for _ in names]
+        for part in parts:
+            pieces[part.index].append(part.arguments)
+        calls: list[JsonBody] = []
+        for index, (name, text) in enumerate(zip(names, map("".join, pieces), strict=True)):
+            call: JsonBody = {"type": "function", "function": {"name": name, "arguments": text}}
+            if name in self._view.custom_tools:
+                custom = CustomCallReader()
+                call = {"type": "custom", "custom": {"name": name, "input": custom.push(text) + custom.flush()}}
+            calls.append({"id": self._call_id(choice, index), **call})
+        if not calls:
+            return {}
+        return {"function_call": calls[0]["function"]} if self._view.has_older_calls else {"tool_calls": calls}
+
     def _call_id(self, choice: int, index: int) -> str:
         return f"call_{self._facts.stream_id}_{choice}_{index}"
 
-    def _part(self, choice: int, part: str | CallPart) -> str:
-        if isinstance(part, str):
-            return f'{{"content":{quote(part)}}}'
-        call: JsonBody = {"index": part.index, "function": {"arguments": part.arguments}}
-        if part.name:
-            call = {"index": part.index, "id": self._call_id(choice, part.index), "type": "function",
-                    "function": {"name": part.name, "arguments": ""}}  # fmt: skip
+    def _tool_deltas(self, choice: int, parts: Sequence[str | CallPart], *, is_over: bool) -> Iterator[str]:
+        """Yield the deltas of an answer with tools, as JSON. `is_over` says that no more parts follow."""
+        for part in parts:
+            if isinstance(part, str):
+                yield f'{{"content":{quote(part)}}}'
+            elif part.name in self._view.custom_tools:
+                self._custom[choice, part.index] = CustomCallReader()
+                yield self._call(choice, part.index, "custom", {"name": part.name, "input": ""}, is_first=True)
+            elif (choice, part.index) in self._custom:
+                text = self._custom[choice, part.index].push(part.arguments)
+                if text:
+                    yield self._call(choice, part.index, "custom", {"input": text})
+            elif part.name:
+                yield self._call(choice, part.index, "function", {"name": part.name, "arguments": ""}, is_first=True)
+            else:
+                yield self._call(choice, part.index, "function", {"arguments": part.arguments})
+        if is_over:
+            for (of, index), custom in self._custom.items():
+                if of == choice and (rest := custom.flush()):
+                    yield self._call(choice, index, "custom", {"input": rest})
+
+    def _call(self, choice: int, index: int, kind: str, part: JsonBody, *, is_first: bool = False) -> str:
+        if self._view.has_older_calls:
+            return to_json({"function_call": part}).decode()
+        call: JsonBody = {"index": index, kind: part}
+        if is_first:
+            call = {"index": index, "id": self._call_id(choice, index), "type": kind, kind: part}
         return to_json({"tool_calls": [call]}).decode()
+
+    def _finish_of(self, finish: str | None, reader: ToolCallReader) -> str | None:
+        """Return the finish_reason of an answer with tools. With "length" a single call may still be complete: after a
+        forced call only the closing brace can be missing."""
+        has_called = reader.num_calls and finish == "stop"
+        if not has_called and not (finish == "length" and reader.is_over):
+            return finish
+        return "function_call" if self._view.has_older_calls else "tool_calls"
 
     def _chunk(self, choice: int, delta: str, logprobs: str, finish: str) -> str:
         body = f'{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}'
@@ -204,10 +245,9 @@ class TextEncoder(_Encoder):
             each = facts.num_choices // len(facts.prompts)
             self._echoes = [facts.prompts[choice // each] for choice in range(facts.num_choices)]
 
-    def encode(self, seq: int, event: Event) -> bytes:
-        if type(event) is End:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if not isinstance(event, TextDelta):
             return self._end(event)
-        assert type(event) is TextDelta
         self._count(len(event.token_ids))
         text, self._echoes[event.choice] = self._echoes[event.choice] + event.text, ""
         if not text and not self._logprobs and event.finish_reason is None:
@@ -237,13 +277,12 @@ class TextEncoder(_Encoder):
 
     def _logprobs_json(self, deltas: Sequence[TextDelta], offset: int) -> JsonBody:
         tokens, logprobs, offsets, alternatives = [], [], [], []
-        name = self._facts.vocabulary.token_text
         for delta in deltas:
             for token_id, logprob, top in tokens_of(delta):
-                tokens.append(name(token_id))
+                tokens.append(self._name_of(token_id))
                 logprobs.append(finite(logprob))
                 offsets.append(offset)
-                alternatives.append({name(one): finite(value) for one, value in (*top, (token_id, logprob))})
+                alternatives.append(self._by_name(dict((*top, (token_id, logprob)))))
             offset += len(delta.text)
         has_alternatives = any(delta.top_logprobs for delta in deltas)
         return {
@@ -253,16 +292,28 @@ class TextEncoder(_Encoder):
             "text_offset": offsets,
         }
 
+    def _name_of(self, token_id: int) -> str:
+        """Return the text of a token, or its bytes, if they are only a part of a character, as OpenAI's API does."""
+        vocabulary = self._facts.vocabulary
+        piece = vocabulary.pieces[token_id] if token_id < len(vocabulary.pieces) else b""
+        try:
+            piece.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+        return vocabulary.token_text(token_id)
 
-def _finish_of(finish: str | None, reader: ToolCallReader) -> str | None:
-    """Return the finish_reason of an answer with tools. With "length" a single call may still be complete: after a
-    forced call only the closing brace can be missing."""
-    has_called = reader.num_calls and finish == "stop"
-    return "tool_calls" if has_called or (finish == "length" and reader.is_over) else finish
+    def _by_name(self, logprobs: Mapping[int, float]) -> JsonBody:
+        """Return logprobs by the names of their tokens. Of tokens with one text, the later ones are named by their
+        ids."""
+        named: JsonBody = {}
+        for token_id, logprob in logprobs.items():
+            name = self._name_of(token_id)
+            named[f"token_id:{token_id}" if name in named else name] = finite(logprob)
+        return named
 
 
-def _error_frame(end: End) -> bytes:
+def _error_frame(end: End | Released) -> bytes:
     """Return a failure after the headers, in the form that OpenAI's and Hugging Face's clients raise."""
     error = failure_of(end)
-    body = {"message": error.message, "type": "server_error", "code": error.code, "param": None}
+    body = {"message": error.message, "type": "server_error", "code": error.code, "param": None, **error.cut_fields}
     return b"data: " + to_json({"error": body, "error_type": "generation"}) + b"\n\n"

@@ -18,8 +18,8 @@ from tailrace.dialects.fields import SamplingFields, sampling_of
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.wire import Encoder, Generate, GenerateCall, Operation, ParsedRequest, Wire, failure_of
-from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.types import End, Event, GenerateRequest, Message, Sampling
+from tailrace.errors import RequestError
+from tailrace.types import Event, GenerateRequest, Message, Released, Sampling, TextDelta
 
 __all__ = ["WIRE", "bare_request", "bare_sampling", "encode_error"]
 
@@ -63,9 +63,6 @@ def parse_article(request: ParsedRequest) -> GenerateCall:
 
 
 def _parse(request: ParsedRequest, name: str, view: _View) -> GenerateCall:
-    for field in SamplingFields.__struct_fields__:
-        if field in request.query and field != "max_tokens":
-            raise UnsupportedParameter(f"{field} is not supported here; use /v1/streams.", param=field)
     sampling = bare_sampling(request.server, SamplingFields(max_tokens=read_count(request.query, "max_tokens")))
     return GenerateCall(bare_request(request.server, request.query[name], sampling), view, stream=True)
 
@@ -74,7 +71,6 @@ def _parse(request: ParsedRequest, name: str, view: _View) -> GenerateCall:
 class _View:
     media_type: str
     heartbeat = b""  # a client would read it as text
-    reconnect_notice = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return _PlainEncoder()
@@ -87,12 +83,12 @@ LABELLED = _View("text/event-stream; charset=utf-8")
 class _PlainEncoder:
     __slots__ = ()
 
-    def encode(self, seq: int, event: Event) -> bytes:
-        if isinstance(event, End):
-            if event.status != "done":
-                raise failure_of(event)
-            return b""
-        return event.text.encode()
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if isinstance(event, TextDelta):
+            return event.text.encode()
+        if event.status != "done":
+            raise failure_of(event)
+        return b""
 
     def whole(self, events: Sequence[Event]) -> bytes:
         return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))

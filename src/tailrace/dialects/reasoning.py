@@ -9,7 +9,7 @@ from tailrace.dialects.facts import ServerFacts
 from tailrace.text.reasoning import SWITCHES
 from tailrace.types import Message, TemplateValue
 
-__all__ = ["Effort", "effort_values", "switch_values", "unread_reasoning"]
+__all__ = ["Effort", "effort_values", "reasoning_budget", "switch_values", "unread_reasoning"]
 
 _EFFORT = "reasoning_effort"
 
@@ -29,6 +29,16 @@ def effort_values(server: ServerFacts, effort: Effort | None) -> dict[str, Templ
     if _EFFORT in server.template_values:
         return {_EFFORT: effort}
     return switch_values(server, on=False) if effort == "none" else {}
+
+
+def reasoning_budget(given: int | None, server: ServerFacts, notes: list[str], name: str) -> int | None:
+    """Return the most tokens of reasoning, from the field `name`. None: the server's default, which -1 means, too."""
+    if given is None or given < 0:
+        return None
+    if not server.splits_reasoning:
+        notes.append(name)
+        return None
+    return given
 
 
 def unread_reasoning(

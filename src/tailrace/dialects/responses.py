@@ -5,38 +5,41 @@ repeats from the request and, except with `store: false`, the earlier messages f
 responses are also kept in the database, for longer than streams.
 
 Intended divergences: 1. A failure in a stream is `response.failed` and then an `error` event, which makes the official
-client raise; without it, the client would notice no failure. 2. A cancelled stream ends in the same way.
-3. `cached_tokens` is always 0, because engines do not report it.
+client raise; without it, the client would notice no failure. 2. A cancelled stream ends in the same way. 3. Items and
+tools of kinds that this server does not have are left out, and named; `item_reference` is refused, because items are
+not kept one by one. 4. With `truncation` of `auto`, nothing is dropped either: a prompt that is too long is refused.
+5. A response with `store: false` is not found again, but its stream is, on `/v1/streams`, like every stream.
+6. `cached_tokens` is 0 for an engine that does not say how much of a prompt was cached: the format needs a number.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 
-from tailrace.conversations.items import messages_of
+from tailrace.conversations.items import Item, messages_of
 from tailrace.dialects.answers import ToolsView
-from tailrace.dialects.bodies import JsonBody, read_known
+from tailrace.dialects.bodies import JsonBody, printable
 from tailrace.dialects.conversations import ConversationField, open_branch, place_of, with_turn
-from tailrace.dialects.fields import MAX_MESSAGES, SamplingFields, require_question, sampling_of
+from tailrace.dialects.fields import AnswerTokens, ReasoningTokens, SamplingFields, answer_tokens, sampling_of
 from tailrace.dialects.grammars import read_response_format
+from tailrace.dialects.messages import MAX_MESSAGES, require_question
 from tailrace.dialects.native import encode_error
-from tailrace.dialects.reasoning import Effort, effort_values, unread_reasoning
+from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, unread_reasoning
 from tailrace.dialects.responses_events import ResponsesView, answer_message
-from tailrace.dialects.responses_items import items_from, read_items
-from tailrace.dialects.tools import (
-    ChosenFunction,
-    ChosenTool,
-    Function,
-    FunctionName,
-    Tool,
-    ToolChoice,
-    choice_of,
-    choose_tools,
+from tailrace.dialects.responses_items import InputItem, items_from
+from tailrace.dialects.responses_tools import (
+    ResponseChoice,
+    ResponseTool,
+    namespaces_of,
+    read_response_choice,
+    read_response_tools,
 )
+from tailrace.dialects.shapes import Other, ignored, read_known, refused
+from tailrace.dialects.tools import ChosenTools, choose_tools
 from tailrace.dialects.wire import (
     Follow,
     Following,
@@ -49,36 +52,22 @@ from tailrace.dialects.wire import (
     Wire,
     named_model,
 )
-from tailrace.errors import RequestError, SeqOutOfRange, UnknownStream, UnsupportedParameter
-from tailrace.types import End, GenerateRequest, Message
+from tailrace.errors import RequestError, SeqOutOfRange, UnknownResponse
+from tailrace.types import CallReading, End, GenerateRequest, Message
 
 __all__ = ["WIRE"]
 
-_LOGPROBS = "message.output_text.logprobs"  # the only supported value of `include`
-_ENCRYPTED = "reasoning.encrypted_content"  # the default of some clients; ignored, because reasoning is shown here
+_LOGPROBS = "message.output_text.logprobs"  # the only value of `include` with an effect
 _BACKGROUND_S = 3600.0  # linger time of an answer in the background
-_REFUSED: dict[str, tuple[object, ...]] = {
-    "context_management": ([],),
-    "image": (),
-    "max_tool_calls": (),
-    "max_completion_tokens": (),
-    "max_tokens": (),
-    "moderation": (),
-    "n": (1,),
-    "prompt": (),
-    "truncation": ("disabled",),
+_UNUSED = {
+    "context_management": ignored([]),
+    "image": ignored(),
+    "max_tool_calls": ignored(),
+    "moderation": ignored(),
+    "n": ignored(1),
+    "prompt": refused(),
+    "truncation": ignored("disabled"),
 }
-
-
-class FunctionTool(msgspec.Struct, tag="function"):
-    name: FunctionName
-    description: str | None = None
-    parameters: JsonBody | None = None
-    strict: bool | None = None
-
-
-class ChosenByName(msgspec.Struct, tag="function"):
-    name: FunctionName
 
 
 class TextOptions(msgspec.Struct):
@@ -87,13 +76,14 @@ class TextOptions(msgspec.Struct):
 
 class ReasoningOptions(msgspec.Struct):
     effort: Effort | None = None
+    max_tokens: ReasoningTokens | None = None
 
 
 class ResponsesBody(SamplingFields, kw_only=True):
-    input: str | list[JsonBody]
+    input: str | list[InputItem] | None = None
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    max_output_tokens: AnswerTokens | None = None
     stream: bool | None = None
     background: bool | None = None
     store: bool | None = None
@@ -103,72 +93,83 @@ class ResponsesBody(SamplingFields, kw_only=True):
     include: list[str] | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     text: TextOptions | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenByName | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: ResponseChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     user: str | None = None
 
 
 def parse(request: ParsedRequest) -> GenerateCall:
-    """Raises: RequestError; StreamError for an unknown previous response."""
-    fields, ignored = read_known(request.body, ResponsesBody, _REFUSED)
+    """Raises: RequestError."""
+    fields, unused = read_known(request.body, ResponsesBody, _UNUSED)
     include = fields.include or []
-    if any(one not in (_LOGPROBS, _ENCRYPTED) for one in include):
-        raise UnsupportedParameter(f"include supports only {_LOGPROBS}.", param="include")
-    if _ENCRYPTED in include:
-        ignored += (f"include.{_ENCRYPTED}",)
+    notes = [*unused, *(f"include.{printable(one)}" for one in include if one != _LOGPROBS)]
     if fields.background and fields.store is False:
         raise RequestError("background needs store to be true.", param="store")
-    given = [Tool(Function(tool.name, tool.description, tool.parameters, tool.strict)) for tool in fields.tools or ()]
-    chosen = fields.tool_choice
-    named = ChosenTool(ChosenFunction(chosen.name)) if isinstance(chosen, ChosenByName) else chosen
-    tools = choose_tools(given, choice_of(named), request.server)
+    offers = read_response_tools(fields.tools or (), notes)
+    tools = choose_tools(offers, read_response_choice(fields.tool_choice), request.server, notes)
     grammar = read_response_format(_format(fields), "text.format")
     if tools.shown and grammar is not None:
         raise RequestError("text.format cannot be used with tools.", param="text.format")
     if fields.conversation is not None and fields.previous_response_id is not None:
         raise RequestError("conversation and previous_response_id cannot be used together.", param="conversation")
     branch = request.branch and open_branch(request.branch, has_input=bool(fields.input))
-    given_items, ignored_in_items = read_items(fields.input, may_be_empty=branch is not None)
-    items = items_from(given_items)
+    items = _items(fields, notes, may_be_empty=branch is not None)
     earlier = branch.items if branch is not None else ()
     messages = _earlier_messages(request, fields.previous_response_id) + messages_of((*earlier, *items))
     if len(messages) > MAX_MESSAGES:
         raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
     instructions = (Message("system", fields.instructions),) if fields.instructions else ()
     require_question(messages, param="input")
-    values = effort_values(request.server, fields.reasoning.effort if fields.reasoning is not None else None)
-    if fields.reasoning is not None and fields.reasoning.effort is not None and not values:
-        ignored += ("reasoning.effort",)
-    new = messages_of(items)
-    ignored += unread_reasoning(new, request.server, continues=False, name="input[].reasoning")
+    effort = fields.reasoning.effort if fields.reasoning is not None else None
+    values = effort_values(request.server, effort)
+    if effort is not None and not values:
+        notes.append("reasoning.effort")
+    notes += unread_reasoning(messages_of(items), request.server, continues=False, name="input[].reasoning")
     wants_logprobs = _LOGPROBS in include or fields.top_logprobs is not None
     in_background = bool(fields.background)
+    sampling = sampling_of(fields)
+    most = fields.reasoning.max_tokens if fields.reasoning is not None else None
+    is_single = fields.parallel_tool_calls is False
+    calls = tools.calls(single=is_single)
     generate = GenerateRequest(
         model=fields.model,
         messages=instructions + messages,
         tools=tools.shown,
+        calls=calls,
         template_values=values,
         sampling=replace(
-            sampling_of(fields),
+            sampling,
             logprobs=wants_logprobs,
             top_logprobs=fields.top_logprobs or 0,
             grammar=tools.forced or grammar,
-            single_call=fields.parallel_tool_calls is False and tools.allows_several_calls,
-            max_tokens=fields.max_output_tokens,
+            single_call=is_single and tools.allows_several_calls,
+            max_reasoning_tokens=reasoning_budget(most, request.server, notes, "reasoning.max_tokens"),
+            max_tokens=answer_tokens(fields.max_output_tokens, "max_output_tokens") or sampling.max_tokens,
         ),
         on_disconnect="detach" if in_background else "cancel",
         linger_s=_BACKGROUND_S if in_background else None,
-        memo=_memo(fields, messages, tools, wants_logprobs),
+        memo=_memo(request.body, fields, messages, tools, calls, wants_logprobs),
         keep=fields.store is not False,
     )
     if branch is not None:
-        calls = ToolsView(bool(tools.shown), tools.forced is not None, fields.parallel_tool_calls is False)
-        generate = with_turn(generate, branch, items, calls, calls_by_item=True)
+        generate = with_turn(generate, branch, items, ToolsView(calls), calls_by_item=True)
     view = ResponsesView(must_finish=not in_background)
-    all_ignored = ignored + ignored_in_items + tools.ignored
-    return GenerateCall(generate, view, bool(fields.stream), all_ignored, at_once=in_background)
+    # Codex shortens a conversation only after such an event; a status ends its work.
+    return GenerateCall(
+        generate, view, bool(fields.stream), tuple(notes), at_once=in_background, overflows_in_stream=True
+    )
+
+
+def _items(fields: ResponsesBody, notes: list[str], *, may_be_empty: bool) -> tuple[Item, ...]:
+    """Return the items of the input. Raises: RequestError."""
+    items = items_from(fields.input, notes)
+    if not fields.input and not may_be_empty:
+        if fields.input is None or fields.max_output_tokens != 1:
+            raise RequestError("input must not be empty.", param="input")
+        return (Item(role="user"),)  # a client that only wants to know whether this path is there
+    return items
 
 
 def _format(fields: ResponsesBody) -> JsonBody | None:
@@ -190,34 +191,46 @@ def _earlier_messages(request: ParsedRequest, response_id: str | None) -> tuple[
     if response_id is None:
         return ()
     if request.past is None:
-        raise UnknownStream("There is no such response.", param="previous_response_id")
+        raise UnknownResponse("Previous response not found.", param="previous_response_id")
     facts, events = request.past
     kept = msgspec.json.decode(facts.memo).get("said") if facts.memo else None
     if kept is None:
-        raise UnknownStream("The messages before that response were not stored.", param="previous_response_id")
+        raise UnknownResponse(
+            "Previous response not found: it was not stored (store: false).", param="previous_response_id"
+        )
     if not events or not isinstance(events[-1], End) or events[-1].status != "done":
         raise RequestError("That response is not complete.", param="previous_response_id")
     return (*msgspec.convert(kept, tuple[Message, ...]), answer_message(facts, events))
 
 
-def _memo(fields: ResponsesBody, messages: tuple[Message, ...], tools: ToolChoice, logprobs: bool) -> bytes:
-    names = ("background", "instructions", "max_output_tokens", "metadata", "parallel_tool_calls",
-             "previous_response_id", "reasoning", "temperature", "top_p", "top_logprobs", "tool_choice",
-             "user")  # fmt: skip
+def _memo(
+    body: JsonBody,
+    fields: ResponsesBody,
+    messages: tuple[Message, ...],
+    tools: ChosenTools,
+    calls: CallReading | None,
+    logprobs: bool,
+) -> bytes:
+    names = ("background", "frequency_penalty", "instructions", "max_output_tokens", "metadata",
+             "parallel_tool_calls", "presence_penalty", "previous_response_id", "reasoning", "temperature", "top_p",
+             "top_logprobs", "user")  # fmt: skip
     echo = {name: msgspec.to_builtins(value) for name in names if (value := getattr(fields, name)) is not None}
     if fields.conversation is not None:
         echo["conversation"] = {"id": getattr(fields.conversation, "id", fields.conversation)}
     echo["store"] = fields.store is not False
-    echo["tools"] = msgspec.to_builtins(fields.tools or [])
+    given = zip(fields.tools or (), body.get("tools") or (), strict=True)
+    echo["tools"] = [as_given for tool, as_given in given if not isinstance(tool, Other)]
+    if fields.tool_choice is not None:
+        echo["tool_choice"] = body["tool_choice"]
     if fields.text is not None and fields.text.format is not None:
         echo["text"] = {"format": fields.text.format}
     kept = messages if echo["store"] else None
     return msgspec.json.encode(
         {
             "echo": echo,
-            "reads_tools": bool(tools.shown),
-            "forced": tools.forced is not None,
-            "single_call": fields.parallel_tool_calls is False,
+            "calls": calls,
+            "custom": sorted(tools.custom),
+            "namespaces": namespaces_of(fields.tools or ()),
             "logprobs": logprobs,
             "said": kept,
         }
@@ -229,16 +242,16 @@ def parse_following(request: ParsedRequest) -> Following:
     after = request.query.get("starting_after", "")
     if after and not re.fullmatch("[0-9]{1,15}", after, re.ASCII):
         raise SeqOutOfRange("starting_after must be a sequence number.", param="starting_after")
-    view = ResponsesView(starting_after=int(after) if after else -1)
+    view = ResponsesView(starting_after=int(after) if after else -1, is_found=True)
     return Following(_stream_id(request.path["response_id"]), 0, view)
 
 
 def find(request: ParsedRequest) -> tuple[str, View]:
-    return _stream_id(request.path["response_id"]), ResponsesView()
+    return _stream_id(request.path["response_id"]), ResponsesView(is_found=True)
 
 
 def find_to_delete(request: ParsedRequest) -> tuple[str, View]:
-    return _stream_id(request.path["response_id"]), ResponsesView(is_deleted=True)
+    return _stream_id(request.path["response_id"]), ResponsesView(is_found=True, is_deleted=True)
 
 
 def _stream_id(response_id: str) -> str:
@@ -273,5 +286,6 @@ WIRE = Wire(
     ),
     encode_error=encode_error,
     find_model=named_model,
-    refused=_REFUSED,
+    unused=_UNUSED,
+    names={"max_tokens": "max_output_tokens", "prompt": "input"},
 )

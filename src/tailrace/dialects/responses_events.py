@@ -11,12 +11,17 @@ import msgspec
 from tailrace.dialects.answers import EventStreamView, ToolsView, logprobs_json
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.facts import StreamFacts
+from tailrace.dialects.responses_tools import flat_name
 from tailrace.dialects.wire import Encoder, failure_of, finished_end
-from tailrace.text.tool_calls import CallPart
-from tailrace.types import End, Event, Message, TextDelta, ToolCall
+from tailrace.errors import ContextLengthExceeded, TailraceError, UnknownStream
+from tailrace.text.arguments import arguments_object
+from tailrace.text.calls import CallPart
+from tailrace.text.custom_calls import CUSTOM_INPUT, CustomCallReader
+from tailrace.types import CallReading, End, Event, Message, Released, TextDelta, ToolCall
 
 __all__ = ["ResponsesEncoder", "ResponsesView", "answer_message"]
 
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and where a call has what the model wrote
 _STATUS = {"queued": "queued", "running": "in_progress", "cancelled": "cancelled", "error": "failed",
            "interrupted": "failed"}  # fmt: skip
 
@@ -25,6 +30,7 @@ _STATUS = {"queued": "queued", "running": "in_progress", "cancelled": "cancelled
 class ResponsesView(EventStreamView):
     starting_after: int = -1  # the number of the last event that the client has seen
     must_finish: bool = False  # a whole answer that failed or is incomplete is an error
+    is_found: bool = False  # by its id: a response that was not to be stored is not found
     is_deleted: bool = False
 
     def open(self, facts: StreamFacts) -> Encoder:
@@ -37,9 +43,9 @@ def answer_message(facts: StreamFacts, events: Sequence[Event]) -> Message:
     encoder.fold(events)
     text = "".join(part["text"] for item in encoder.items if item["type"] == "message" for part in item["content"])
     calls = tuple(
-        ToolCall(item["call_id"], item["name"], item["arguments"])
+        ToolCall(item["call_id"], flat_name(item.get("namespace"), item["name"]), _arguments_of(item))
         for item in encoder.items
-        if item["type"] == "function_call"
+        if item["type"] in _CALLS
     )
     return Message("assistant", text, calls, reasoning="".join(event.reasoning for event in _deltas(events)))
 
@@ -53,9 +59,16 @@ class ResponsesEncoder:
         self._view = view
         self._starting_after = view.starting_after
         self._echo: JsonBody = memo.get("echo", {})
+        if view.is_found and self._echo.get("store") is False:
+            raise UnknownStream("There is no such response.", param="response_id")
+        self._custom_names: list[str] = memo.get("custom", [])
+        self._namespaces: dict[str, tuple[str, str]] = memo.get("namespaces", {})
+        self._custom: CustomCallReader | None = None  # of the last item, if it is a custom tool's call
         self._logprobs: bool = memo.get("logprobs", False)
-        tools = ToolsView(memo.get("reads_tools", False), memo.get("forced", False), memo.get("single_call", False))
-        self._reader = tools.reader()
+        calls = msgspec.convert(memo.get("calls"), CallReading | None)
+        if memo.get("reads_tools"):  # of a version with one format
+            calls = CallReading(forced=memo["forced"], single=memo["single_call"])
+        self._reader = ToolsView(calls).reader()
         self._next_number = 0
         self._out: list[str] = []
         self._pending_text: list[str] = []  # what the last item gained and does not hold yet: added to it, it is copied
@@ -63,7 +76,10 @@ class ResponsesEncoder:
         self._finish: str | None = None
         self.items: list[JsonBody] = []  # of the output; the last one may be growing
 
-    def encode(self, seq: int, event: Event) -> bytes:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if isinstance(event, Released):  # without a number of its own: the next event has the next number
+            number = max(0, self._next_number - 1)
+            return _encoded("error", number, _error_fields(event)).encode("ascii")
         if seq == 1:
             for kind in ("response.created", "response.in_progress"):
                 self._emit(kind, {"response": self._response("in_progress", None)})
@@ -103,15 +119,16 @@ class ResponsesEncoder:
     def _emit(self, kind: str, fields: JsonBody) -> None:
         number, self._next_number = self._next_number, self._next_number + 1
         if number > self._starting_after:
-            body = to_json({"type": kind, "sequence_number": number, **fields}).decode()
-            self._out.append(f"event: {kind}\ndata: {body}\n\n")
+            self._out.append(_encoded(kind, number, fields))
 
     def _add_delta(self, delta: TextDelta) -> None:
         if delta.reasoning:
             self._add_reasoning(delta.reasoning)
         parts: list[str | CallPart] = [delta.text] if delta.text else []
         if self._reader is not None:
-            parts = self._reader.push(delta.text) + (self._reader.flush() if delta.finish_reason else [])
+            parts = self._reader.push(delta.text)
+            if delta.finish_reason is not None:
+                parts += self._reader.flush(is_cut=delta.finish_reason == "length")
         if self._logprobs:
             self._pending_logprobs += logprobs_json(self._facts.vocabulary, delta)
         for part in parts:
@@ -162,12 +179,24 @@ class ResponsesEncoder:
     def _add_call(self, part: CallPart) -> None:
         self._pending_logprobs = []  # calls have no logprobs
         if part.name:
-            name = self._next_name
-            self._begin({"id": f"fc_{name}", "type": "function_call", "status": "in_progress",
-                         "call_id": f"call_{name}", "name": part.name, "arguments": ""})  # fmt: skip
+            namespace, name = self._namespaces.get(part.name, (None, part.name))
+            is_custom, number = part.name in self._custom_names, self._next_name
+            kind, field = ("custom_tool_call", "input") if is_custom else ("function_call", "arguments")
+            item: JsonBody = {"id": f"{'ctc' if is_custom else 'fc'}_{number}", "type": kind, "status": "in_progress",
+                              "call_id": f"call_{number}", "name": name, field: ""}  # fmt: skip
+            self._begin(item if namespace is None else item | {"namespace": namespace})
+            self._custom = CustomCallReader() if is_custom else None
+        elif self._custom is not None:
+            self._add_input(self._custom.push(part.arguments))
         else:
             self._pending_text.append(part.arguments)
             self._emit_for_item("response.function_call_arguments.delta", {"delta": part.arguments})
+
+    def _add_input(self, text: str) -> None:
+        """Add to the text of a custom tool's call."""
+        if text:
+            self._pending_text.append(text)
+            self._emit_for_item("response.custom_tool_call_input.delta", {"delta": text})
 
     def _begin(self, item: JsonBody) -> None:
         self._finish_item("completed")
@@ -178,20 +207,24 @@ class ResponsesEncoder:
         """Emit an event about the last item."""
         item = self.items[-1]
         position = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        if item["type"] != "function_call":
+        if item["type"] not in _CALLS:
             position["content_index"] = 0
         self._emit(kind, {**position, **fields})
 
     def _merge_pending(self) -> None:
         """Add the pending text to the last item."""
         text, self._pending_text = "".join(self._pending_text), []
-        if text and self.items[-1]["type"] == "function_call":
-            self.items[-1]["arguments"] += text
+        field = _CALLS.get(self.items[-1]["type"]) if text else None
+        if field is not None:
+            self.items[-1][field] += text
         elif text:
             self.items[-1]["content"][0]["text"] += text
 
     def _finish_item(self, status: str) -> None:
         """Close the last item, if it is in progress."""
+        if self._custom is not None:
+            rest, self._custom = self._custom.flush(), None
+            self._add_input(rest)
         self._merge_pending()
         if not self.items or self.items[-1]["status"] != "in_progress":
             return
@@ -205,6 +238,8 @@ class ResponsesEncoder:
             part = item["content"][0]
             self._emit_for_item("response.reasoning_text.done", {"text": part["text"]})
             self._emit_for_item("response.content_part.done", {"part": part})
+        elif item["type"] == "custom_tool_call":
+            self._emit_for_item("response.custom_tool_call_input.done", {"input": item["input"]})
         else:
             done = {"name": item["name"], "arguments": item["arguments"]}
             self._emit_for_item("response.function_call_arguments.done", done)
@@ -218,13 +253,15 @@ class ResponsesEncoder:
         event = status if status in ("completed", "failed") else "incomplete"
         self._emit(f"response.{event}", {"response": self._response(status, end)})
         if end.status != "done":
-            error = failure_of(end)
-            named = {"code": error.code, "message": error.message, "param": None}
-            self._emit("error", {**named, "error": {"type": "server_error", **named}})
+            self._emit("error", _error_fields(end))
+
+    def _completed_s(self, end: End | None) -> int | None:
+        spent = end.spent if end is not None else None
+        return None if spent is None else self._facts.created_s + round(spent.total_s)
 
     def _response(self, status: str, end: End | None) -> JsonBody:
         echo = self._echo
-        failed = end is not None and end.status in ("error", "interrupted")
+        failed, error = end is not None and end.status in ("error", "interrupted"), failure_of(end)
         of_conversation = {"conversation": echo["conversation"]} if "conversation" in echo else {}
         return of_conversation | {
             "id": self._id,
@@ -232,15 +269,22 @@ class ResponsesEncoder:
             "created_at": self._facts.created_s,
             "status": status,
             "background": echo.get("background", False),
-            "error": {"code": "server_error", "message": failure_of(end).message} if failed else None,
+            "completed_at": self._completed_s(end) if status == "completed" else None,
+            "error": _error(error) if failed else None,
+            "frequency_penalty": echo.get("frequency_penalty", 0.0),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": echo.get("instructions"),
             "max_output_tokens": echo.get("max_output_tokens"),
+            "max_tool_calls": None,
             "model": self._facts.model,
             "output": list(self.items),
             "parallel_tool_calls": echo.get("parallel_tool_calls", True),
+            "presence_penalty": echo.get("presence_penalty", 0.0),
             "previous_response_id": echo.get("previous_response_id"),
+            "prompt_cache_key": None,
             "reasoning": {"effort": None, "summary": None} | echo.get("reasoning", {}),
+            "safety_identifier": None,
+            "service_tier": None,
             "store": echo.get("store", True),
             "temperature": echo.get("temperature", 1.0),
             "text": echo.get("text", {"format": {"type": "text"}}),
@@ -253,6 +297,29 @@ class ResponsesEncoder:
             "user": echo.get("user"),
             "metadata": echo.get("metadata", {}),
         }
+
+
+def _encoded(kind: str, number: int, fields: JsonBody) -> str:
+    return f"event: {kind}\ndata: {to_json({'type': kind, 'sequence_number': number, **fields}).decode()}\n\n"
+
+
+def _error(error: TailraceError) -> JsonBody:
+    # Clients know few codes.
+    code = error.code if error.code == ContextLengthExceeded.code else "server_error"
+    return {"code": code, "message": error.message, **error.cut_fields}
+
+
+def _error_fields(ending: End | Released) -> JsonBody:
+    error = failure_of(ending)
+    named: JsonBody = {"code": error.code, "message": error.message, "param": None, **error.cut_fields}
+    return {**named, "error": {"type": "server_error", **named}}
+
+
+def _arguments_of(item: JsonBody) -> str:
+    """Return the arguments of a call, as the model sees them."""
+    if item["type"] == "custom_tool_call":
+        return arguments_object({CUSTOM_INPUT: item["input"]})
+    return arguments_object(item["arguments"])
 
 
 def _merged(events: Sequence[Event]) -> Iterator[Event]:
@@ -273,7 +340,7 @@ def _deltas(events: Sequence[Event]) -> list[TextDelta]:
 def _usage(end: End) -> JsonBody:
     return {
         "input_tokens": end.usage.num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": end.num_cached_tokens or 0, "cache_write_tokens": 0},
         "output_tokens": end.usage.num_completion_tokens,
         "output_tokens_details": {"reasoning_tokens": end.num_reasoning_tokens},
         "total_tokens": sum(end.usage),

@@ -1,27 +1,48 @@
-"""OpenAI's items, in the `input` of responses and in conversations: messages, tool calls and their results."""
+"""OpenAI's items, in the `input` of responses and in conversations: messages, tool calls and their results.
+
+Items of other kinds, such as the calls of a server's own tools, are left out, and named.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from tailrace.conversations.items import Item
-from tailrace.dialects.bodies import JsonBody, read_fields
-from tailrace.dialects.fields import MAX_MESSAGES, TextPart
+from tailrace.dialects.bodies import JsonBody, printable
+from tailrace.dialects.messages import MAX_MESSAGES
+from tailrace.dialects.parts import RefusalPart, TextPart, first_asked, text_of
+from tailrace.dialects.responses_tools import flat_name
+from tailrace.dialects.shapes import Other, note
 from tailrace.errors import RequestError
+from tailrace.text.arguments import arguments_object
+from tailrace.text.custom_calls import CUSTOM_INPUT
 
-__all__ = ["item_json", "items_from", "read_items"]
+__all__ = ["InputItem", "item_json", "items_from"]
+
+_LOCAL_SHELL = "local_shell"  # the name of OpenAI's built-in shell, of which a history may have calls
 
 
 class InputText(TextPart, tag="input_text"):
     pass
 
 
+class PlainText(TextPart, tag="text"):
+    pass
+
+
 class OutputText(TextPart, tag="output_text"):
     annotations: list[JsonBody] | None = None
     logprobs: list[JsonBody] | None = None
+
+
+class ReasoningText(TextPart, tag="reasoning_text"):
+    pass
+
+
+Content: TypeAlias = str | list[InputText | OutputText | PlainText | RefusalPart | Other] | None
 
 
 class _Item(msgspec.Struct):
@@ -33,68 +54,85 @@ class _Item(msgspec.Struct):
 
 class InputMessage(_Item, tag="message", kw_only=True):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText | OutputText]
+    content: Content = None
+
+
+class ReasoningItem(_Item, tag="reasoning", kw_only=True):
+    content: list[ReasoningText | PlainText | Other] | None = None
+    summary: list[JsonBody] | None = None
+    encrypted_content: str | None = None
 
 
 class FunctionCallItem(_Item, tag="function_call", kw_only=True):
     call_id: str
     name: str
-    arguments: str
-
-
-class ReasoningText(TextPart, tag="reasoning_text"):
-    pass
-
-
-class ReasoningItem(_Item, tag="reasoning", kw_only=True):
-    content: list[ReasoningText] | None = None
-    summary: list[JsonBody] | None = None
-    encrypted_content: str | None = None
+    arguments: Any = None  # Any: JSON, or what a client makes of it
+    namespace: str | None = None
 
 
 class FunctionOutputItem(_Item, tag="function_call_output", kw_only=True):
     call_id: str
-    output: str | list[InputText]
+    output: Content = None
 
 
-InputItem: TypeAlias = InputMessage | ReasoningItem | FunctionCallItem | FunctionOutputItem
+class CustomCallItem(_Item, tag="custom_tool_call", kw_only=True):
+    call_id: str
+    name: str
+    input: str = ""
+    namespace: str | None = None
 
 
-class _Items(msgspec.Struct):
-    input: list[InputItem]
+class CustomOutputItem(_Item, tag="custom_tool_call_output", kw_only=True):
+    call_id: str
+    output: Content = None
 
 
-def read_items(
-    given: str | list[JsonBody], *, name: str = "input", may_be_empty: bool = False
-) -> tuple[list[InputItem], tuple[str, ...]]:
-    """Return the items, and the names of unknown fields in them. Raises: RequestError."""
+class LocalShellCallItem(_Item, tag="local_shell_call", kw_only=True):
+    action: JsonBody
+    call_id: str | None = None
+
+
+class LocalShellOutputItem(_Item, tag="local_shell_call_output", kw_only=True):
+    call_id: str | None = None
+    output: Content = None
+
+
+class ItemReference(_Item, tag="item_reference"):
+    pass
+
+
+InputItem: TypeAlias = (
+    InputMessage
+    | ReasoningItem
+    | FunctionCallItem
+    | FunctionOutputItem
+    | CustomCallItem
+    | CustomOutputItem
+    | LocalShellCallItem
+    | LocalShellOutputItem
+    | ItemReference
+    | Other
+)
+
+
+def items_from(given: str | Sequence[InputItem] | None, notes: list[str], *, name: str = "input") -> tuple[Item, ...]:
+    """Return the items of the field `name`. Reasoning becomes a part of the assistant's next message or call; without
+    one, of an empty message. Raises: RequestError."""
     if isinstance(given, str):
-        return [InputMessage(role="user", content=given)], ()
-    if not given and not may_be_empty:
-        raise RequestError(f"{name} must not be empty.", param=name)
-    if len(given) > MAX_MESSAGES:
+        return (Item(role="user", text=given),)
+    if given is not None and len(given) > MAX_MESSAGES:
         raise RequestError(f"{name} has more than {MAX_MESSAGES} entries.", param=name)
-    typed = [item if "type" in item else {**item, "type": "message"} for item in given]
-    try:
-        found, ignored = read_fields({"input": typed}, _Items)
-    except RequestError as error:
-        which = (error.param or "input").partition(".")[0].replace("input", name, 1)
-        raise RequestError(
-            f"{which} must be a message of text, reasoning, a function_call or a function_call_output.", param=name
-        ) from None
-    return found.input, tuple(one.replace("input", name, 1) for one in ignored)
-
-
-def items_from(given: list[InputItem]) -> tuple[Item, ...]:
-    """Return the items of a conversation. Reasoning becomes a part of the assistant's next message or call; without
-    one, of an empty message."""
+    asked_from = first_asked([_role_of(one) for one in given or ()])
     items: list[Item] = []
     reasoning = ""
-    for one in given:
+    for index, one in enumerate(given or ()):
+        where = f"{name}[{index}]"
         if isinstance(one, ReasoningItem):
-            reasoning += _text(one.content or [])
+            reasoning += text_of(one.content, f"{where}.content", notes, is_answer=True)
             continue
-        item = _item(one)
+        item = _item(one, where, notes, is_asked=index >= asked_from)
+        if item is None:
+            continue
         if reasoning and (item.role == "assistant" or item.kind == "function_call"):
             item = msgspec.structs.replace(item, reasoning=reasoning)
         elif reasoning:
@@ -104,14 +142,40 @@ def items_from(given: list[InputItem]) -> tuple[Item, ...]:
     return (*items, Item(role="assistant", reasoning=reasoning)) if reasoning else tuple(items)
 
 
-def _item(one: InputMessage | FunctionCallItem | FunctionOutputItem) -> Item:
+def _role_of(one: InputItem) -> str:
+    """Return whose an item is, for `first_asked`."""
+    match one:
+        case InputMessage():
+            return one.role
+        case FunctionOutputItem() | CustomOutputItem() | LocalShellOutputItem():
+            return "tool"
+    return "assistant"
+
+
+def _item(one: InputItem, where: str, notes: list[str], *, is_asked: bool) -> Item | None:
+    """Return an item; None if it is left out. Raises: RequestError."""
     match one:
         case FunctionCallItem():
-            return Item(kind="function_call", text=one.arguments, call_id=one.call_id, name=one.name)
-        case FunctionOutputItem():
-            return Item(kind="function_call_output", text=_text(one.output), call_id=one.call_id)
+            name = flat_name(one.namespace, one.name)
+            return Item(kind="function_call", text=arguments_object(one.arguments), call_id=one.call_id, name=name)
+        case CustomCallItem():
+            text, name = arguments_object({CUSTOM_INPUT: one.input}), flat_name(one.namespace, one.name)
+            return Item(kind="function_call", text=text, call_id=one.call_id, name=name)
+        case LocalShellCallItem():
+            text = arguments_object(one.action)
+            return Item(kind="function_call", text=text, call_id=one.call_id or one.id or "", name=_LOCAL_SHELL)
+        case FunctionOutputItem() | CustomOutputItem() | LocalShellOutputItem():
+            output = text_of(one.output, f"{where}.output", notes)
+            return Item(kind="function_call_output", text=output, call_id=one.call_id or one.id or "")
         case InputMessage():
-            return Item(role=one.role, text=_text(one.content))
+            is_asked, is_answer = is_asked and one.role == "user", one.role == "assistant"
+            text = text_of(one.content, f"{where}.content", notes, is_asked=is_asked, is_answer=is_answer)
+            return Item(role=one.role, text=text)
+        case ItemReference():
+            raise RequestError(f"{where}: send the item itself, or use previous_response_id.", param=where)
+        case Other():
+            notes.append(note(where, printable(one.kind)))
+    return None
 
 
 def item_json(item: Item) -> JsonBody:
@@ -132,7 +196,3 @@ def item_json(item: Item) -> JsonBody:
         shown["reasoning"] = item.reasoning
     shown |= {"parent_id": item.parent_id, "created_at": int(item.created_s)}
     return shown | ({"stream_id": item.stream_id} if item.stream_id else {})
-
-
-def _text(content: str | Sequence[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -21,26 +21,24 @@ from typing import Annotated, Any
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, read_fields, refuse, require_json, to_json
-from tailrace.dialects.fields import Messages, read_messages, stops
+from tailrace.dialects.bodies import JsonBody, require_json, to_json
+from tailrace.dialects.fields import MAX_STOPS, stops
 from tailrace.dialects.grammars import read_tgi_grammar
+from tailrace.dialects.messages import Messages, read_messages
+from tailrace.dialects.shapes import ignored, read_fields, read_known, refused
 from tailrace.dialects.tgi_answers import TGIView, encode_error, encode_tokens
 from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire
 from tailrace.errors import RequestError, UnsupportedMediaType
-from tailrace.types import GenerateRequest, Sampling
+from tailrace.types import SHAPING, GenerateRequest, Sampling
 
 __all__ = ["WIRE", "encode_error", "parse_generate", "parse_root", "parse_stream"]
 
-_MAX_STOP_SEQUENCES = 4
 _MAX_TOP_N_TOKENS = 5
 _MAX_BEST_OF = 2
 _MAX_FACTOR = 100.0  # above it engines compute infinities
 _MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1
-# Values that clients send by default (LangChain's HuggingFaceEndpoint). If the engine does not support the parameter,
-# this value is ignored and named; other values are refused.
-_CLIENT_DEFAULTS = {"typical_p": 0.95}
-_REFUSED: dict[str, tuple[object, ...]] = {"adapter_id": (), "watermark": (False,)}  # inside of `parameters`
+_UNUSED = {"parameters.adapter_id": refused(), "parameters.watermark": ignored(False)}
 
 
 class TgiGrammar(msgspec.Struct):
@@ -66,8 +64,6 @@ class Parameters(msgspec.Struct, kw_only=True):
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
     top_n_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
     grammar: TgiGrammar | None = None
-    adapter_id: str | None = None
-    watermark: bool = False
 
 
 class TgiBody(msgspec.Struct, kw_only=True):
@@ -110,13 +106,8 @@ def _parse(
     full_text_by_default: bool = False,
 ) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_fields(request.body, TgiBody)
+    fields, unused = read_known(request.body, TgiBody, _UNUSED)
     given = fields.parameters if fields.parameters is not None else Parameters(do_sample=True)
-    refuse(request.body.get("parameters") or {}, _REFUSED)
-    for name, default in _CLIENT_DEFAULTS.items():
-        if getattr(given, name) == default and name not in request.server.parameters:
-            given = msgspec.structs.replace(given, **{name: None})
-            ignored += (f"parameters.{name}",)
     streaming = fields.stream if stream is None else stream
     sampled = _is_sampled(given)
     _check(given, sampled, streaming)
@@ -129,7 +120,7 @@ def _parse(
     if given.grammar is not None and "grammar" not in request.server.parameters:
         raise RequestError("grammar is not supported", param="grammar")
     sampling = _sampling(given, sampled, logprobs="logprobs" in request.server.parameters)
-    generate = GenerateRequest(prompts=(fields.inputs,), sampling=sampling, truncate=given.truncate)
+    generate = GenerateRequest(prompts=(fields.inputs,), sampling=sampling, truncate=given.truncate, may_shorten=False)
     full_text = full_text_by_default if given.return_full_text is None else given.return_full_text
     view = TGIView(
         whole_in_list=whole_in_list,
@@ -138,7 +129,7 @@ def _parse(
         full_text=full_text,
         sampled=sampled,
     )
-    return GenerateCall(generate, view, streaming, ignored)
+    return GenerateCall(generate, view, streaming, unused)
 
 
 def _check(given: Parameters, sampled: bool, streaming: bool) -> None:
@@ -156,9 +147,9 @@ def _check(given: Parameters, sampled: bool, streaming: bool) -> None:
     _check_ranges(given)
     if given.max_new_tokens == 0:
         raise RequestError("`max_new_tokens` must be strictly positive", param="max_new_tokens")
-    if len(given.stop) > _MAX_STOP_SEQUENCES:
+    if len(given.stop) > MAX_STOPS:
         count = len(given.stop)
-        raise RequestError(f"`stop` supports up to {_MAX_STOP_SEQUENCES} stop sequences. Given: {count}", param="stop")
+        raise RequestError(f"`stop` supports up to {MAX_STOPS} stop sequences. Given: {count}", param="stop")
     if best_of > 1 and given.seed is not None:
         raise RequestError("`seed` must not be set when `best_of` > 1", param="seed")
     if given.seed is not None and given.seed > _MAX_SEED:
@@ -220,7 +211,7 @@ def show_info(request: ParsedRequest) -> Reply:
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": server.max_requests,
         "max_best_of": _MAX_BEST_OF,
-        "max_stop_sequences": _MAX_STOP_SEQUENCES,
+        "max_stop_sequences": MAX_STOPS,
         "max_input_tokens": server.max_total_tokens - 1,
         "max_total_tokens": server.max_total_tokens,
         "validation_workers": 1,
@@ -242,15 +233,16 @@ def show_health(request: ParsedRequest) -> Reply:
 
 
 def tokenize(request: ParsedRequest) -> Reply:
-    fields, ignored = read_fields(request.body, TgiBody)
-    return Reply(to_json(encode_tokens(fields.inputs, request.server.tokenize(fields.inputs))), ignored=ignored)
+    fields, unused = read_fields(request.body, TgiBody)
+    return Reply(to_json(encode_tokens(fields.inputs, request.server.tokenize(fields.inputs))), ignored=unused)
 
 
 def tokenize_chat(request: ParsedRequest) -> Reply:
-    fields, ignored = read_fields(request.body, TgiChatBody)
-    text, tokens = request.server.tokenize_chat(read_messages(fields.messages))
+    fields, unused = read_fields(request.body, TgiChatBody)
+    notes = list(unused)
+    text, tokens = request.server.tokenize_chat(read_messages(fields.messages, notes))
     shown = {"tokenize_response": encode_tokens(text, tokens), "templated_text": text}
-    return Reply(to_json(shown), ignored=ignored)
+    return Reply(to_json(shown), ignored=tuple(notes))
 
 
 _EXAMPLE = {"inputs": "What is Deep Learning?", "parameters": {"max_new_tokens": 20}}
@@ -293,6 +285,6 @@ WIRE = Wire(
         Operation("GET", "/ping", Show(show_health), "Whether requests are accepted, for SageMaker."),
     ),
     encode_error=encode_error,
-    refused={f"parameters.{name}": harmless for name, harmless in _REFUSED.items()},
-    names={"top_logprobs": "top_n_tokens"},
+    unused=_UNUSED,
+    names={"top_logprobs": "top_n_tokens"} | {name: f"parameters.{name}" for name in SHAPING},
 )

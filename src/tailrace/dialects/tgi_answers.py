@@ -20,7 +20,7 @@ from tailrace.errors import (
     RequestError,
     TailraceError,
 )
-from tailrace.types import End, Event, TextDelta, TopLogprobs
+from tailrace.types import Event, Released, TextDelta, TopLogprobs
 
 __all__ = ["TGIEncoder", "TGIView", "encode_error", "encode_tokens"]
 
@@ -45,13 +45,12 @@ class TGIEncoder:
         self._text: list[str] = []
         self._num_tokens = 0
 
-    def encode(self, seq: int, event: Event) -> bytes:
-        if type(event) is End:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if not isinstance(event, TextDelta):
             if event.status == "done":
                 return b""
             _, body = encode_error(failure_of(event))
             return b"data: " + body + b"\n\n"
-        assert type(event) is TextDelta
         self._text.append(event.text)
         if event.text and len(event.token_ids) == 1 and not (event.finish_reason or event.top_logprobs):
             # nearly all events; what follows takes almost twice as long
@@ -199,20 +198,24 @@ def _finish_reason(last: TextDelta) -> str:
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
     """`{"error", "error_type"}`. TGI's clients choose their exception by `error_type`."""
+    status, message, kind = _error_of(error)
+    return status, to_json({"error": message, "error_type": kind, **error.cut_fields})
+
+
+def _error_of(error: TailraceError) -> tuple[int, str, str]:
+    """Return status, message and type."""
     if isinstance(error, QuotaExceeded):
-        return 429, to_json({"error": error.message, "error_type": "overloaded"})
+        return 429, error.message, "overloaded"
     if isinstance(error, AdmissionError):
         # Never 503: huggingface.js would retry it at once and endlessly.
-        return 429, to_json({"error": "Model is overloaded", "error_type": "overloaded"})
+        return 429, "Model is overloaded", "overloaded"
     if isinstance(error, EngineError):
-        message = f"Request failed during generation: {error.message}"
-        return 424, to_json({"error": message, "error_type": "generation"})
+        return 424, f"Request failed during generation: {error.message}", "generation"
     if isinstance(error, ContextLengthExceeded):
-        return 422, to_json({"error": f"Input validation error: {_too_long(error)}", "error_type": "validation"})
+        return 422, f"Input validation error: {_too_long(error)}", "validation"
     if isinstance(error, RequestError):
-        status = 422 if error.status == 400 else error.status
-        return status, to_json({"error": f"Input validation error: {error.message}", "error_type": "validation"})
-    return error.status, to_json({"error": error.message, "error_type": error.code})
+        return 422 if error.status == 400 else error.status, f"Input validation error: {error.message}", "validation"
+    return error.status, error.message, error.code
 
 
 def _too_long(error: ContextLengthExceeded) -> str:

@@ -9,33 +9,26 @@ is greedy, as on the other wires for bare prompts.
 
 Intended divergences: 1. `infer` also works for streaming models, and returns the whole answer. 2. An answer does not
 include the prompt (`exclude_input_in_output`). 3. An unknown model is 404; Triton answers 400. 4. If the model has a
-chat template, the prompt is a chat, as on the other wires for bare prompts. 5. Binary tensors are refused.
+chat template, the prompt is a chat, as on the other wires for bare prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from tailrace.dialects import triton_models as models
 from tailrace.dialects.answers import EventStreamView, show_live
-from tailrace.dialects.bodies import (
-    JsonBody,
-    printable,
-    quote,
-    read_fields,
-    read_known,
-    refuse,
-    require_json_or_curl,
-    to_json,
-)
+from tailrace.dialects.bodies import JsonBody, printable, quote, require_json_or_curl, to_json
 from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.fields import SamplingFields, Tokens
+from tailrace.dialects.fields import AnswerTokens, SamplingFields
 from tailrace.dialects.plain import bare_request, bare_sampling
+from tailrace.dialects.shapes import ignored, read_fields, read_known, refused, without_unused
 from tailrace.dialects.triton_models import OUTPUTS, VERSION
+from tailrace.dialects.triton_tensors import HEADER_LENGTH, TritonTensor, binary_text, read_tensors, values_of
 from tailrace.dialects.wire import (
     Encoder,
     Generate,
@@ -47,42 +40,39 @@ from tailrace.dialects.wire import (
     failure_of,
     finished_end,
 )
-from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
-from tailrace.types import End, Event, TextDelta
+from tailrace.errors import RequestError, TailraceError
+from tailrace.types import Event, Released, TextDelta
 
 __all__ = ["WIRE", "TritonView"]
 
-_INTEGERS = {f"{kind}{bits}": (bits, kind == "INT") for bits in (8, 16, 32, 64) for kind in ("INT", "UINT")}
-_FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
-_TEXTS = frozenset({"BYTES", "STRING"})  # the name in Triton, and in Inferless
-_REFUSED: dict[str, tuple[object, ...]] = {
-    "bad_words": ("", [], [""]),
-    "beam_width": (1,),
-    "end_id": (),
-    "exclude_input_in_output": (True,),
-    "image": ("", []),
-    "length_penalty": (1, 1.0),
-    "lora_name": ("",),
-    "min_length": (0,),
-    "n": (1,),
-    "pad_id": (),
-    "priority": (0,),
-    "return_context_logits": (False,),
-    "return_finish_reason": (False,),
-    "return_generation_logits": (False,),
-    "return_log_probs": (False,),
-    "return_logprobs": (False,),
-    "return_num_input_tokens": (False,),
-    "return_num_output_tokens": (False,),
-    "return_token_ids": (False,),
-    "sampling_parameters": ("", {}),
-    "sequence_end": (False,),
-    "sequence_id": (0, ""),
-    "sequence_start": (False,),
-    "timeout": (0,),
+_UNUSED = {
+    "bad_words": refused("", [], [""]),
+    "beam_width": refused(1),
+    "end_id": ignored(),
+    "exclude_input_in_output": refused(True),
+    "image": refused("", []),
+    "length_penalty": ignored(1),
+    "lora_name": refused(""),
+    "min_length": refused(0),
+    "n": ignored(1),
+    "pad_id": ignored(),
+    "priority": ignored(0),
+    "return_context_logits": ignored(False),
+    "return_finish_reason": ignored(False),
+    "return_generation_logits": ignored(False),
+    "return_log_probs": ignored(False),
+    "return_logprobs": ignored(False),
+    "return_num_input_tokens": ignored(False),
+    "return_num_output_tokens": ignored(False),
+    "return_token_ids": ignored(False),
+    "sampling_parameters": refused("", {}),
+    "sequence_end": refused(False),
+    "sequence_id": refused(0, ""),
+    "sequence_start": refused(False),
+    "timeout": ignored(0),
 }
-_REFUSED_OF_OUTPUTS: dict[str, tuple[object, ...]] = {"classification": (0,), "shared_memory_region": ()}
-_MAX_NAMED = 10
+_UNUSED_OF_OUTPUTS = {"classification": refused(0), "shared_memory_region": refused()}
+_BINARY, _BINARY_OUTPUT = "binary_data", "binary_data_output"  # parameters of an output, and of all of them
 
 RequestId = Annotated[str, msgspec.Meta(max_length=256)]  # repeated in every event
 
@@ -93,18 +83,9 @@ class Inputs(SamplingFields, kw_only=True):
     TEXT: str | None = None
     text_input: str | None = None
     prompt: str | None = None
-    max_new_tokens: Tokens | None = None
+    max_new_tokens: AnswerTokens | None = None
     stop_words: str | list[str] | None = None
     stream: bool | None = None
-
-
-class TritonTensor(msgspec.Struct):
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[Any]  # Any: checked against the datatype
-    parameters: JsonBody | None = None
-    optional: bool | None = None
 
 
 class RequestedOutput(msgspec.Struct):
@@ -125,13 +106,12 @@ class InferBody(msgspec.Struct, kw_only=True):
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raises: UnsupportedMediaType; UnsupportedParameter for a body with binary data."""
-    if "inference-header-content-length" in headers:
-        raise UnsupportedParameter(
-            "Binary tensors are not supported: send data in the JSON (binary_data=False).",
-            param="inference-header-content-length",
-        )
-    require_json_or_curl(headers)
+    """Accept any type for a body with binary tensors: pages of other origins cannot send its header.
+
+    Raises: UnsupportedMediaType.
+    """
+    if HEADER_LENGTH not in headers:
+        require_json_or_curl(headers)
 
 
 def parse_infer(request: ParsedRequest) -> GenerateCall:
@@ -149,80 +129,60 @@ def parse_stream(request: ParsedRequest) -> GenerateCall:
     return _call(request, stream=True)
 
 
-def _read_inputs(body: JsonBody) -> tuple[JsonBody, InferBody, tuple[str, ...]]:
+def _read_inputs(body: JsonBody, *, is_tensor: bool) -> tuple[JsonBody, InferBody, tuple[str, ...]]:
     """Return the inputs as plain values, the rest of the body, and names of unknown fields. Raises: RequestError."""
     shape = {name: body[name] for name in InferBody.__struct_fields__ if name in body} if "inputs" not in body else body
-    outer, ignored = read_fields(shape, InferBody)
-    ignored += _ignored_parameters(outer.outputs or ())
+    outer, unused = read_fields(shape, InferBody)
+    unused += _ignored_parameters(outer.outputs or (), known=(_BINARY,) if is_tensor else ())
     given = dict(outer.parameters or {})
+    if is_tensor:
+        given.pop(_BINARY_OUTPUT, None)
     if outer.inputs is None:
-        return {**given, **{name: value for name, value in body.items() if name not in shape}}, outer, ignored
-    for name, value in _values(outer.inputs):
+        return {**given, **{name: value for name, value in body.items() if name not in shape}}, outer, unused
+    for name, value in values_of(outer.inputs):
         if name in given:
             raise RequestError("An input is given twice.", param="inputs")
         given[name] = value
-    return given, outer, ignored
+    return given, outer, unused
 
 
-def _ignored_parameters(outputs: Sequence[RequestedOutput]) -> tuple[str, ...]:
-    """Return ignored parameters of outputs. The official client requests binary output by default.
-
-    Raises: UnsupportedParameter.
-    """
+def _ignored_parameters(outputs: Sequence[RequestedOutput], *, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return ignored parameters of outputs. Raises: UnsupportedParameter."""
     names = set()
     for output_spec in outputs:
-        given = output_spec.parameters or {}
-        refuse(given, _REFUSED_OF_OUTPUTS)
-        names |= {name for name in given if name not in _REFUSED_OF_OUTPUTS and given[name] is not False}
-    return tuple(f"outputs[].parameters.{printable(name)}" for name in sorted(names)[:_MAX_NAMED])
+        given, _ = without_unused(output_spec.parameters or {}, _UNUSED_OF_OUTPUTS)
+        names |= {name for name, value in given.items() if value is not False and name not in known}
+    return tuple(f"outputs[].parameters.{printable(name)}" for name in sorted(names))
+
+
+def _wants_binary(body: InferBody) -> bool:
+    """Whether the output is to be a binary tensor. The official client asks for it by default."""
+    of_all = (body.parameters or {}).get(_BINARY_OUTPUT) is True
+    return any((one.parameters or {}).get(_BINARY, of_all) is True for one in body.outputs or ()) or (
+        of_all and not body.outputs
+    )
 
 
 def _call(request: ParsedRequest, *, is_tensor: bool = False, stream: bool = False) -> GenerateCall:
     models.require(request)
-    given, outer, unknown = _read_inputs(request.body)
-    fields, ignored = read_known(given, Inputs, _REFUSED)
+    given, outer, unknown = _read_inputs(request.body, is_tensor=is_tensor)
+    fields, unused = read_known(given, Inputs, _UNUSED)
     prompts = [name for name in OUTPUTS if getattr(fields, name) is not None]
     if len(prompts) != 1:
         raise RequestError(f"Send exactly one of the inputs {', '.join(OUTPUTS)}.", param="text_input")
     output = OUTPUTS[prompts[0]]
+    wants_binary = is_tensor and _wants_binary(outer)
     if any(output_spec.name != output for output_spec in outer.outputs or ()):
         raise RequestError(f"The only output is {output}.", param="outputs")
     if fields.stream is not None and fields.stream != stream:
         raise RequestError("stream: use generate_stream to stream, and generate otherwise.", param="stream")
-    fields.max_tokens = fields.max_tokens or fields.max_new_tokens
+    fields.max_tokens = fields.max_new_tokens if fields.max_tokens is None else fields.max_tokens
     words = [fields.stop_words] if isinstance(fields.stop_words, str) else fields.stop_words or []
     fields.stop = fields.stop if fields.stop is not None else [word for word in words if word] or None
     generate = bare_request(request.server, getattr(fields, prompts[0]), bare_sampling(request.server, fields))
     shape = next((tuple(tensor.shape) for tensor in outer.inputs or () if tensor.name == prompts[0]), (1,))
-    view = TritonView(output, is_tensor=is_tensor, shape=shape, request_id=outer.id)
-    return GenerateCall(generate, view, stream, unknown + ignored)
-
-
-def _values(tensors: list[TritonTensor]) -> Iterator[tuple[str, object]]:
-    """Yield the name and the element of each tensor. Raises: RequestError."""
-    for index, tensor in enumerate(tensors):
-        where = f"inputs[{index}]"
-        if tensor.shape not in ([1], [1, 1]):
-            raise RequestError(f"{where}: its shape must be [1] or [1, 1].", param="inputs")
-        data: Any = tensor.data
-        if len(tensor.shape) == 2 and len(data) == 1 and isinstance(data[0], list):
-            data = data[0]
-        if len(data) != 1 or not _is_of(data[0], tensor.datatype):
-            raise RequestError(f"{where}: its data must be one value of its datatype.", param="inputs")
-        value = data[0]
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # some clients send counts as floats
-        yield tensor.name, value
-
-
-def _is_of(value: object, datatype: str) -> bool:
-    if datatype in _INTEGERS:
-        bits, is_signed = _INTEGERS[datatype]
-        low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if is_signed else (0, 2**bits)
-        return isinstance(value, int) and not isinstance(value, bool) and low <= value < high
-    if datatype in _FLOATS:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, str) if datatype in _TEXTS else isinstance(value, bool) and datatype == "BOOL"
+    view = TritonView(output, is_tensor=is_tensor, is_binary=wants_binary, shape=shape, request_id=outer.id)
+    return GenerateCall(generate, view, stream, unknown + unused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +190,7 @@ class TritonView(EventStreamView):
     output: str = "text_output"
     is_tensor: bool = False
     shape: tuple[int, ...] = (1,)
+    is_binary: bool = False  # its tensor follows the JSON, as bytes
     request_id: str | None = None  # the client's own
 
     def open(self, facts: StreamFacts) -> Encoder:
@@ -238,16 +199,16 @@ class TritonView(EventStreamView):
 
 class TritonEncoder:
     def __init__(self, facts: StreamFacts, view: TritonView) -> None:
+        self.headers: dict[str, str] = {}
         self._view = view
         self._named: JsonBody = {"model_name": facts.model, "model_version": VERSION}
         if view.request_id is not None:
             self._named = {"id": view.request_id, **self._named}
         self._head = f"data: {to_json(self._named)[:-1].decode()},{quote(view.output)}:"
 
-    def encode(self, seq: int, event: Event) -> bytes:
-        if type(event) is End:
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if not isinstance(event, TextDelta):
             return b"" if event.status == "done" else b"data: " + encode_error(failure_of(event))[1] + b"\n\n"
-        assert type(event) is TextDelta
         return f"{self._head}{quote(event.text)}}}\n\n".encode("ascii") if event.text else b""
 
     def whole(self, events: Sequence[Event]) -> bytes:
@@ -256,13 +217,19 @@ class TritonEncoder:
         view = self._view
         if not view.is_tensor:
             return to_json({**self._named, view.output: text})
-        output = {"name": view.output, "datatype": "BYTES", "shape": view.shape, "data": [text]}
-        return to_json({**self._named, "outputs": [output]})
+        output: JsonBody = {"name": view.output, "datatype": "BYTES", "shape": view.shape}
+        if not view.is_binary:
+            return to_json({**self._named, "outputs": [{**output, "data": [text]}]})
+        content = binary_text(text)
+        output["parameters"] = {"binary_data_size": len(content)}
+        head = to_json({**self._named, "outputs": [output]})
+        self.headers = {"content-type": "application/octet-stream", HEADER_LENGTH: str(len(head))}
+        return head + content
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
     """`{"error"}`, also as the last event of a stream."""
-    return error.status, to_json({"error": error.message})
+    return error.status, to_json({"error": error.message, **error.cut_fields})
 
 
 _TENSORS = {"inputs": [{"name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["Why do rivers bend?"]}]}
@@ -277,7 +244,16 @@ def _of_model(path: str) -> tuple[Operation, ...]:
     ]
     return (
         *(
-            Operation("POST", f"{path}/{verb}", Generate(parse), text, body=body, example=example, check=check_headers)
+            Operation(
+                "POST",
+                f"{path}/{verb}",
+                Generate(parse),
+                text,
+                body=body,
+                example=example,
+                check=check_headers,
+                read=read_tensors,
+            )
             for verb, parse, text, body, example in verbs
         ),
         Operation("GET", path, Show(models.show_model), "The inputs and outputs of a model."),
@@ -300,5 +276,5 @@ WIRE = Wire(
     encode_error=encode_error,
     find_model=models.find_in_path,
     prefix="/v2/",
-    refused=_REFUSED,
+    unused=_UNUSED,
 )

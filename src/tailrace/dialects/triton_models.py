@@ -26,6 +26,7 @@ __all__ = [
 
 VERSION = "1"  # the only version of each model
 OUTPUTS = {"TEXT": "OUT", "text_input": "text_output", "prompt": "generated_text"}  # by the name of the prompt's input
+_EXTENSIONS = ["binary_tensor_data", "generate", "model_configuration"]
 _WORKSPACE = re.compile(r"_[0-9a-f]{32}$")  # Inferless adds it to a model's name
 
 
@@ -51,11 +52,7 @@ def _is_meant(server: ServerFacts, name: str, *more: str) -> bool:
 
 
 def show_server(request: ParsedRequest) -> Reply:
-    return Reply(
-        to_json(
-            {"name": "tailrace", "version": request.server.version, "extensions": ["generate", "model_configuration"]}
-        )
-    )
+    return Reply(to_json({"name": "tailrace", "version": request.server.version, "extensions": _EXTENSIONS}))
 
 
 def list_models(request: ParsedRequest) -> Reply:

@@ -2,8 +2,8 @@
 
 Every command has one direct answer: `created`, `following` or `ended`, `unfollowed`, `status`, `pong`, or `refused`.
 After `created` and `following` come the events of the stream, one frame each, in order and without gaps, up to the
-terminal event. A frame has `type`, `id`, `stream_id` and `seq`, and then the fields of the same event on
-`/v1/streams/{id}/events`.
+terminal event, or `released` if the stream goes on elsewhere. A frame has `type`, `id`, `stream_id` and `seq`, and then
+the fields of the same event on `/v1/streams/{id}/events`.
 
 The socket is closed only for: 1001 idle, 1002 a protocol error, 1003 a binary frame, 1007 a frame that is not UTF-8,
 1008 too many frames in a row that are not JSON objects, or a message that takes too long, 1009 a message that is too
@@ -13,16 +13,18 @@ socket, unless they were created with `"on_disconnect": "cancel"`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, quote, read_fields, read_json, to_json
+from tailrace.dialects.bodies import JsonBody, quote, read_json, to_json
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.native import encode_error, event_json, parse_body
+from tailrace.dialects.shapes import read_fields
 from tailrace.errors import RequestError, TailraceError
 from tailrace.streams import parse_cursor
-from tailrace.types import End, Event, GenerateRequest
+from tailrace.types import Event, GenerateRequest, Released, TextDelta
 
 __all__ = [
     "Cancel",
@@ -159,8 +161,9 @@ class Frames:
         self._delta = b'{"type":"delta",%b,"seq":' % self._head
         self._reasoning = b'{"type":"reasoning",%b,"seq":' % self._head
 
-    def created(self) -> bytes:
-        return b'{"type":"created",%b}' % self._head
+    def created(self, ignored: Sequence[str] = ()) -> bytes:
+        """`ignored` is what HTTP has in X-Tailrace-Ignored."""
+        return b'{"type":"created",%b%b}' % (self._head, b',"ignored":%b' % to_json(list(ignored)) if ignored else b"")
 
     def following(self, after: int) -> bytes:
         return b'{"type":"following",%b,"after":%d}' % (self._head, after)
@@ -173,9 +176,10 @@ class Frames:
         """No more frames of this stream follow. The last event sent was `seq`."""
         return b'{"type":"unfollowed",%b,"seq":%d}' % (self._head, seq)
 
-    def event(self, seq: int, event: Event) -> bytes:
+    def event(self, seq: int, event: Event | Released) -> bytes:
+        """After a `Released` no more frames of this stream follow. It has the number of the last event."""
         fields = event_json(event)[1:].encode("ascii")
-        if isinstance(event, End):
+        if not isinstance(event, TextDelta):
             return b'{"type":"%b",%b,"seq":%d,%b' % (event.status.encode("ascii"), self._head, seq, fields)
         return b"%b%d,%b" % (self._reasoning if event.reasoning else self._delta, seq, fields)
 

@@ -18,8 +18,9 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from tailrace.conversations.items import Branch, Place
-from tailrace.dialects.bodies import JsonBody, require_json
+from tailrace.dialects.bodies import JsonBody, read_json, require_json
 from tailrace.dialects.facts import ServerFacts, StreamFacts
+from tailrace.dialects.shapes import UnusedFields
 from tailrace.errors import (
     KINDS,
     AdmissionError,
@@ -29,7 +30,7 @@ from tailrace.errors import (
     TailraceError,
     UnsupportedParameter,
 )
-from tailrace.types import End, Event, GenerateRequest, TextDelta, means_any_model
+from tailrace.types import End, Event, Failure, GenerateRequest, Released, TextDelta, means_any_model
 
 __all__ = [
     "HEARTBEAT",
@@ -42,6 +43,7 @@ __all__ = [
     "Following",
     "Generate",
     "GenerateCall",
+    "HeadedEncoder",
     "OnStream",
     "Operation",
     "ParsedRequest",
@@ -54,6 +56,7 @@ __all__ = [
     "find_model",
     "finished_end",
     "first_model",
+    "name_on_wire",
     "named_model",
     "usage_json",
     "with_wire_names",
@@ -67,12 +70,24 @@ HEARTBEAT = b": hb\n"  # a comment without a blank line, which some clients woul
 class Encoder(Protocol):
     """Encodes one stream for one dialect."""
 
-    def encode(self, seq: int, event: Event) -> bytes:
-        """Return the bytes of an event in a streaming answer, or b"". Events come in order."""
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        """Return the bytes of an event in a streaming answer, or b"". Events come in order. Instead of the terminal
+        event, the last one may be a `Released`, with the number of the event before it.
+
+        Raises: TailraceError if the wire has no form for an error; then the answer is cut off.
+        """
 
     def whole(self, events: Sequence[Event]) -> bytes:
         """Return the body of a whole answer. Raises: TailraceError if the stream has not ended or has failed, unless
         the dialect can show that."""
+
+
+@runtime_checkable
+class HeadedEncoder(Encoder, Protocol):
+    """An encoder whose whole answers have headers of their own, which are known after `whole`."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
 
 
 @runtime_checkable
@@ -96,11 +111,6 @@ class Presentation(Protocol):
     @property
     def heartbeat(self) -> bytes:
         """Bytes to send between events to keep a silent connection open; may be b""."""
-
-    @property
-    def reconnect_notice(self) -> bytes:
-        """Bytes for a reader who has to reconnect for the rest of the stream. With b"" the connection is broken, so the
-        answer does not look complete."""
 
 
 class View(Presentation, Protocol):
@@ -138,6 +148,7 @@ class GenerateCall:
     view: View
     stream: bool
     ignored: tuple[str, ...] = ()  # names of fields without effect
+    overflows_in_stream: bool = False  # if streamed: that the prompt is too long is an event, not a status
     at_once: bool = False  # if not streamed: answer with the current state, without waiting for the end
     status: int = 200
 
@@ -193,6 +204,11 @@ class Show:
 Example: TypeAlias = JsonBody
 
 
+def read_json_body(body: bytes, headers: Mapping[str, str]) -> JsonBody:
+    """Raises: RequestError."""
+    return read_json(body)
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A method and a path that a wire answers."""
@@ -203,6 +219,7 @@ class Operation:
     summary: str
     body: type[msgspec.Struct] | None = None
     check: Callable[[Mapping[str, str]], None] = require_json  # checks the headers before the body is read
+    read: Callable[[bytes, Mapping[str, str]], JsonBody] = read_json_body  # reads the body, with its headers
     query: tuple[str, ...] = ()  # names of the known fields; a required one ends with `!`
     query_in_body: bool = False  # whether these fields may also be in a form or a JSON body
     example: Example | None = None  # of the body
@@ -249,30 +266,42 @@ class Wire:
     # Returns the model that a request names, of `ParsedRequest.every`; None for an unknown name, which `parse` refuses.
     find_model: Callable[[ParsedRequest], ServerFacts | None] = first_model
     prefix: str = NO_PREFIX  # errors on unknown paths below it have this wire's format
-    # Fields of the API that are not supported, with their neutral values.
-    refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    # This wire's names of parameters that an engine may not support, by tailrace's names.
+    unused: UnusedFields = field(default_factory=dict)  # fields of the API that this server does not use
+    # This wire's names of parameters, by tailrace's names.
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-def with_wire_names(error: UnsupportedParameter, wire: Wire, request: ParsedRequest) -> UnsupportedParameter:
-    """Return the error with the parameter's name on this wire."""
+def name_on_wire(ours: str, wire: Wire, request: ParsedRequest) -> str:
+    """Return a request's name of a parameter."""
+    return ours if request.body.get(ours) is not None else wire.names.get(ours, ours)
+
+
+def with_wire_names(error: RequestError, wire: Wire, request: ParsedRequest) -> RequestError:
+    """Return the error of the generator with the parameter's name on this wire."""
     ours = error.param or ""
-    if ours not in wire.names or ours in request.body:
-        return error
-    theirs = wire.names[ours]
-    return UnsupportedParameter(error.message.replace(ours, theirs), param=theirs)
+    error.param = name_on_wire(ours, wire, request) or None
+    if isinstance(error, UnsupportedParameter):
+        error.message = error.message.replace(ours, error.param or ours)
+    return error
 
 
-def failure_of(end: End | None) -> TailraceError:
-    """Return the error of a stream that did not end as `done`."""
-    if end is None or end.failure is None:
-        return Cancelled("The stream was cancelled before the answer was complete.")
-    kind = KINDS.get(end.failure.code, EngineError)
+def failure_of(ending: End | Released | None) -> TailraceError:
+    """Return the error of a stream that did not end as `done`. Its `cut_fields` tell a program whether to send the
+    request again (`retryable`) or, if the stream was only released, where to follow it (`stream_id`, `last_seq`)."""
+    failure = ending.failure if ending is not None else None
+    if failure is None:
+        failure = Failure(Cancelled.code, "The stream was cancelled before the answer was complete.")
+    kind = KINDS.get(failure.code, EngineError)
     # For wires that distinguish kinds of errors, all other kinds are engine errors.
     base = next((base for base in (AdmissionError, RequestError) if issubclass(kind, base)), EngineError)
-    failed: TailraceError = base(end.failure.message, retry_after_s=1.0 if kind.status in (429, 503) else None)
-    failed.code, failed.status = end.failure.code, kind.status
+    is_released = isinstance(ending, Released)
+    failed: TailraceError = base(
+        failure.message, retry_after_s=1.0 if is_released or kind.status in (429, 503) else None
+    )
+    failed.code, failed.status = failure.code, kind.status
+    failed.cut_fields = {"retryable": is_released or kind.is_retryable}
+    if isinstance(ending, Released):
+        failed.cut_fields |= {"stream_id": ending.stream_id, "last_seq": ending.last_seq}
     return failed
 
 
@@ -300,6 +329,8 @@ def usage_json(end: End) -> JsonBody:
         "completion_tokens": end.usage.num_completion_tokens,
         "total_tokens": sum(end.usage),
     }
+    if end.num_cached_tokens is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": end.num_cached_tokens}
     if end.num_reasoning_tokens:
         usage["completion_tokens_details"] = {"reasoning_tokens": end.num_reasoning_tokens}
     return usage

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailrace.errors import ModelError
+from tailrace.models.places import expanded
 from tailrace.models.safetensors import Tensor, read_head
 
 __all__ = ["Adapter", "LowRank", "read_adapter"]
@@ -76,7 +77,7 @@ class Adapter:
 
 def read_adapter(path: str, scale: float) -> Adapter:
     """Read the adapter of a directory or a file. Raises: ModelError."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     if file.is_dir():
         file = file / _WEIGHTS
     if not file.is_file():

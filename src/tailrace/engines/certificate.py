@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 from tailrace import __version__
 from tailrace.engines.processor import processor
 from tailrace.engines.protocol import EngineSpec
+from tailrace.models.shards import parts_of
 
 __all__ = [
     "Certificate",
@@ -108,7 +109,7 @@ def _machine() -> str:
 
 
 def _model(path: Path) -> str:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    files = parts_of(path) if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return f"{path.name}, {sum(file.stat().st_size for file in files)} bytes"
 
 

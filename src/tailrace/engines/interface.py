@@ -70,6 +70,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_refused: bool = False
     # The step had a single row, and the engine uses other kernels for such steps than for a batch.
     is_alone: bool = False
+    # Tokens of the prompt that were found in a prefix cache, on one delta of a sequence; None: not known.
+    num_cached_tokens: int | None = None
 
 
 class RestartNeeded(Exception):

@@ -9,11 +9,15 @@ from enum import Enum, auto
 from itertools import accumulate
 from typing import Literal
 
+import msgspec
+
 from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.engines.schedule import Schedule
 from tailrace.errors import Diverged, EngineError, EngineLost, RequestRefused, SequenceFailed, TailraceError
 from tailrace.text import Detokenizer, ReasoningSplitter, StopMatcher, Tokenizer, ToolCallReader
-from tailrace.types import FinishReason, ReasoningFormat, TextDelta
+from tailrace.text.calls import FORMATS, UNKNOWN
+from tailrace.text.reasoning import end_of_reasoning
+from tailrace.types import CallReading, FinishReason, ReasoningFormat, TextDelta
 
 __all__ = ["SEEDS", "Choice", "Problem", "State"]
 
@@ -73,10 +77,13 @@ class Choice:
     sequence: Sequence
     _tokenizer: Tokenizer
     reasoning_format: ReasoningFormat | None = None
+    calls: CallReading | None = None
     state: State = _WAITING
     num_tokens: int = 0  # of the answer, so far
     num_reasoning_tokens: int = 0  # tokens up to the end of the reasoning
+    is_spent: bool = False  # the budget for reasoning is used up, and the reasoning has to end
     usage: tuple[int, int] | None = None  # tokens of prompt and answer, if the engine itself counts them
+    num_cached_tokens: int | None = None  # of the prompt, found in a prefix cache; None: not known
     _num_prompted: int = 0  # ids of the answer that are part of the sequence's prompt
     _num_prompted_usage: int = 0  # their number as in `usage`
     _expected_ids: tuple[int, ...] = ()  # that a replay has to repeat, in comparable form
@@ -88,6 +95,8 @@ class Choice:
     _stops: StopMatcher | None = field(init=False)
     _tool_calls: ToolCallReader | None = field(init=False)
     _splitter: ReasoningSplitter | None = field(init=False)  # until the reasoning is over
+    # The text of control tokens that belong to tool calls, by id. Other control tokens have no text.
+    _spellings: dict[int, str] = field(init=False)
 
     def __post_init__(self) -> None:
         self._reset_text()
@@ -131,10 +140,12 @@ class Choice:
             if not isinstance(verified, Delta):
                 return () if verified is None else verified
             delta = verified
+        if delta.num_cached_tokens is not None and not self._num_prompted:  # else it counts a part of the answer
+            self.num_cached_tokens = delta.num_cached_tokens
         if delta.usage is not None:
             num_prompt, num_answer = delta.usage
             self.usage = (num_prompt - self._num_prompted_usage, num_answer + self._num_prompted_usage)
-        if self._stops is not None or self._tool_calls is not None or self._splitter is not None:
+        if self._stops is not None or self._tool_calls is not None or self._splitter is not None or self._spellings:
             return self._take_tokens(delta)
         text = self._detokenizer.push(delta.token_ids)
         self.num_tokens += len(delta.token_ids)
@@ -170,6 +181,35 @@ class Choice:
         assert state in _TRANSITIONS[self.state], f"a choice cannot go from {self.state} to {state}"
         self.state = state
 
+    # Reasoning
+
+    def end_reasoning(self, sequence_id: int, token_ids: Ids[int]) -> TextDelta:
+        """End the reasoning, whose budget is spent: return the event with the tokens that end it, and prepare another
+        sequence that continues behind them. `token_ids` are those of the answer in the log."""
+        assert self.reasoning_format is not None
+        ids = tuple(self._tokenizer.encode(end_of_reasoning(self.reasoning_format), special=True))
+        self.is_spent = False
+        shown = self._push_tokens(ids, is_forced=True)
+        self.num_tokens += len(ids)
+        self.continue_from(sequence_id, (*token_ids, *ids))
+        return TextDelta(shown.text, ids, self.index, reasoning=shown.reasoning)
+
+    def _push_log(self, token_ids: Ids[int]) -> tuple[_Shown, int]:
+        """Read the ids of the log again. Also returns how many of them come before the place where the reasoning was
+        ended, with the tokens that ended it; 0 if it was not."""
+        shown = self._push_tokens(token_ids)
+        if not self.is_spent or shown.num_taken == len(token_ids):
+            return shown, 0
+        assert self.reasoning_format is not None
+        self.is_spent, self.num_tokens = False, shown.num_taken
+        num_forced = len(self._tokenizer.encode(end_of_reasoning(self.reasoning_format), special=True))
+        ended = shown.num_taken + num_forced
+        for part, is_forced in ((token_ids[shown.num_taken : ended], True), (token_ids[ended:], False)):
+            more = self._push_tokens(part, is_forced=is_forced)
+            shown.reasoning, shown.text = shown.reasoning + more.reasoning, shown.text + more.text
+            self.num_tokens += len(part)
+        return shown, ended
+
     # Running again
 
     def may_retry(self) -> bool:
@@ -187,7 +227,7 @@ class Choice:
         """Count tokens that an earlier process has delivered."""
         self.num_tokens = 0
         if self._splitter is not None:
-            self._push_tokens(token_ids)
+            self._push_log(token_ids)
         self.num_tokens = len(token_ids)
 
     def start_replay(self, deltas: Iterable[TextDelta]) -> bool:
@@ -197,8 +237,10 @@ class Choice:
         token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
         self._reset_text()
         self.num_tokens = self.num_reasoning_tokens = 0
-        shown = self._push_tokens(token_ids)
+        shown, num_ended = self._push_log(token_ids)
         self.num_tokens = len(token_ids)
+        if num_ended > self._num_prompted:  # an earlier process ended the reasoning
+            self.continue_from(self.sequence.sequence_id, token_ids[:num_ended])
         self._expected_ids = self._tokenizer.comparable(token_ids[self._num_prompted :])
         self._num_verified = self._next_index = 0
         self.sequence = replace(self.sequence, schedule=self._schedule(deltas))
@@ -267,6 +309,7 @@ class Choice:
             delta.top_logprobs[num_same:],
             delta.usage,
             is_alone=delta.is_alone,
+            num_cached_tokens=delta.num_cached_tokens,
         )
 
     def _reset_text(self) -> None:
@@ -274,11 +317,21 @@ class Choice:
         self._detokenizer = Detokenizer(self._tokenizer)
         self._splitter = ReasoningSplitter(reasoning, self._tokenizer.control_tokens) if reasoning is not None else None
         self._stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
-        self._tool_calls = ToolCallReader(single=True) if sampling.single_call else None
+        self._spellings = {}
+        if self.calls is not None:
+            markers = "".join(FORMATS.get(self.calls.format, UNKNOWN).markers)
+            known = self._tokenizer.control_tokens.items()
+            self._spellings = {token_id: spelled for spelled, token_id in known if spelled in markers}
+        single = msgspec.structs.replace(self.calls or CallReading(), single=True)
+        self._tool_calls = ToolCallReader(single) if sampling.single_call else None
 
     def _take_tokens(self, delta: Delta) -> tuple[TextDelta, ...]:
         """Return the events of a delta, with its tokens read one at a time."""
         finish, shown = delta.finish_reason, self._push_tokens(delta.token_ids)
+        if self.is_spent and (finish is None or shown.num_taken < len(delta.token_ids)):
+            finish = None
+        elif self.is_spent:  # the model ended here itself
+            self.is_spent = False
         if shown.stop is not None:
             finish = "stop"
         elif self._tool_calls is not None and self._tool_calls.is_over:
@@ -301,23 +354,28 @@ class Choice:
         alone = delta.is_alone
         return TextDelta(shown.text, ids, self.index, logprobs, finish, shown.stop, top, shown.reasoning, alone)
 
-    def _push_tokens(self, token_ids: Ids[int]) -> _Shown:
-        """Read ids, up to a stop string or the end of the only tool call."""
-        shown = _Shown()
+    def _push_tokens(self, token_ids: Ids[int], *, is_forced: bool = False) -> _Shown:
+        """Read ids, up to a stop string, the end of the only tool call or of the budget for reasoning. `is_forced`:
+        they are those that end the reasoning."""
+        shown, most = _Shown(), self.sequence.sampling.max_reasoning_tokens
         for token_id in token_ids:
             shown.num_taken += 1
             self._show(shown, *self._read(token_id, self.num_tokens + shown.num_taken))
             if shown.stop is not None or (self._tool_calls is not None and self._tool_calls.is_over):
                 break
+            if most is not None and not is_forced and self._splitter is not None and self._splitter.is_reasoning:
+                self.is_spent = self.num_reasoning_tokens >= most
+                if self.is_spent:
+                    break
         return shown
 
     def _read(self, token_id: int, num_tokens: int) -> tuple[str, str]:
         """Return the reasoning and the text of a token. `num_tokens` is its number in the answer, from 1."""
-        splitter = self._splitter
+        splitter, spelling = self._splitter, self._spellings.get(token_id)
         if splitter is None:
-            return "", self._detokenizer.push((token_id,))
+            return "", self._detokenizer.push((token_id,)) if spelling is None else spelling
         was_reasoning = splitter.is_reasoning
-        spelling = splitter.spellings.get(token_id)
+        spelling = splitter.spellings.get(token_id, spelling)
         parts = splitter.push(self._detokenizer.push((token_id,)) if spelling is None else spelling)
         if was_reasoning or splitter.is_reasoning:
             self.num_reasoning_tokens = num_tokens

@@ -148,6 +148,8 @@ class EngineSide(ABC):
             is_complete = outcome[-1].finish_reason is not None
             if is_complete:
                 choice.on_complete()
+            if choice.is_spent and not is_complete:
+                outcome = (*outcome, self._end_reasoning(choice, outcome))
             if not self.is_handed_over:
                 try:
                     self.store.append(self.lease, outcome)
@@ -178,6 +180,19 @@ class EngineSide(ABC):
         if is_settled:
             self._on_settled()
         self.is_watched = not (has_caught_up and is_settled)
+
+    def _end_reasoning(self, choice: Choice, events: Iterable[TextDelta]) -> TextDelta:
+        """The budget for reasoning is spent: end it, and run another sequence that continues with the answer. Returns
+        the event that follows these events. All of them are kept together, so a replay finds all or none."""
+        if choice.is_on_engine:
+            self.engine.abort(choice.sequence.sequence_id)
+            self._leave_engine(choice)
+        ids = self._appended_ids()[choice.index]
+        ended = choice.end_reasoning(
+            self.new_sequence_id(), [*ids, *(one for event in events for one in event.token_ids)]
+        )
+        self._submit([choice])
+        return ended
 
     def _on_problem(self, choice: Choice, problem: Problem) -> None:
         if problem.kind == "lost":

@@ -29,13 +29,15 @@ from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.streams import Claim, Lease, LogStore, Record, StreamLog, new_stream_id
-from tailrace.types import Allowance, GenerateRequest, Sampling, means_any_model
+from tailrace.types import NO_LIMIT, Allowance, GenerateRequest, Sampling, means_any_model
 
 __all__ = ["Generator", "Limits"]
 
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
 # Parameters that tailrace implements for every engine.
-_COMMON_PARAMETERS = frozenset({"max_tokens", "seed", "stop", "include_stop", "single_call", "n"})
+_COMMON_PARAMETERS = frozenset(
+    {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Limits:
     """Limits of requests."""
 
     default_max_tokens: int = 1024
+    max_reasoning_tokens: int | None = None  # of requests without a limit of their own
     max_n: int = 8
     max_choices: int = 64  # prompts times n
     queue_s: float = 60.0
@@ -145,7 +148,7 @@ class Generator:
         num_choices = len(prompts) * request.sampling.n
         num_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         allowance = self.meter.allowance(request.key_id, request.owner) if self.meter is not None else Allowance()
-        sampling = self._fill_in(request.sampling, longest, num_prompt_tokens, num_choices, allowance)
+        sampling = self._fill_in(request, longest, num_prompt_tokens, num_choices, allowance)
         assert sampling.max_tokens is not None
         linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
         record = Record(
@@ -307,12 +310,9 @@ class Generator:
     def _check(self, request: GenerateRequest) -> None:
         if request.model and request.model != self.model and not means_any_model(request.model):
             raise UnknownModel(f"This server runs {self.model}; there is no such model here.", param="model")
-        sampling, defaults = request.sampling, Sampling()
-        if self._supervisor.capabilities is not None:
-            parameters = self.parameters
-            for name in Sampling.__slots__:
-                if name not in parameters and getattr(sampling, name) != getattr(defaults, name):
-                    raise UnsupportedParameter(f"This engine does not support {name}.", param=name)
+        sampling = request.sampling
+        for name in self.unsupported(sampling):
+            raise UnsupportedParameter(f"This engine does not support {name}.", param=name)
         if sampling.ignore_eos and sampling.grammar is not None:  # libraries would continue without the grammar
             raise UnsupportedParameter("ignore_eos cannot be used with a grammar.", param="ignore_eos")
         if sampling.n > self.limits.max_n:
@@ -325,6 +325,14 @@ class Generator:
                 raise RequestError("logit_bias has a token id that the model does not have.", param="logit_bias")
         self.prompts.check(request)
 
+    def unsupported(self, sampling: Sampling) -> list[str]:
+        """Return the names of the parameters in use that the engine does not have."""
+        if self._supervisor.capabilities is None:
+            return []
+        defaults, parameters = Sampling(), self.parameters
+        names = (name for name in Sampling.__slots__ if name not in parameters)
+        return [name for name in names if getattr(sampling, name) != getattr(defaults, name)]
+
     def count_tokens(self, request: GenerateRequest) -> int:
         """Return how many tokens the prompts of a request have, also beyond the context window. May take long.
 
@@ -334,28 +342,31 @@ class Generator:
         return self.prompts.count(request)
 
     def _fill_in(
-        self, sampling: Sampling, longest: int, num_prompt_tokens: int, num_choices: int, allowance: Allowance
+        self, request: GenerateRequest, longest: int, num_prompt_tokens: int, num_choices: int, allowance: Allowance
     ) -> Sampling:
-        """Fill in max_tokens and seed. `longest` is the number of tokens of the longest prompt. The default max_tokens
-        is reduced to the limits of the key. Raises: RequestError."""
+        """Fill in max_tokens and seed. `longest` is the number of tokens of the longest prompt. max_tokens is reduced
+        to the room that the prompt leaves, and to the limits of the key. Raises: RequestError."""
+        sampling = request.sampling
         limit_tokens = self.limit_tokens(num_choices)
         if limit_tokens < 1:
             text = f"The engine's memory has no room for {num_choices} answers at once. Ask for fewer."
             raise RequestError(text, param="n" if sampling.n > 1 else "prompt")
         room = limit_tokens - longest
-        max_tokens = sampling.max_tokens
-        if max_tokens is None:
-            max_tokens = min(self.limits.default_max_tokens, room)
+        wanted = sampling.max_tokens
+        max_tokens = self.limits.default_max_tokens if wanted is None else wanted
+        if wanted is None or wanted == NO_LIMIT or request.may_shorten:
+            max_tokens = min(max_tokens, room)
             if allowance.all_tokens is not None:
                 max_tokens = min(max_tokens, (allowance.all_tokens - num_prompt_tokens) // num_choices)
             max_tokens = max(1, max_tokens)
         if max_tokens > room:
-            wanted = sampling.max_tokens or 0
-            raise ContextLengthExceeded(longest, limit_tokens, max_tokens=wanted)
+            raise ContextLengthExceeded(longest, limit_tokens, max_tokens=max_tokens if room >= 1 else 0)
         if allowance.answer_tokens is not None:
             max_tokens = min(max_tokens, allowance.answer_tokens)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
-        return replace(sampling, max_tokens=max_tokens, seed=seed)
+        most = sampling.max_reasoning_tokens
+        most = self.limits.max_reasoning_tokens if most is None else most
+        return replace(sampling, max_tokens=max_tokens, max_reasoning_tokens=most, seed=seed)
 
     def limit_tokens(self, num_choices: int = 1) -> int:
         """Return the largest sum of prompt and answer tokens: the model's window, or what fits in the engine's memory
@@ -374,7 +385,7 @@ class Generator:
             sampling = replace(record.sampling, seed=(record.seed + nth) % SEEDS)
             prompt = record.prompts[number]
             sequence = Sequence(self.new_sequence_id(), prompt.ids, sampling)
-            choices.append(Choice(index, sequence, self.prompts.tokenizer, prompt.reasoning))
+            choices.append(Choice(index, sequence, self.prompts.tokenizer, prompt.reasoning, prompt.calls))
         run = Run(
             lease=lease,
             choices=choices,

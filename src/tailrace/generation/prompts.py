@@ -87,21 +87,23 @@ class PromptEncoder:
         else:
             encoded, reasoning = [self._ids(prompt) for prompt in request.prompts], None
         kept = slice(-request.truncate if request.truncate is not None else None, None)
-        return tuple(Prompt(text, tuple(ids[kept]), reasoning) for text, ids in zip(texts, encoded, strict=True))
+        calls = request.calls
+        return tuple(Prompt(text, tuple(ids[kept]), reasoning, calls) for text, ids in zip(texts, encoded, strict=True))
 
     def _encode_chat(self, chat: ChatEncoder, request: GenerateRequest) -> tuple[list[int], ReasoningFormat | None]:
         messages, continues = request.messages, request.continue_final
-        has_grammar = request.sampling.grammar is not None  # it constrains the answer from its first token
+        # A grammar constrains the answer from its first token.
+        is_plain = request.sampling.grammar is not None or request.sampling.max_reasoning_tokens == 0
         ids = chat.encode(
             messages,
             tools=request.tools,
             values=request.template_values,
             continue_final=continues,
-            without_reasoning=has_grammar,
+            without_reasoning=is_plain,
         )
         if not request.split_reasoning:
             return ids, None
-        return ids, chat.reasoning_after(messages, ids, continue_final=continues, without_reasoning=has_grammar)
+        return ids, chat.reasoning_after(messages, ids, continue_final=continues, without_reasoning=is_plain)
 
     def _ids(self, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, str):

@@ -40,6 +40,12 @@ class Run(EngineSide):
                 num_prompt_tokens += choice.usage[0] - len(record.prompts[choice.index // record.sampling.n].ids)
         return Usage(num_prompt_tokens, sum(choice.num_answer_tokens for choice in self.choices))
 
+    def _num_cached_tokens(self) -> int | None:
+        """Return how many tokens of the prompts were found in a prefix cache; None if the engine does not say."""
+        counts = [choice.num_cached_tokens for choice in self.choices[:: self.record.sampling.n]]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
     @property
     def status(self) -> str:
         """queued, running, or the status of the terminal event when it can be read."""
@@ -117,11 +123,11 @@ class Run(EngineSide):
             num_tokens = sum(map(len, self._appended_ids()))
             self._end("error", error, Usage(self.record.num_prompt_tokens, num_tokens))
 
-    def hand_over(self) -> None:
-        """Leave the stream in the store, for another process to continue."""
+    def hand_over(self, reason: TailraceError) -> None:
+        """Leave the stream in the store, for another process to continue. Its readers are told the reason."""
         self.is_handed_over = True
         self.read()
-        self.log.release()
+        self.log.release(reason)
 
     def _start(self) -> None:
         self.times.admitted_s = time.monotonic()
@@ -138,7 +144,7 @@ class Run(EngineSide):
         """Another server writes the stream: stop generating it here."""
         if self.is_handed_over:
             return
-        self.hand_over()
+        self.hand_over(LeaseLost("Another server continues this stream."))
         self._complete_all()
         if not self._on_engine:
             self._release()
@@ -159,7 +165,15 @@ class Run(EngineSide):
         failure = Failure(error.code, error.message) if error is not None else None
         spent = self.times.spent() if status == "done" else None
         num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices if choice.usage is None)
-        self.end = End(status, usage or self.usage, failure, spent, self.continuity, num_reasoning_tokens)
+        self.end = End(
+            status,
+            usage or self.usage,
+            failure,
+            spent,
+            self.continuity,
+            num_reasoning_tokens,
+            self._num_cached_tokens() if status == "done" else None,
+        )
         self._complete_all()
         self.read()
         try:

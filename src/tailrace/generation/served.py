@@ -83,9 +83,9 @@ class Served:
         return self.generator.prompts.chat is not None
 
     @property
-    def takes_tools(self) -> bool:
+    def tool_format(self) -> str:
         chat = self.generator.prompts.chat
-        return chat is not None and chat.takes_tools
+        return chat.calls.name if chat is not None and chat.calls is not None else ""
 
     @property
     def splits_reasoning(self) -> bool:

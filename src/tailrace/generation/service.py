@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -22,12 +23,16 @@ from tailrace.models import ModelCard
 from tailrace.models.upstream import Address, upstream_key
 from tailrace.requirements import install_command
 from tailrace.settings import Settings
+from tailrace.spelling import did_you_mean
 from tailrace.streams import LogStore, MemoryLogStore, open_sqlite, read_key
 from tailrace.streams.old_journals import lifetime_s
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
+from tailrace.text.calls import FORMATS
 from tailrace.text.reasoning import THINK, find_format
 
-__all__ = ["Service", "engine_spec", "open_log_store", "start_service"]
+__all__ = ["Service", "engine_spec", "load_text", "open_log_store", "start_service"]
+
+logger = logging.getLogger("tailrace.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
 
 async def _generator(source: Source, served: Served, store: LogStore) -> Generator:
     settings = served.settings
-    tokenizer, chat = await asyncio.to_thread(_text, source.card, splits_reasoning=settings.reasoning == "auto")
+    tokenizer, chat = await asyncio.to_thread(load_text, source.card, settings)
     generator = Generator(
         model=source.card.name,
         prompts=PromptEncoder(
@@ -131,6 +136,7 @@ async def _generator(source: Source, served: Served, store: LogStore) -> Generat
         store=store,
         limits=Limits(
             default_max_tokens=settings.default_max_tokens,
+            max_reasoning_tokens=settings.reasoning_budget if settings.reasoning_budget >= 0 else None,
             queue_s=settings.queue_s,
             linger_s=settings.linger_s,
             recover_s=settings.recover_s,
@@ -242,16 +248,31 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
     )
 
 
-def _text(card: ModelCard, *, splits_reasoning: bool) -> tuple[Tokenizer, ChatEncoder | None]:
+def load_text(card: ModelCard, settings: Settings) -> tuple[Tokenizer, ChatEncoder | None]:
+    """Return the tokenizer of a model, and the encoder of its chats; None if it has no chat template that can be used.
+
+    Raises: ModelError if the files cannot be read, or for an unknown --tool-format.
+    """
+    splits_reasoning = settings.reasoning == "auto"
+    calls = FORMATS.get(settings.tool_format)
+    if calls is None and settings.tool_format != "auto":
+        hint = did_you_mean(settings.tool_format, FORMATS)
+        raise ModelError(f"--tool-format must be auto, {', '.join(FORMATS)}.{hint}")
     if card.format == "upstream":
         reasoning = THINK if splits_reasoning else None
-        return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai", reasoning=reasoning)
+        return ByteTokenizer(), MessageEncoder(
+            continues=card.architecture != "openai", reasoning=reasoning, calls=calls
+        )
     tokenizer = Tokenizer.from_json(card.tokenizer_json)
     if card.chat_template is None:
         return tokenizer, None
     template = ChatTemplate(card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token)
     reasoning = find_format(card.chat_template, tokenizer.pieces) if splits_reasoning else None
-    return tokenizer, ChatEncoder(tokenizer, template, reasoning)
+    chat = ChatEncoder(tokenizer, template, reasoning, calls)
+    if not chat.shows_messages:
+        logger.warning("the chat template of %s shows no messages, so chats are refused", card.name)
+        return tokenizer, None
+    return tokenizer, chat
 
 
 def _load_failure(reason: str) -> str:

@@ -17,6 +17,7 @@ from tailrace.engines.scripted.engine import (
     THINKING_TEMPLATE,
     tokenizer_json,
 )
+from tailrace.engines.scripted.script import SCRIPT_TEMPLATE, read_script
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
 from tailrace.models.upstream import find_upstream
@@ -54,8 +55,8 @@ def find_source(source: str, progress: Progress, settings: Settings = _DEFAULTS)
     kind, _, rest = source.partition(":")
     address = ""
     if kind == "scripted":
-        options = _options(rest)
-        card = _scripted_card(thinks=bool(options.get("thinks")))
+        options, script = _options(rest)
+        card = _scripted_card(thinks=bool(options.get("thinks")), script=script)
     elif kind in ("openai", "tgi"):
         card, found = find_upstream(source)
         options, address = {}, str(found)
@@ -137,29 +138,40 @@ def _pair(text: str) -> tuple[str, str]:
     return name, source.strip()
 
 
-def _scripted_card(*, thinks: bool) -> ModelCard:
+def _scripted_card(*, thinks: bool, script: Path | None) -> ModelCard:
+    """Raises: ModelError if the script is none."""
+    template = THINKING_TEMPLATE if thinks else CHAT_TEMPLATE
+    if script is not None:
+        read_script(script)
+        template = SCRIPT_TEMPLATE
     return ModelCard(
         name="scripted",
-        path=Path(),
+        path=script or Path(),
         format="scripted",
         tokenizer_json=tokenizer_json(),
-        chat_template=THINKING_TEMPLATE if thinks else CHAT_TEMPLATE,
+        chat_template=template,
         bos_token="",
         eos_token=CONTROL_TOKENS[0],
         add_bos=False,
         eos_token_ids=(EOS_ID,),
-        context_tokens=65_536,
+        # Its tokens are bytes, and prompts of agents have a hundred thousand.
+        context_tokens=65_536 if script is None else 1_048_576,
     )
 
 
-def _options(text: str) -> dict[str, float]:
-    options = {}
+def _options(text: str) -> tuple[dict[str, float], Path | None]:
+    """Return the numbers, and the path of the script. Raises: ModelError."""
+    options, script = dict[str, float](), None
     for pair in filter(None, text.split(",")):
         name, _, value = pair.partition("=")
+        if name == "script" and value:
+            script = Path(value).absolute()
+            continue
         if name not in OPTIONS:
-            raise ModelError(f"The scripted engine has no option {name!r}. Its options are {', '.join(OPTIONS)}.")
+            known = ", ".join((*OPTIONS, "script"))
+            raise ModelError(f"The scripted engine has no option {name!r}. Its options are {known}.")
         try:
             options[name] = float(value)
         except ValueError:
             raise ModelError(f"{pair!r} is not an option of the scripted engine: write name=number.") from None
-    return options
+    return options, script

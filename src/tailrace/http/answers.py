@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Iterable, Mapping
+from typing import assert_never
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.dialects import Encoder, Wire
-from tailrace.dialects.wire import CumulativeEncoder, Presentation
-from tailrace.errors import Draining, TailraceError
+from tailrace.dialects.wire import CumulativeEncoder, HeadedEncoder, Presentation, failure_of
+from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
+from tailrace.types import End, Released
 
 __all__ = [
     "STREAM_HEADERS",
@@ -52,7 +54,7 @@ def error_answer(wire: Wire, error: TailraceError) -> Response:
 
 
 class WithHeaders:
-    """An ASGI application that adds headers to another one's response."""
+    """An ASGI application that adds headers to another one's response. A header that both have becomes one list."""
 
     def __init__(self, answer: ASGIApp, headers: Mapping[str, str]) -> None:
         self._answer = answer
@@ -61,7 +63,12 @@ class WithHeaders:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_more(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], *self._headers]}
+                more = dict(self._headers)
+                headers = [
+                    (name, b"%b, %b" % (value, more.pop(name)) if name in more else value)
+                    for name, value in message["headers"]
+                ]
+                message = {**message, "headers": [*headers, *more.items()]}
             await send(message)
 
         await self._answer(scope, receive, send_more)
@@ -78,8 +85,8 @@ class StreamAnswer:
 
     All events that are ready go out in one write of limited size. On wires whose newest event repeats the earlier ones,
     a slow reader skips the earlier ones. When the client disconnects, only its reader ends; the producer decides what
-    happens to the stream. If the end of the stream cannot be sent, the connection is closed without the last chunk, so
-    that the answer does not look complete.
+    happens to the stream. If the wire has no form for the reason why a stream is cut off, the connection is closed
+    without the last chunk, so that the answer does not look complete.
     """
 
     __slots__ = (
@@ -90,7 +97,6 @@ class StreamAnswer:
         "_heartbeat_s",
         "_is_disconnected",
         "_log",
-        "_reconnect_notice",
     )
 
     def __init__(
@@ -107,7 +113,6 @@ class StreamAnswer:
         self._encoder = encoder
         self._after = after
         self._heartbeat = view.heartbeat
-        self._reconnect_notice = view.reconnect_notice
         self._heartbeat_s = heartbeat_s if view.heartbeat else 0.0
         given = [(name.lower(), value) for name, value in headers]
         usual = {**STREAM_HEADERS, "content-type": view.media_type}
@@ -144,14 +149,20 @@ class StreamAnswer:
                     self._skip_stale(reader)
                 if reader.cursor < self._log.last_seq:
                     await asyncio.sleep(0)  # `send` may return without suspending
-            elif reader.is_finished:
-                if self._log.end is not None:
+                continue
+            match reader.ending:
+                case None:
+                    await self._wait(reader, send)
+                case End():  # it was encoded as an event
                     await send({"type": "http.response.body"})
-                elif self._reconnect_notice:
-                    await send({"type": "http.response.body", "body": self._reconnect_notice})
-                return
-            else:
-                await self._wait(reader, send)
+                    return
+                case Released() as released:
+                    with contextlib.suppress(TailraceError):
+                        if last := self._encoder.encode(reader.cursor, released):
+                            await send({"type": "http.response.body", "body": last})
+                    return
+                case never:
+                    assert_never(never)
 
     def _encode(self, reader: Reader) -> tuple[bytes, bool]:
         """Encode the next events for one write, and advance the reader. Returns the bytes, and False if an event cannot
@@ -188,7 +199,7 @@ class StreamAnswer:
             await reader.wait()
         finally:
             timer.cancel()
-        if not self._is_disconnected and reader.cursor == self._log.last_seq and not reader.is_finished:
+        if not self._is_disconnected and reader.cursor == self._log.last_seq and reader.ending is None:
             await send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
@@ -212,12 +223,19 @@ class WholeAnswer:
                 watcher = group.create_task(self._watch(receive, reader))
                 await reader.wait()
                 watcher.cancel()
-        if self._log.end is None and not self._log.is_released:
+            ending = reader.ending
+        if ending is None:
             return  # the client has left
         try:
-            if self._log.end is None:
-                raise Draining("The server is shutting down. Read the stream later.", retry_after_s=5.0)
-            response: Response = JsonAnswer(self._encoder.whole(self._log.events), headers=self._headers)
+            match ending:
+                case Released():
+                    raise failure_of(ending)
+                case End():
+                    body = self._encoder.whole(self._log.events)
+                    more = self._encoder.headers if isinstance(self._encoder, HeadedEncoder) else {}
+                    response: Response = JsonAnswer(body, headers={**self._headers, **more})
+                case never:
+                    assert_never(never)
         except TailraceError as error:
             response = error_answer(self._wire, error)
             response.headers.update(self._headers)

@@ -3,7 +3,8 @@
 There is a limit for all connections, and one for the connections of a client: an IPv4 address or an IPv6 /64 network. A
 client on loopback may have more connections, since it may be a proxy for many. The limits are computed for each new
 connection, because the process's limit of open files can change while it runs. Some descriptors are reserved for other
-files, and for connections that get an error response.
+files, and for connections that get an error response. If all connections are taken, the one that waits longest for its
+next request is closed, and a new one takes its place.
 
 The write timeout: within each `write_s` a client must take `PIECE_BYTES`, or all that is buffered for it. Nothing is
 written while anything is buffered, so a slow client holds one piece of memory. The kernel has the same timeout for its
@@ -41,6 +42,7 @@ class Connections:
         self._write_s = settings.write_s
         self._num_open = 0
         self._by_client: Counter[str] = Counter()
+        self._idle: dict[Slot, None] = {}  # those between two requests, the longest first
 
     def enter(self, transport: asyncio.Transport, address: str) -> Slot:
         """Count a new connection. The slot says whether the connection exceeds a limit. Every slot must be left."""
@@ -50,9 +52,19 @@ class Connections:
         limit = _within_descriptors(self._max_connections)
         share = limit - limit // 4 if is_loopback(client) else max(limit // 10, 1)
         client_limit = self._client_connections or share
-        num_excess = max(self._num_open - limit, self._by_client[client] - client_limit)
+        num_excess = self._num_open - limit
+        if num_excess > 0 and self._idle:
+            next(iter(self._idle)).close()
+            num_excess = 0
+        num_excess = max(num_excess, self._by_client[client] - client_limit)
         _tune(transport, self._write_s)
         return Slot(self, transport, client, self._write_s, num_excess)
+
+    def rest(self, slot: Slot) -> None:
+        self._idle[slot] = None
+
+    def wake(self, slot: Slot) -> None:
+        self._idle.pop(slot, None)
 
     def free(self, client: str) -> None:
         self._num_open -= 1
@@ -93,8 +105,20 @@ class Slot:
         limit_bytes = 0 if self._transport.get_extra_info("sslcontext") is None else 1
         self._transport.set_write_buffer_limits(high=limit_bytes)
 
+    def rest(self) -> None:
+        """Wait for the next request. Until `wake`, the connection may be closed."""
+        self._connections.rest(self)
+
+    def wake(self) -> None:
+        self._connections.wake(self)
+
+    def close(self) -> None:
+        self.wake()
+        self._transport.close()
+
     def leave(self) -> None:
         """Free the slot of a lost connection. Called once."""
+        self.wake()
         self.resume_writing()
         self._connections.free(self._client)
 

@@ -36,6 +36,7 @@ from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.errors import Forbidden, MethodNotAllowed, NotFound, TailraceError, Unauthenticated
 from tailrace.http.addresses import listens_on_loopback
 from tailrace.http.answers import error_answer
+from tailrace.http.near_paths import nearest_path
 from tailrace.http.wires import wire_of
 from tailrace.settings import Settings
 
@@ -140,6 +141,9 @@ class Edge:
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         note_refusal(error, scope)
         request_id = scope["tailrace_request_id"]
+        routes = self._app.routes if isinstance(self._app, Router) else []
+        if isinstance(error, HTTPException):
+            error = _not_routed(error, routes, scope)
         if scope["type"] == "websocket":
             # Before the upgrade an error is an HTTP response, if the ASGI server supports that.
             if "websocket.http.response" not in scope.get("extensions", {}):
@@ -148,18 +152,13 @@ class Edge:
             answer = self._refusal(error, native.WIRE, request_id)
         else:
             answer = self._refusal(error, wire_of(scope), request_id)
-            if isinstance(error, HTTPException) and isinstance(self._app, Router):
-                answer.headers.update(_allowed_methods(self._app.routes, scope))
+            if isinstance(error, MethodNotAllowed):
+                answer.headers.update(_allowed_methods(routes, scope))
         if isinstance(error, Unauthenticated):
             answer.headers["www-authenticate"] = "Bearer"
         await answer(scope, receive, send)
 
     def _refusal(self, error: Exception, wire: Wire, request_id: str) -> Response:
-        if isinstance(error, HTTPException):
-            missing = error.status_code == 404
-            text = "There is nothing at this path. /openapi.json lists all paths."
-            refusal = NotFound(text) if missing else MethodNotAllowed("This method is not allowed here.")
-            return error_answer(wire, refusal)
         if isinstance(error, TailraceError):
             return error_answer(wire, error)
         logger.error("request %s failed", request_id, exc_info=error)
@@ -210,6 +209,7 @@ def let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
         allow_origins=origins,
         allow_methods=["GET", "HEAD", "PUT", "POST", "DELETE"],
         allow_headers=["*"],  # clients of the various APIs send headers of their own
+        allow_private_network=True,  # browsers ask before a page of a public site calls a private address
         expose_headers=[
             "location",
             "retry-after",
@@ -229,6 +229,15 @@ def _listed(names: str) -> list[str]:
 def _names(names: str) -> tuple[bool, set[str]]:
     found = set(_listed(names.lower()))
     return "*" in found, found
+
+
+def _not_routed(error: HTTPException, routes: Iterable[BaseRoute], scope: Scope) -> TailraceError:
+    """Return the error for a request that no route takes."""
+    if error.status_code != 404:
+        return MethodNotAllowed("This method is not allowed here.")
+    near = nearest_path(scope["path"], routes)
+    hint = f" Did you mean {near}?" if near else ""
+    return NotFound(f"There is nothing at this path.{hint} /openapi.json lists all paths.")
 
 
 def _allowed_methods(routes: Iterable[BaseRoute], scope: Scope) -> dict[str, str]:

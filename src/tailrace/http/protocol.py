@@ -201,6 +201,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._part = _Part.HEAD
         self._num_head_bytes = 0
+        self.slot.wake()
         if self.cycle is not None and self.cycle.response_complete:
             self._start_timer(self._header_s)
 
@@ -310,7 +311,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.timeout_keep_alive_task is not None and self._part is not _Part.NOTHING:
+        if self.timeout_keep_alive_task is None:
+            return  # the next request has arrived
+        if self._part is _Part.NOTHING:
+            self.slot.rest()
+        else:
             self._start_timer(self._header_s)
 
     def handle_websocket_upgrade(self) -> None:

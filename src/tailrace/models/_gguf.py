@@ -71,6 +71,11 @@ class Tensors:
     num_elements: int = 0
     num_bytes: int = 0
 
+    def add(self, others: Tensors) -> None:
+        self.types |= others.types
+        self.num_elements += others.num_elements
+        self.num_bytes += others.num_bytes
+
 
 class Metadata:
     """The keys and values of one file. A missing key is None; a value of the wrong type is a ModelError."""
@@ -131,7 +136,8 @@ class _Reader:
         for _ in range(num_values):
             key = self._string()
             values[key] = self._value(self._number("I"))
-        self._check_tensors(num_tensors, values.get("general.alignment", 32))
+        if num_tensors or "split.no" not in values:  # the first part of a model may have no tensors
+            self._check_tensors(num_tensors, values.get("general.alignment", 32))
         return values
 
     def _check_tensors(self, num_tensors: int, alignment: object) -> None:

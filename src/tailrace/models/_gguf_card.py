@@ -9,6 +9,7 @@ from tailrace.models._gguf import Metadata, read_metadata
 from tailrace.models._tokenizer import read_scheme, tokenizer_json
 from tailrace.models._vocabulary import CONTROL, Vocabulary, is_end, read_vocabulary
 from tailrace.models.card import ModelCard
+from tailrace.models.shards import part_of, parts_of, some_of
 
 __all__ = ["read"]
 
@@ -16,8 +17,10 @@ _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "toke
 
 
 def read(path: Path, name: str) -> ModelCard:
-    metadata = read_metadata(path)
+    metadata = _read_parts(path)
     architecture = metadata.get("general.architecture", str)
+    if architecture == "clip":
+        raise ModelError(f"{path} is a projector, which reads images for a model. Name the .gguf file of the model.")
     if not architecture:
         raise ModelError(f"{path} does not name its architecture: it is not a model, or its conversion is incomplete.")
     scheme = read_scheme(path, metadata)
@@ -45,6 +48,33 @@ def read(path: Path, name: str) -> ModelCard:
         num_parameters=metadata.tensors.num_elements,
         weight_bytes=metadata.tensors.num_bytes,
     )
+
+
+def _read_parts(path: Path) -> Metadata:
+    """Read the metadata of a model, and count the tensors of all its parts. Raises: ModelError."""
+    metadata = read_metadata(path)
+    count = metadata.get("split.count", int) or 1
+    if count == 1:
+        return metadata
+    parts = parts_of(path)
+    number = (metadata.get("split.no", int) or 0) + 1
+    if number != 1:
+        raise ModelError(f"{path} is part {number} of {count} of one model. Name its first part{_first(path, count)}.")
+    if len(parts) != count:
+        raise ModelError(
+            f"{path} is part 1 of {count} of one model, but its name does not end in -00001-of-{count:05}.gguf. Give "
+            "all parts the names that they had."
+        )
+    if missing := [part.name for part in parts if not part.exists()]:
+        raise ModelError(f"{path} is part 1 of {count} of one model, and these parts are missing: {some_of(missing)}.")
+    for part in parts[1:]:
+        metadata.tensors.add(read_metadata(part).tensors)
+    return metadata
+
+
+def _first(path: Path, count: int) -> str:
+    first = parts_of(path)[0]
+    return f", {first.name}" if part_of(path.name)[1] == count else ""
 
 
 def _token_id(path: Path, metadata: Metadata, vocabulary: Vocabulary, key: str) -> int | None:

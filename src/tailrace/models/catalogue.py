@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tailrace.errors import ModelError
+from tailrace.models.places import expanded
 from tailrace.spelling import did_you_mean
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "HubSource", "Source", "parse_source"]
@@ -84,7 +85,7 @@ def parse_source(text: str) -> Source:
         raise ModelError("`scripted` is built in and has no files, so it cannot be downloaded.")
     if name.lower().startswith("hf:"):
         return _parse_hub(name)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if name and path.exists():
         # Not resolved: in the hub's cache, the .gguf name is a link to a file with another name.
         return path.absolute()

@@ -15,6 +15,7 @@ from tailrace.errors import ModelError
 from tailrace.models._directory_card import EXPORT_FILES
 from tailrace.models.catalogue import HubSource
 from tailrace.models.progress import Progress
+from tailrace.models.shards import gguf_choices, part_names, some_of
 
 __all__ = ["fetch_from_hub"]
 
@@ -22,7 +23,6 @@ __all__ = ["fetch_from_hub"]
 _BESIDE = ("*.json", "*.jinja", "*.model", "*.txt")
 _OF_EXPORT: tuple[str, ...] = ("openvino_*.xml", "openvino_*.bin", *_BESIDE)
 _OF_MODEL: tuple[str, ...] = ("*.safetensors", *_BESIDE)
-_MAX_LISTED = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +47,17 @@ def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
 
     *Cancellation:* the hub's library keeps partial files and resumes them next time. *Raises:* ModelError.
     """
+    _require_cache()
     with _hub_errors(source):
         repo = _look_at(source.repo, source.file)
         if source.file is not None:
-            return repo.fetch(source.file, progress)
+            return _fetch_gguf(repo, source.file, progress)
         if EXPORT_FILES[0] in repo.files:
             first, wanted = EXPORT_FILES[0], _OF_EXPORT
         elif "config.json" in repo.files and any(fnmatch(file, "*.safetensors") for file in repo.files):
             first, wanted = "config.json", _OF_MODEL
         else:
-            return repo.fetch(_only_gguf(source.repo, repo.files), progress)
+            return _fetch_gguf(repo, _only_gguf(source.repo, repo.files), progress)
         # The first file by branch, so that the cache records the branch's commit for use without a network. The others
         # by that commit, so that all are of one version and in one directory even if somebody pushes in between.
         directory = repo.fetch(first, progress).parent
@@ -64,6 +65,14 @@ def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
             if "/" not in file and any(fnmatch(file, kind) for kind in wanted):
                 repo.fetch(file, progress, revision=directory.name)
         return directory
+
+
+def _require_cache() -> None:
+    """Raises: ModelError if the hub's library would make a directory named `~`."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_CACHE.startswith("~"):
+        raise ModelError("This user has no home directory. Set HOME or HF_HOME to use models of the hub.")
 
 
 def _look_at(name: str, wanted: str | None) -> _Repository:
@@ -91,7 +100,7 @@ def _look_at(name: str, wanted: str | None) -> _Repository:
 
 
 def _only_gguf(repo: str, files: list[str]) -> str:
-    choices = sorted(file for file in files if PurePosixPath(file).suffix == ".gguf")
+    choices = gguf_choices(files)
     if len(choices) == 1:
         return choices[0]
     if not choices:
@@ -99,11 +108,23 @@ def _only_gguf(repo: str, files: list[str]) -> str:
             f"hf:{repo} contains no supported model: no GGUF file, no OpenVINO export ({EXPORT_FILES[0]}), no "
             "safetensors with a config.json. Pick a repository that has one of them."
         )
-    listed = ", ".join(choices[:_MAX_LISTED])
-    more = f" and {len(choices) - _MAX_LISTED} more" if len(choices) > _MAX_LISTED else ""
     raise ModelError(
-        f"hf:{repo} contains {len(choices)} GGUF files. Choose one with hf:{repo}:FILE, from {listed}{more}."
+        f"hf:{repo} contains {len(choices)} GGUF models. Choose one with hf:{repo}:FILE, from {some_of(choices)}."
     )
+
+
+def _fetch_gguf(repo: _Repository, file: str, progress: Progress) -> Path:
+    """Download a GGUF file, or all parts of a model. Returns the first one. Raises: ModelError."""
+    first, *others = part_names(file)
+    if file != first:
+        raise ModelError(f"`{file}` is only one part of a model. Name its first part, {first}.")
+    if missing := [part for part in others if part not in repo.files]:
+        raise ModelError(f"hf:{repo.name} lacks parts of this model: {some_of(missing)}.")
+    path = repo.fetch(first, progress)
+    commit = path.parents[len(PurePosixPath(first).parts) - 1].name  # all parts are of one commit, in one directory
+    for part in others:
+        repo.fetch(part, progress, revision=commit)
+    return path
 
 
 def _bar(file: str, progress: Progress) -> type[object]:

@@ -73,7 +73,7 @@ def _of_hub() -> list[StoredModel]:
 
     try:
         repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
-    except CacheNotFound:
+    except (CacheNotFound, RuntimeError):  # RuntimeError: the cache is in the user's home, and there is none
         return []
     found = []
     for repository in repositories:

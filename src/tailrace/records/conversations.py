@@ -152,7 +152,7 @@ class ConversationStore:
 
     def forget(self, owner: str) -> int:
         """Delete all conversations of an owner; returns how many there were."""
-        with self._database.begin() as connection:
+        with self._database.begin(is_long=True) as connection:
             return connection.execute(delete(conversations).where(conversations.c.owner == owner)).rowcount
 
     # Items

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from tailrace.errors import ModelError, StorageError
-from tailrace.records.threads import UNREACHABLE
+from tailrace.file_systems import NEEDS_LOCAL_DISK, lacks_locks, warn_of_network
+from tailrace.records.threads import TOO_SLOW, UNREACHABLE
 from tailrace.requirements import install_command
 
 __all__ = ["HEAD", "RecordDatabase"]
@@ -21,9 +23,10 @@ __all__ = ["HEAD", "RecordDatabase"]
 logger = logging.getLogger("tailrace.records")
 
 HEAD = "0006"  # the newest migration
-_BUSY_S = 15.0
-_CONNECT_S = 5
-_URL_HINT = "--database takes a URL such as sqlite:///records.sqlite or postgresql+psycopg://user@host/name."
+STATEMENT_S = 10.0
+LONG_STATEMENT_S = 600.0  # of deletions and migrations
+_BUSY_S = 10.0  # for a lock of SQLite
+_URL_HINT = "--database takes a URL such as sqlite:///records.sqlite or postgresql://user@host/name."
 
 
 class RecordDatabase:
@@ -34,6 +37,7 @@ class RecordDatabase:
 
     def __init__(self, url: str) -> None:
         self.engine = _engine(url)
+        self._is_postgresql = self.engine.dialect.name == "postgresql"
 
     def prepare(self) -> None:
         """Create the tables, or migrate them to this version. Raises: ModelError."""
@@ -42,6 +46,12 @@ class RecordDatabase:
                 found = _version(connection)
             if found != HEAD:
                 self.migrate()
+
+    def has_keys(self) -> bool:
+        """Return whether there are keys, also in tables of another version. Changes nothing. Raises: ModelError."""
+        with self._as_model_errors(), self.engine.connect() as connection:
+            is_there = inspect(connection).has_table("keys")
+            return is_there and connection.execute(text("SELECT 1 FROM keys LIMIT 1")).first() is not None
 
     def migrate(self, revision: str = "head") -> None:
         """Migrate up or down to a revision, in one transaction. Raises: ModelError."""
@@ -57,6 +67,7 @@ class RecordDatabase:
                 # A second server waits here, and then finds nothing to do.
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             else:
+                _limit(connection, LONG_STATEMENT_S)
                 connection.execute(text("SELECT pg_advisory_xact_lock(7218412935)"))
             found = _version(connection)
             known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
@@ -75,17 +86,33 @@ class RecordDatabase:
             connection.commit()
 
     @contextlib.contextmanager
-    def begin(self) -> Iterator[Connection]:
-        """Run the block in a transaction. Raises: StorageError if the database is unreachable or refuses."""
+    def begin(self, *, is_long: bool = False) -> Iterator[Connection]:
+        """Run the block in a transaction. Each statement may take ten seconds, with `is_long` ten minutes.
+
+        Raises: StorageError if the database is unreachable, refuses, or does not answer in time. Then nothing is
+        written, unless the answer to the commit itself was lost.
+        """
         try:
             with self.engine.begin() as connection:
+                if self._is_postgresql:
+                    _limit(connection, LONG_STATEMENT_S if is_long else STATEMENT_S)
                 yield connection
         except SQLAlchemyError as error:
             logger.debug("the database: %s", error)
-            raise StorageError(UNREACHABLE, retry_after_s=1.0) from None
+            message = TOO_SLOW if self._is_late(error) else UNREACHABLE
+            raise StorageError(message, retry_after_s=1.0) from None
 
     def close(self) -> None:
         self.engine.dispose()
+
+    def _is_late(self, error: SQLAlchemyError) -> bool:
+        """Return whether something took too long."""
+        reason = getattr(error, "orig", None)
+        if not self._is_postgresql:
+            return isinstance(reason, sqlite3.OperationalError) and "locked" in str(reason)
+        from tailrace.records.postgresql import is_late
+
+        return is_late(reason)
 
     @contextlib.contextmanager
     def _as_model_errors(self) -> Iterator[None]:
@@ -93,8 +120,16 @@ class RecordDatabase:
             yield
         except SQLAlchemyError as error:
             where = self.engine.url.render_as_string(hide_password=True)
-            why = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+            reason = getattr(error, "orig", None)
+            why = str(reason or error).strip().splitlines()[0]
+            why = f"{why}. {NEEDS_LOCAL_DISK}" if lacks_locks(reason) else why
             raise ModelError(f"The database {where} cannot be used: {why}") from None
+
+
+def _limit(connection: Connection, statement_s: float) -> None:
+    from tailrace.records.postgresql import limit_transaction
+
+    limit_transaction(connection, statement_s)
 
 
 def _version(connection: Connection) -> str | None:
@@ -108,15 +143,16 @@ def _engine(given: str) -> Engine:
         url = make_url(given)
     except ArgumentError:
         raise ModelError(_URL_HINT) from None
-    if url.get_backend_name() not in ("sqlite", "postgresql"):
+    backend = url.get_backend_name()
+    if backend not in ("sqlite", "postgresql", "postgres"):
         raise ModelError(_URL_HINT)
     try:
-        return _sqlite(url) if url.get_backend_name() == "sqlite" else _postgresql(url)
-    except (ImportError, NoSuchModuleError):
-        raise ModelError(
-            f"The driver of {url.drivername} is not installed. For PostgreSQL write postgresql+psycopg://…, and run: "
-            f"{install_command(extra='postgresql')}"
-        ) from None
+        if backend == "sqlite":
+            return _sqlite(url.set(drivername="sqlite"))
+        return _postgresql(url.set(drivername="postgresql+psycopg"))  # whatever driver the URL names
+    except ImportError:
+        command = install_command(extra="postgresql")
+        raise ModelError(f"The driver of PostgreSQL is not installed. Run: {command}") from None
     except (OSError, OperationalError) as error:
         raise ModelError(f"The database cannot be opened: {error}") from None
 
@@ -125,6 +161,7 @@ def _sqlite(url: URL) -> Engine:
     if url.database and url.database != ":memory:":
         path = Path(url.database)
         path.parent.mkdir(parents=True, exist_ok=True)
+        warn_of_network(path)
         path.touch(mode=0o600)  # the file has hashes of keys, and texts of conversations
     engine = create_engine(url, connect_args={"timeout": _BUSY_S})
 
@@ -137,5 +174,6 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    limits = {"connect_timeout": _CONNECT_S, "tcp_user_timeout": 1000 * _CONNECT_S}  # the latter in ms
-    return create_engine(url, pool_pre_ping=True, connect_args=limits)
+    from tailrace.records.postgresql import postgresql_engine
+
+    return postgresql_engine(url, answer_s=STATEMENT_S / 2)

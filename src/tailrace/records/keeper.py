@@ -34,14 +34,13 @@ _Result = TypeVar("_Result")
 _RETRY_S = 1.0
 FLUSH_TIMEOUT_S = 10.0  # for queued writes, before a read and at shutdown
 MAX_QUEUED = 10_000
-_THREADS = 4
 
 
 class ConversationKeeper(Observer):
     """The conversations of a server, and its stored responses, if `may_keep` returns true.
 
     `open_store` and `open_kept` block, and raise ModelError if the database cannot be opened. `on_opened` is awaited
-    after calls on the store, which may have created the database.
+    after calls on the store, which may have created the database. Writes have threads of their own, in `background`.
     """
 
     def __init__(
@@ -50,12 +49,15 @@ class ConversationKeeper(Observer):
         open_kept: Callable[[], KeptStreams],
         may_keep: Callable[[], bool],
         on_opened: Callable[[], Awaitable[None]],
+        threads: DatabaseThreads,
+        background: DatabaseThreads,
     ) -> None:
         self._open_store = open_store
         self._open_kept = open_kept
         self._may_keep = may_keep
         self._on_opened = on_opened
-        self._threads = DatabaseThreads(_THREADS)
+        self._threads = threads
+        self._background = background
         self._streams: LogStore | None = None
         self._queue: asyncio.Queue[tuple[str, str] | asyncio.Future[None]] = asyncio.Queue()
         self._is_writing = False
@@ -183,7 +185,7 @@ class ConversationKeeper(Observer):
                 if stream_id:
                     await self._write_stream(owner, stream_id)
                 else:
-                    for entry in await self._in_thread(self._open_store, lambda store: store.in_progress()):
+                    for entry in await self._in_background(self._open_store, lambda store: store.in_progress()):
                         await self._write_stream(*entry)
                 return
             except StorageError as error:
@@ -198,11 +200,11 @@ class ConversationKeeper(Observer):
             log = await self._find(owner, stream_id)
             if log is not None and log.record.turn:
                 record, turn, spoken = log.record, read_turn(log.record.turn), _spoken(log)
-                await self._in_thread(
+                await self._in_background(
                     self._open_store, lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s)
                 )
             if log is not None and log.end is not None and log.record.keep and self._may_keep():
-                await self._in_thread(self._open_kept, lambda kept: kept.put(log))
+                await self._in_background(self._open_kept, lambda kept: kept.put(log))
         except StorageError:
             raise
         except Exception:
@@ -218,11 +220,21 @@ class ConversationKeeper(Observer):
             return None
 
     async def _in_thread(self, open_store: Callable[[], _Opened], call: Callable[[_Opened], _Result]) -> _Result:
-        """Run a call in a database thread. Raises: what the call raises; StorageError."""
-        try:
-            return await self._threads.run(lambda: call(open_store()), within_s=None)
-        except ModelError as error:
-            raise StorageError(error.message, retry_after_s=_RETRY_S) from None
+        """Run a call of a client in a database thread. Raises: what the call raises; StorageError."""
+        return await _run(self._threads.run(lambda: call(open_store())))
+
+    async def _in_background(self, open_store: Callable[[], _Opened], call: Callable[[_Opened], _Result]) -> _Result:
+        """Run a call that no client waits for. It is repeated after an error, so it has to end by itself. Raises: as
+        `_in_thread`."""
+        return await _run(self._background.run(lambda: call(open_store()), within_s=None))
+
+
+async def _run(call: Awaitable[_Result]) -> _Result:
+    """Raises: what the call raises; StorageError."""
+    try:
+        return await call
+    except ModelError as error:
+        raise StorageError(error.message, retry_after_s=_RETRY_S) from None
 
 
 def _spoken(log: StreamLog) -> Spoken:

@@ -54,9 +54,9 @@ class KeptStreams:
 
     def forget(self, owner: str) -> int:
         """Delete all streams of an owner; returns how many there were."""
-        with self._database.begin() as connection:
+        with self._database.begin(is_long=True) as connection:
             return connection.execute(delete(kept_streams).where(kept_streams.c.owner == owner)).rowcount
 
     def delete_before(self, created_s: float) -> None:
-        with self._database.begin() as connection:
+        with self._database.begin(is_long=True) as connection:
             connection.execute(delete(kept_streams).where(kept_streams.c.created_s < created_s))

@@ -25,7 +25,7 @@ class Changes(msgspec.Struct, frozen=True):
     keys: Sequence[Key]
     owners: dict[str, Quota]
     sessions: Sequence[Session]
-    version: int  # the newest
+    version: int  # all changes up to it are known
 
 
 class KeyStore:
@@ -111,19 +111,27 @@ class KeyStore:
         return _quota(text or "{}")
 
     def changed_since(self, version: int) -> Changes:
-        """Return the keys, the owners' quotas and the sessions that were changed after a version."""
+        """Return the keys, the owners' quotas and the sessions that were changed after a version.
+
+        The counter is read first, and each writer holds its row until the commit. So every change up to its value is
+        visible to the queries after it, at any isolation level. They may also see later changes, which the next call
+        returns again.
+        """
         with self._database.begin() as connection:
-            rows = connection.execute(select(keys).where(keys.c.version > version)).all()
-            limited = connection.execute(select(owners).where(owners.c.version > version)).all()
-            signed_in = connection.execute(select(sessions).where(sessions.c.version > version)).all()
-        newest = max((row.version for row in (*rows, *limited, *signed_in)), default=version)
+            newest = int(connection.execute(select(key_changes.c.version)).scalar_one())
+            if newest == version:
+                return Changes([], {}, [], version)
+            since = version if version < newest else 0  # the database was restored from an older copy
+            rows = connection.execute(select(keys).where(keys.c.version > since)).all()
+            limited = connection.execute(select(owners).where(owners.c.version > since)).all()
+            signed_in = connection.execute(select(sessions).where(sessions.c.version > since)).all()
         found = [Session(**{name: getattr(row, name) for name in Session.__struct_fields__}) for row in signed_in]
         return Changes([_key(row) for row in rows], {row.owner: _quota(row.quota) for row in limited}, found, newest)
 
     def forget(self, owner: str) -> int:
         """Delete an owner's keys and limits. Returns how many keys there were. Revoke the keys first: running servers
         do not notice a deletion and would accept the keys until a restart."""
-        with self._database.begin() as connection:
+        with self._database.begin(is_long=True) as connection:
             connection.execute(delete(owners).where(owners.c.owner == owner))
             return connection.execute(delete(keys).where(keys.c.owner == owner)).rowcount
 

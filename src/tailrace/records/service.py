@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tailrace.access.keyring import Keyring
 from tailrace.errors import ModelError, StorageError
 from tailrace.generation import Generator
-from tailrace.models.places import data_path
+from tailrace.models.places import data_path, expanded
 from tailrace.records.keeper import ConversationKeeper
 from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings
@@ -31,33 +32,34 @@ if TYPE_CHECKING:
     from tailrace.records.requests import RequestStore
     from tailrace.records.sessions import SessionStore
 
-__all__ = ["Records", "absent_database", "open_database", "open_records"]
+__all__ = ["Records", "absent_database", "has_keys", "open_database", "open_records"]
 
 _Store = TypeVar("_Store")
 _Result = TypeVar("_Result")
 
 logger = logging.getLogger("tailrace.records")
 
-_THREADS = 4
+_THREADS = 8
+_BACKGROUND_THREADS = 3  # for the keys, the rows of requests, and the turns of conversations
 _DRAIN_S = 0.5
 _SHUTDOWN_TIMEOUT_S = 5.0  # for the last rows at shutdown
 _CLEANUP_S = 3600.0
 _DAY_S = 86_400.0
 _SPOOL = "records"  # in a server's data directory
 _POLL_S = 0.4  # so that a revoked key's streams end within a second
-_SQLITE = "sqlite:///"
+MISSED_S = 60.0  # after a longer pause, all keys and sessions are read: ended sessions may be deleted meanwhile
+_SQLITE = re.compile(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", re.DOTALL)  # a file's URL, with its path
 
 
 def _url(settings: Settings) -> str:
-    directory = Path(settings.data_dir).expanduser() if settings.data_dir else data_path()
-    return settings.database or f"{_SQLITE}{directory / 'records.sqlite'}"
+    directory = expanded(settings.data_dir) if settings.data_dir else data_path()
+    return settings.database or f"sqlite:///{directory / 'records.sqlite'}"
 
 
 def absent_database(settings: Settings) -> Path | None:
     """Return the database of the settings if it is an SQLite file that does not exist yet."""
-    url = _url(settings)
-    path = Path(url.removeprefix(_SQLITE))
-    return path if url.startswith(_SQLITE) and not path.exists() else None
+    found = _SQLITE.fullmatch(_url(settings))
+    return Path(found[1]) if found is not None and not Path(found[1]).exists() else None
 
 
 def open_database(settings: Settings) -> RecordDatabase:
@@ -74,6 +76,17 @@ def open_database(settings: Settings) -> RecordDatabase:
     return database
 
 
+def has_keys(settings: Settings) -> bool:
+    """Return whether the database of the settings has keys. Creates and migrates nothing: a server with a database
+    records its requests. Blocks. Raises: ModelError."""
+    from tailrace.records.database import RecordDatabase
+
+    if absent_database(settings) is not None:
+        return False
+    with contextlib.closing(RecordDatabase(_url(settings))) as database:
+        return database.has_keys()
+
+
 class Records:
     """The database of a server. The keyring follows its keys; requests and conversations are written to it.
 
@@ -82,14 +95,22 @@ class Records:
 
     def __init__(self, settings: Settings) -> None:
         self.keyring = Keyring()
+        self.threads = DatabaseThreads(_THREADS)  # for clients
+        self._background = DatabaseThreads(_BACKGROUND_THREADS)  # so that clients cannot delay a revocation
         self.conversations = ConversationKeeper(
-            self._conversations, self._kept_streams, self._keeps_responses, self._record_soon
+            self._conversations,
+            self._kept_streams,
+            self._keeps_responses,
+            self._record_soon,
+            self.threads,
+            self._background,
         )
         self._settings = settings
-        self.threads = DatabaseThreads(_THREADS)
         self._opening = threading.Lock()
         self._database: RecordDatabase | None = None
-        self._version = 0  # of the newest change in the keyring
+        self._version = 0  # the keyring has all changes up to it
+        self._read_s = -math.inf  # when the changes were last read, on the monotonic clock
+        self._reading = asyncio.Lock()
         self._recorded: tuple[Sequence[Generator], LogStore, Path] | None = None  # as `recording` got them
         self.request_log: RequestLog | None = None  # None until requests are recorded
         self._start_lock = asyncio.Lock()
@@ -147,11 +168,20 @@ class Records:
         """Load the keys that have changed since the last call. Raises: ModelError, StorageError."""
         if self._database is None and self.is_absent():
             return
-        changes = await self.threads.run(lambda: self.keys().changed_since(self._version))
-        await self._record()  # before the update, so that requests with a new key are recorded and counted
-        self.keyring.update(changes.keys, changes.owners)
-        self.keyring.sessions.update(changes.sessions, time.time())
-        self._version = changes.version
+        async with self._reading:  # an older state must not replace a newer one
+            begun_s = time.monotonic()
+            is_whole = begun_s - self._read_s > MISSED_S
+            changes = await self._background.run(lambda: self.keys().changed_since(0 if is_whole else self._version))
+            await self._record()  # before the update, so that requests with a new key are recorded and counted
+            self.keyring.update(changes.keys, changes.owners)
+            self.keyring.sessions.update(changes.sessions, time.time(), is_whole=is_whole)
+            self._version, self._read_s = changes.version, begun_s
+
+    async def apply_own_change(self) -> None:
+        """Load a change that this server has just written. If the database is unreachable by now, `follow_keys` does
+        it later."""
+        with contextlib.suppress(ModelError, StorageError):
+            await self.read_keys()
 
     async def follow_keys(self) -> None:
         """Load changed keys until cancelled. While the database is unreachable, the keyring does not change."""
@@ -207,7 +237,7 @@ class Records:
                 Spool(data_path / _SPOOL),
                 self.keyring.quotas,
                 self.requests,
-                self.threads,
+                self._background,
                 self.conversations,
                 with_text=self._settings.record_text,
             )
@@ -255,7 +285,7 @@ class Records:
             return
         self._cleaned_up_s = time.monotonic()
         with contextlib.suppress(StorageError, ModelError, OSError):
-            await self.threads.run(self._delete_rows, within_s=None)
+            await self._background.run(self._delete_rows, within_s=None)
 
     def _delete_rows(self) -> None:
         now_s = time.time()

@@ -15,7 +15,7 @@ from tailrace.records.tables import sessions
 __all__ = ["SessionStore"]
 
 _MAX_SESSIONS = 100  # per key
-_ENDED_S = 60.0  # after this time, all servers know that a session has ended
+_ENDED_S = 600.0  # after this time, servers know that a session has ended, or will read all sessions
 
 
 class SessionStore:

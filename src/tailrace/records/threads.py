@@ -11,19 +11,24 @@ from typing import Any, TypeVar
 
 from tailrace.errors import StorageError
 
-__all__ = ["UNREACHABLE", "DatabaseThreads"]
+__all__ = ["TOO_SLOW", "UNREACHABLE", "DatabaseThreads"]
 
 UNREACHABLE = "The database cannot be reached. Try again later."
+TOO_SLOW = "The database did not answer in time. Try again later."
 
 _Result = TypeVar("_Result")
 _Call = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]  # Any: of each call
 
+MAX_WAITING = 200  # calls without a thread
 _RETRY_S = 2.0
 
 
 class DatabaseThreads:
     """Runs calls in daemon threads. The event loop's own threads tokenize prompts, and the process waits for them at
-    exit; a database that hangs must not block either."""
+    exit; a database that hangs must not block either.
+
+    Calls on PostgreSQL end within seconds even if it hangs, so its threads become free again.
+    """
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -34,8 +39,10 @@ class DatabaseThreads:
         """Run a call and return its result. `within_s` is a timeout; None waits without a limit.
 
         Cancellation: a call that has begun continues, and its result is dropped. Raises: what the call raises;
-        StorageError on a timeout.
+        StorageError on a timeout, or if too many calls wait for a thread.
         """
+        if self._calls.qsize() >= MAX_WAITING:
+            raise StorageError("The database has too many calls waiting. Try again later.", retry_after_s=_RETRY_S)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
         self._calls.put((call, loop, future))
@@ -47,7 +54,7 @@ class DatabaseThreads:
             async with asyncio.timeout(within_s):
                 return await future
         except TimeoutError:
-            raise StorageError(UNREACHABLE, retry_after_s=_RETRY_S) from None
+            raise StorageError(TOO_SLOW, retry_after_s=_RETRY_S) from None
 
     def _work(self) -> None:
         while True:

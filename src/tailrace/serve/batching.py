@@ -13,19 +13,24 @@ It replaces Ray Serve's decorator, and differs where that decorator loses calls 
 6. Everything is bounded: waiting calls by `max_queued`, unread items by a pause. A generator pauses while all its
    callers have 64 unread items. A caller with 4096 unread items fails, and loses them.
 7. The function runs in the context (`contextvars`) in which it was decorated, not in that of a caller.
+8. A call with an HTTP request waits until the request's body is there. Otherwise a client that sends half a body would
+   delay its whole batch, and fail it when it leaves.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import dataclasses
 import functools
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from statistics import fmean
 from typing import Any, Protocol, overload
+
+from starlette.requests import Request
 
 from tailrace.serve._batches import Batch, ContinuousRun, PlainRun, StreamRun
 from tailrace.serve._calls import BatchSettings, Call, Member, Queue, Running, Stream
@@ -92,8 +97,9 @@ def batch(
     A batch starts when it has `max_batch_size` calls or when its first call has waited `batch_wait_timeout_s`, and
     fewer than `max_concurrent_batches` are running. A timeout of 0 takes the calls of the same turn of the event loop.
     `batch_size_fn` gets a list of first arguments and returns the batch's size; by default the size is the number of
-    calls. `set_max_batch_size` and `set_batch_wait_timeout_s` of the decorated function change the limits of batches
-    that begin later.
+    calls. A call that has an HTTP request among its arguments is queued when the request's body is there.
+    `set_max_batch_size` and `set_batch_wait_timeout_s` of the decorated function change the limits of batches that
+    begin later.
 
     With `continuous`, calls join and leave a running generator. It takes one `Batch`, and yields a mapping from
     `Member` to its next item, or to StopIteration when the member is finished. Callers may pass any arguments.
@@ -113,11 +119,14 @@ def batch(
 
             @functools.wraps(function)
             def batched(*args: Any, **kwargs: Any) -> Any:
-                return Stream(batcher.call(args, kwargs))
+                requests = _requests(args, kwargs)
+                call = functools.partial(batcher.call, args, kwargs)
+                return _stream_after_bodies(requests, call) if requests else Stream(call())
         else:
 
             @functools.wraps(function)
             async def batched(*args: Any, **kwargs: Any) -> Any:
+                await _read_bodies(_requests(args, kwargs))
                 call = batcher.call(args, kwargs)
                 try:
                     return await call.read()
@@ -129,6 +138,24 @@ def batch(
         return batched
 
     return decorate if _func is None else decorate(_func)
+
+
+def _requests(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Request]:
+    return [argument for argument in (*args, *kwargs.values()) if isinstance(argument, Request)]
+
+
+async def _read_bodies(requests: list[Request]) -> None:
+    """Read the bodies, which the requests keep. Raises: ClientDisconnect."""
+    for request in requests:
+        with contextlib.suppress(RuntimeError):  # somebody has read it as a stream: there is nothing to wait for
+            await request.body()
+
+
+async def _stream_after_bodies(requests: list[Request], call: Callable[[], Call]) -> AsyncIterator[Any]:
+    await _read_bodies(requests)
+    async with contextlib.aclosing(Stream(call())) as items:
+        async for item in items:
+            yield item
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -191,7 +191,7 @@ class PendingCall:
         try:
             if self._is_cancelled:
                 raise ChannelClosed
-            return pickle.loads(await channel.receive())  # noqa: S301  # from another part of the same app
+            return pickle.loads(await channel.receive())  # noqa: S301  # the apps of one server trust each other
         except ChannelClosed as end:
             if self._is_cancelled:
                 raise RequestCancelledError("This call was cancelled.") from None
@@ -302,7 +302,7 @@ def pack_failure(error: BaseException) -> bytes:
 
 def _unpack_failure(packed: bytes) -> BaseException:
     try:
-        error = pickle.loads(packed)  # noqa: S301  # from another part of the same app
+        error = pickle.loads(packed)  # noqa: S301  # the apps of one server trust each other
     except Exception as problem:
         return ServeError(f"The call failed, and its exception cannot be unpickled here: {type(problem).__name__}.")
     return error if isinstance(error, BaseException) else ServeError(str(error))

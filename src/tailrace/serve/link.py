@@ -21,7 +21,6 @@ _WINDOW_BYTES = 256 * 2**10
 _GRANT_BYTES = 64 * 2**10
 _OVERHEAD_BYTES = 64  # counted for each message, so that empty messages are bounded too
 _MAX_CHANNELS = 100_000
-_TURNS_TO_WRITE = 2  # of the event loop: the link writes in the first, uvloop sends in the second
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - 256  # less the envelope of a message
 
 
@@ -167,8 +166,7 @@ class Channel:
         """Tell the other end that the channel's work begins. Returns when the message is sent, so that work which
         blocks or kills this process cannot delay it."""
         self._link.write(_Begun(self._number))
-        for _ in range(_TURNS_TO_WRITE):
-            await asyncio.sleep(0)
+        await self._link.sent()
 
     def serve(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run the work of a channel that the other end has opened, and report its end. If the other end closes the
@@ -250,6 +248,8 @@ class Link(asyncio.Protocol):
         self._buffer = FrameBuffer()
         self._unwritten: list[bytes] = []
         self._transport: asyncio.Transport | None = None
+        self._has_sent = asyncio.Event()  # the kernel has all bytes that were written
+        self._has_sent.set()
         self.is_lost = False
 
     @property
@@ -282,8 +282,13 @@ class Link(asyncio.Protocol):
 
     def _flush(self) -> None:
         unwritten, self._unwritten = self._unwritten, []
-        if self._transport is not None and not self.is_lost:
+        if unwritten and self._transport is not None and not self.is_lost:
             self._transport.write(b"".join(unwritten))
+
+    async def sent(self) -> None:
+        """Send the queued messages. Returns when the kernel has them, or the link is lost."""
+        self._flush()
+        await self._has_sent.wait()
 
     def abort(self) -> None:
         """Close the socket at once."""
@@ -299,6 +304,13 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
+        self._transport.set_write_buffer_limits(high=0)  # so that it tells whether bytes wait; `write` sends at once
+
+    def pause_writing(self) -> None:
+        self._has_sent.clear()
+
+    def resume_writing(self) -> None:
+        self._has_sent.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._mark_closed()
@@ -329,6 +341,7 @@ class Link(asyncio.Protocol):
         if self.is_lost:
             return
         self.is_lost = True
+        self._has_sent.set()
         for channel in list(self.channels.values()):
             channel._on_lost(LinkLost())
         working, self.working = self.working, {}

@@ -11,8 +11,11 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from tailrace.dialects.bodies import JsonBody, printable, read_fields, refuse
-from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of
+from tailrace.dialects.bodies import JsonBody, printable
+from tailrace.dialects.fields import SamplingFields, sampling_of
+from tailrace.dialects.messages import ChatMessage, read_messages
+from tailrace.dialects.shapes import read_fields, refused, require_nothing_left_out, without_unused
+from tailrace.dialects.wire import failure_of
 from tailrace.errors import ModelError, RequestError, TailraceError, UnsupportedParameter
 from tailrace.generation import Generator as Generation
 from tailrace.generation.service import start_service
@@ -38,7 +41,7 @@ class _Parameters(SamplingFields):
 
 
 # Parameters of the wire that make no sense for a single text.
-_REFUSED: dict[str, tuple[object, ...]] = {"n": (1,), "logprobs": (False,)}
+_UNUSED = {"n": refused(1), "logprobs": refused(False)}
 
 
 async def models_loaded() -> None:
@@ -155,6 +158,7 @@ class TextStream:
         self._request = request
         self._log: StreamLog | None = None
         self._pieces: AsyncIterator[str] | None = None
+        self._is_closed = False
 
     def __await__(self) -> Generator[Any, None, TextStream]:  # Any: as in the protocol
         yield from self._begin().__await__()
@@ -175,7 +179,8 @@ class TextStream:
         return self._log.end if self._log is not None else None
 
     async def aclose(self) -> None:
-        """Stop the model if it still writes."""
+        """Stop the model if it still writes. An iteration in progress ends without an error."""
+        self._is_closed = True
         if self._log is not None:
             self._log.cancel()
 
@@ -187,30 +192,31 @@ class TextStream:
     async def _iterate(self) -> AsyncIterator[str]:
         log = await self._begin()
         with Reader(log) as reader:
-            while not reader.is_finished:
+            while (ending := reader.ending) is None:
                 for event in reader.take():
                     if isinstance(event, TextDelta) and event.text:
                         yield event.text
                 await reader.wait()
-        if log.end is not None and log.end.failure is not None:
-            error = TailraceError(log.end.failure.message)
-            error.code = log.end.failure.code
-            raise error
+        if ending.status != "done" and not self._is_closed:
+            raise failure_of(ending)
 
 
 def _request(inputs: JsonBody, sampling: JsonBody) -> GenerateRequest:
     """Raises: RequestError."""
-    known = SamplingFields.__struct_fields__
-    refuse(sampling, _REFUSED)
-    for name in sampling.keys() - {*known, *_REFUSED}:
+    known = set(SamplingFields.__struct_fields__)
+    sampling, _ = without_unused(sampling, _UNUSED)
+    for name in sampling.keys() - known:
         what = f"There is no sampling parameter {printable(name)}.{did_you_mean(name, known)}"
         raise UnsupportedParameter(what, param=printable(name))
     read, _ = read_fields({name: sampling[name] for name in known if name in sampling} | inputs, _Parameters)
     if read.prompt is None and read.messages is None:
         raise RequestError("The prompt is empty.", param=next(iter(inputs)))
+    notes: list[str] = []
+    messages = read_messages(read.messages, notes) if read.messages is not None else ()
+    require_nothing_left_out(notes)
     request = GenerateRequest(
         prompts=(read.prompt,) if read.prompt is not None else (),
-        messages=read_messages(read.messages) if read.messages is not None else (),
+        messages=messages,
         sampling=sampling_of(read),
         split_reasoning=False,
     )

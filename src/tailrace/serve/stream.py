@@ -18,7 +18,7 @@ from starlette.concurrency import iterate_in_threadpool
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tailrace.errors import AppOutput, RequestError
+from tailrace.errors import KINDS, AppFailed, AppOutput, RequestError, TailraceError
 from tailrace.frames import framed
 from tailrace.serve.failures import FAILED, failed
 from tailrace.spelling import shown_path
@@ -153,18 +153,21 @@ class _Stream(StreamingResponse):
     def _encoded(self, part: StreamPart) -> bytes:
         if self._is_hosted:
             return framed(msgspec.msgpack.encode(part))
+        if isinstance(part, Failure):
+            is_retryable = KINDS.get(part.code, AppFailed).is_retryable
+            return item_chunk({**part._asdict(), "retryable": is_retryable}, self._wire)
         return item_chunk(part, self._wire)
 
 
-def item_chunk(part: StreamPart, wire: ItemWire, event_id: str = "") -> bytes:
-    """Encode a part of a stream as a server-sent event."""
+def item_chunk(part: str | Mapping[str, object], wire: ItemWire, event_id: str = "") -> bytes:
+    """Encode an item of a stream (JSON), or how it failed (`code`, `message` and more), as a server-sent event."""
     last = f"id: {event_id}\n\n" if event_id else "\n"
-    if isinstance(part, Failure):
-        error = {"code": part.code, "message": part.message}
-        shown: object = {"error": part.message} if wire == "triton" else {"status": "error", "error": error}
-        kind = "" if wire == "triton" else "event: error\n"
-        return f"{kind}data: {_json(shown)}\n{last}".encode()
-    return f"data: {part}\n{last}".encode()
+    if isinstance(part, str):
+        return f"data: {part}\n{last}".encode()
+    if wire == "triton":
+        more = {name: value for name, value in part.items() if name not in ("code", "message")}
+        return f"data: {_json({'error': part['message'], **more})}\n{last}".encode()
+    return f"event: error\ndata: {_json({'status': 'error', 'error': part})}\n{last}".encode()
 
 
 def _failure(error: Exception, route: str) -> Failure:
@@ -175,7 +178,9 @@ def _failure(error: Exception, route: str) -> Failure:
     if message is None:
         failure = failed(error, route)
         sys.stderr.write(f"{failure.message}\n{failure.traceback}")
-    return Failure("app_failed", message or FAILED)
+    if isinstance(error, TailraceError):  # a model cannot go on: the message is ours
+        return Failure(error.code, error.message)
+    return Failure(AppFailed.code, message or FAILED)
 
 
 async def first_of(items: AsyncIterator[Any], receive: Receive) -> list[Any] | None:  # Any: as `stream`

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tailrace.errors import ModelError, StorageError
+from tailrace.file_systems import NEEDS_LOCAL_DISK, lacks_locks, warn_of_network
 from tailrace.streams._clock import age_s, stamp
 from tailrace.streams._files import has_lost_commits, hold_lock, open_own
 from tailrace.streams._reserve import Reserve
@@ -80,8 +81,10 @@ class Database:
         except BlockingIOError:
             raise ModelError(f"Another server uses the journal in {directory}. {DATA_DIR_HINT}") from None
         except OSError as error:
-            raise ModelError(f"The journal cannot be kept in {directory}: {error.strerror}. {DATA_DIR_HINT}") from None
+            why = f"{error.strerror}. {NEEDS_LOCAL_DISK}" if lacks_locks(error) else f"{error.strerror}."
+            raise ModelError(f"The journal cannot be kept in {directory}: {why} {DATA_DIR_HINT}") from None
         self.has_lost_commits = False  # whether the end of the write-ahead log was damaged and is lost
+        warn_of_network(self.path)
         self._num_rows = 0  # the largest row number of the tail
         self._dead: set[int] = set()  # streams whose rows of the tail can be deleted
         self._sweep: _Sweep | None = None
@@ -112,7 +115,8 @@ class Database:
             raise ModelError(f"The journal {self.path} cannot be opened: {error.strerror}. {DATA_DIR_HINT}") from None
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
-                raise ModelError(f"The journal {self.path} cannot be opened: {error}. {DATA_DIR_HINT}") from None
+                why = f"{error}. {NEEDS_LOCAL_DISK}" if lacks_locks(error) else f"{error}."
+                raise ModelError(f"The journal {self.path} cannot be opened: {why} {DATA_DIR_HINT}") from None
         except UnicodeDecodeError:
             pass  # the name of a table is damaged, so SQLite's error message cannot be decoded
         aside = self.path.with_name(f"journal.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}.sqlite")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable, Iterator
 
 from tailrace.errors import StorageError
 
@@ -29,6 +31,7 @@ class WriteErrors:
         self._writable_since_s = -_QUIET_S
         self._is_logged = False
         self._settled = asyncio.Event()  # set when the write error is over or the store has given up
+        self._on_failure: list[Callable[[], None]] = []
 
     def failed(self, error: StorageError) -> bool:
         """A write failed. Returns whether the one before worked."""
@@ -39,7 +42,18 @@ class WriteErrors:
             if now_s - self._writable_since_s > _QUIET_S:  # otherwise it is the same write error
                 self._failing_since_s = now_s
         self.current = error
+        for on_failure in self._on_failure:
+            on_failure()
         return is_first
+
+    @contextlib.contextmanager
+    def calling(self, on_failure: Callable[[], None]) -> Iterator[None]:
+        """Call a function after each write that fails, until the context is left."""
+        self._on_failure.append(on_failure)
+        try:
+            yield
+        finally:
+            self._on_failure.remove(on_failure)
 
     def recovered(self) -> None:
         """A write worked again."""

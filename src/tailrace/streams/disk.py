@@ -222,7 +222,7 @@ class DiskJournal:
         self.flush(only_ends=True)
         # The reserve was too small. Terminal events that cannot be written are not shown, so send the readers away.
         for log in self._pending:
-            log.release()
+            log.release(error)
 
     # Ends
 

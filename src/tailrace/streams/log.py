@@ -12,8 +12,8 @@ from typing import Protocol
 
 import msgspec
 
-from tailrace.errors import Draining, ForeignCursor, SeqOutOfRange
-from tailrace.types import ANONYMOUS, End, Event, Prompt, Sampling, TextDelta
+from tailrace.errors import ForeignCursor, SeqOutOfRange, TailraceError
+from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, Released, Sampling, TextDelta
 
 __all__ = [
     "Claim",
@@ -161,8 +161,8 @@ class StreamLog:
     """The events of one request that readers may see. Used from one event loop only."""
 
     __slots__ = (
-        "_ending", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "is_released", "number", "producer",
-        "record",
+        "_ending", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "number", "producer", "record",
+        "released",
     )  # fmt: skip
 
     def __init__(self, record: Record, events: Sequence[Event] = (), *, number: int = 0) -> None:
@@ -171,7 +171,7 @@ class StreamLog:
         self.events: list[Event] = list(events)  # seq n is events[n - 1]
         last = self.events[-1] if self.events else None
         self.end: End | None = last if isinstance(last, End) else None
-        self.is_released = False  # it has not ended, but this process adds no more events
+        self.released: TailraceError | None = None  # why this process adds no more events, although it has not ended
         self.producer: Producer | None = None
         self.first_s: float | None = None  # monotonic; time of the first token in this process
         self.expires_s: float | None = None  # monotonic; None while it runs, and after it has expired
@@ -249,9 +249,9 @@ class StreamLog:
             self.producer.cancel()
 
     def stop(self) -> None:
-        """End the stream as cancelled, if it has not ended. Raises: Draining if it was handed over."""
-        if self.is_released and self.end is None:
-            raise Draining("The next server continues this stream.", retry_after_s=5.0)
+        """End the stream as cancelled, if it has not ended. Raises: the reason if it was released."""
+        if self.released is not None and self.end is None:
+            raise self.released.with_traceback(None)
         self.cancel()
 
     def check_position(self, after: int) -> None:
@@ -259,9 +259,10 @@ class StreamLog:
         if after > self.last_seq:
             raise SeqOutOfRange("This stream has fewer events.", param="last-event-id")
 
-    def release(self) -> None:
-        """Disconnect the readers: the stream has not ended, but this process adds no more events to it."""
-        self.is_released = True
+    def release(self, reason: TailraceError) -> None:
+        """Send the readers away: the stream has not ended, but this process adds no more events to it. The message of
+        `reason` says where it goes on."""
+        self.released = reason
         for reader in (*self._waiting, *self._ending):
             reader.wake()
 
@@ -308,10 +309,15 @@ class Reader:
         return events
 
     @property
-    def is_finished(self) -> bool:
-        """Return whether this reader has taken all events, and no more will come."""
+    def ending(self) -> End | Released | None:
+        """Return how the stream ends for this reader when it has taken all events; None while more may come. A reader
+        `at_end_only` need not take events."""
         log = self._log
-        return (log.end is not None or log.is_released) and self.cursor >= len(log.events)
+        if self.cursor < len(log.events) and not self.at_end_only:
+            return None
+        if log.end is not None or log.released is None:
+            return log.end
+        return Released(log.stream_id, self.cursor, Failure(log.released.code, log.released.message))
 
     async def wait(self) -> None:
         """Return when there are events to take, or when `wake` was called.
@@ -319,7 +325,7 @@ class Reader:
         Cancellation: leaves the reader as it was.
         """
         log = self._log
-        if log.end is not None or log.is_released or (self.cursor < len(log.events) and not self.at_end_only):
+        if log.end is not None or log.released is not None or (self.cursor < len(log.events) and not self.at_end_only):
             return
         self._wakeup = asyncio.get_running_loop().create_future()
         try:

@@ -119,6 +119,8 @@ class Client:
                             if event.event in _TERMINAL:
                                 _check_end(event)
                                 return
+                            if event.event == "released":
+                                continue  # the stream goes on elsewhere, or later: the response ends here
                             last_id = event.id
                             fields = _json(event.data)
                             if fields.get("choice", 0) != choice:

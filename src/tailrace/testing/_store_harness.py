@@ -72,7 +72,7 @@ class StoreProducer:
         self._store.end(self._lease)
 
     def lease_lost(self) -> None:
-        self._lease.log.release()
+        self._lease.log.release(LeaseLost("Another server writes this stream now."))
 
 
 class StoreHarness:

@@ -71,7 +71,7 @@ async def _followers(harness: StoreHarness) -> None:
                 await harness.wait_for(log, len(got) + 1)
                 got += reader.take()
             require(got == [delta(1), delta(2), DONE], f"a reader got {got}")
-            require(reader.is_finished, "after the end a reader is not finished")
+            require(reader.ending == DONE, "after the end a reader does not see it")
         require(log.expires_in_s is not None, "the retention of an ended stream has not started")
 
 

@@ -7,6 +7,7 @@ Everything here is pure: no event loop, no files, no clock except for chat templ
 
 from __future__ import annotations
 
+from tailrace.text.calls import ToolCallReader
 from tailrace.text.chat import ChatEncoder
 from tailrace.text.detokenizer import Detokenizer
 from tailrace.text.packed import ByteTokenizer, MessageEncoder
@@ -14,7 +15,6 @@ from tailrace.text.reasoning import ReasoningSplitter
 from tailrace.text.stops import StopMatcher
 from tailrace.text.templates import ChatTemplate, TemplateError
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tool_calls import ToolCallReader
 
 __all__ = [
     "ByteTokenizer",

@@ -15,20 +15,25 @@ appended.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from tailrace.errors import RequestError
-from tailrace.text.reasoning import is_opened, split_beginning
-from tailrace.text.templates import ChatTemplate, TemplateError, Turn, turn_of
+from tailrace.text.calls import FORMATS, CallFormat
+from tailrace.text.reasoning import end_of_reasoning, is_opened, split_beginning
+from tailrace.text.template_forms import adapt, probe, strictest, turn_in
+from tailrace.text.templates import ChatTemplate, TemplateError, Turn
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.text.tool_prompt import has_tool_turns, write_tools
+from tailrace.text.tool_prompt import has_tool_turns, write_results, write_tools
 from tailrace.types import Message, ReasoningFormat, TemplateValue
 
 __all__ = ["ChatEncoder"]
 
+_ANY_SYSTEM = Message("system", "You can call functions.")  # for templates that describe tools only below one
 _TAIL_TOKENS = 64  # end of the prompt that is searched for a reasoning marker
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
@@ -44,13 +49,24 @@ class _Begun(NamedTuple):
 class ChatEncoder:
     """Renders chats with one model's template and encodes them. Threads may share it.
 
-    `reasoning` is how the model marks its reasoning; None if reasoning is not separated from the text.
+    `reasoning` is how the model marks its reasoning; None if reasoning is not separated from the text. `calls` is how
+    the model writes tool calls; without it, the template tells. The attribute `calls` is None if the model takes no
+    tools, or its calls cannot be read. `encode` describes tools in plain text if the template does not.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, reasoning: ReasoningFormat | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        reasoning: ReasoningFormat | None = None,
+        calls: CallFormat | None = None,
+    ) -> None:
         self.reasoning = reasoning
         self._tokenizer = tokenizer
         self._template = template
+        self._forms = probe(template, tokenizer.control_tokens)
+        self._describes_tools = template.takes_tools and self._forms.tools != "never"
+        self.calls = calls or (self._forms.calls if self._describes_tools else None)
         spellings = set(tokenizer.control_tokens)
         self._control = re.compile(_any_of(spellings) if spellings else r"(?!)")
         self._control_starts = re.compile(f"(?={self._control.pattern}).", re.DOTALL)
@@ -60,9 +76,14 @@ class ChatEncoder:
         self._longest = max(map(len, spellings), default=0)
 
     @property
-    def takes_tools(self) -> bool:
-        """Whether the template supports tools. If not, `encode` describes them in plain text."""
-        return self._template.takes_tools
+    def describes_tools(self) -> bool:
+        """Whether the template describes tools."""
+        return self._describes_tools
+
+    @property
+    def shows_messages(self) -> bool:
+        """Whether the template shows messages at all."""
+        return self._forms.content != "none"
 
     @property
     def value_names(self) -> frozenset[str]:
@@ -105,10 +126,15 @@ class ChatEncoder:
         return begun if begun.reasoning or begun.is_inside else None
 
     def _plain(self, messages: Sequence[Message], tools: Sequence[Turn]) -> Sequence[Message]:
-        """Return the messages in a form for this template: with tools as plain text if it does not support them."""
-        if self._template.takes_tools or not (tools or has_tool_turns(messages)):
+        """Return the messages with what the template does not show of tools as plain text."""
+        if not (tools or has_tool_turns(messages)):
             return messages
-        return write_tools(messages, tools, has_system=bool(tools) and self._template.takes_system)
+        if not self._describes_tools:
+            has_system = bool(tools) and self._forms.system != "none"
+            return write_tools(messages, tools, self.calls or FORMATS["hermes"], has_system=has_system)
+        if tools and self._forms.tools == "with system" and all(message.role != "system" for message in messages):
+            messages = [_ANY_SYSTEM, *messages]
+        return messages if self._forms.results else write_results(messages)
 
     def encode(
         self,
@@ -144,9 +170,35 @@ class ChatEncoder:
         continue_final: bool,
         without_reasoning: bool,
     ) -> Iterator[str | int]:
-        """Return the prompt as a sequence of plain texts and ids of control tokens."""
-        turns = [turn_of(message, self._template.reasoning_name) for message in self._plain(messages, tools)]
-        tools = tools if self._template.takes_tools else ()
+        """Return the prompt as a sequence of plain texts and ids of control tokens. Raises: TemplateError if the
+        template refuses the messages, also in the strictest form."""
+        rest = (tools, values, add_generation_prompt, continue_final, without_reasoning)
+        plain = self._plain(messages, tools)
+        last = [messages[-1]] if continue_final and self._begun(messages[-1]) is not None else []
+        plain = plain[: len(plain) - len(last)]
+        adapted = [*adapt(plain, self._forms), *last]
+        try:
+            return self._render_as(adapted, *rest)
+        except TemplateError:
+            strict = [*strictest(plain, self._forms), *last]
+            if strict == adapted:
+                raise
+            with contextlib.suppress(TemplateError):
+                return self._render_as(strict, *rest)
+            raise
+
+    def _render_as(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Turn],
+        values: Mapping[str, TemplateValue] | None,
+        add_generation_prompt: bool,
+        continue_final: bool,
+        without_reasoning: bool,
+    ) -> Iterator[str | int]:
+        """As `_render`, for messages in a form that this template should take. Raises: TemplateError."""
+        turns = [turn_in(self._forms, message, self._template.reasoning_name) for message in messages]
+        tools = tools if self._describes_tools else ()
         begun = self._begun(messages[-1]) if continue_final else None
         if begun is not None:
             turns[-1] = {"reasoning": begun.reasoning, "content": begun.text}
@@ -157,6 +209,8 @@ class ChatEncoder:
         if disguise:
             swapped = {text: _swap(text, starts, disguise) for text, starts in risks.items()}
             turns, tools = _replace_texts(turns, swapped), _replace_texts(list(tools), swapped)
+        if self._forms.arguments == "none":
+            turns = [self._with_calls(turn) for turn in turns]
         rendered = self._template.render_turns(
             turns if begun is None else turns[:-1],
             tools=tools,
@@ -167,17 +221,30 @@ class ChatEncoder:
             rendered = self._with_reasoning(rendered, turns[-1]["reasoning"])
             rendered += "" if begun.is_inside else self._close + turns[-1]["content"]
         elif continue_final:
-            rendered = _open_end(rendered, turns[-1]["content"])
+            rendered = _open_end(rendered, "".join(_contents(turns[-1])))
         if without_reasoning and self._is_left_open(rendered, begun):
             rendered += self._close
         undo = {ord(private): char for char, private in disguise.items()}
         return self._parts(rendered, undo)
 
+    def _with_calls(self, turn: Turn) -> Turn:
+        """Return a message with its calls as the model writes them, for a template that leaves them out. Texts are
+        already escaped, so only the markers become control tokens."""
+        if self.calls is None or not turn.get("tool_calls"):
+            return turn
+        written = "".join(
+            self.calls.write(call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False))
+            for call in turn["tool_calls"]
+        )
+        if self._forms.content == "parts":
+            return turn | {"content": [*turn["content"], {"type": "text", "text": written}]}
+        return turn | {"content": turn["content"] + written}
+
     @property
     def _close(self) -> str:
         """The text between reasoning and answer."""
         assert self.reasoning is not None
-        return f"\n{self.reasoning.closes[0]}\n\n"
+        return end_of_reasoning(self.reasoning)
 
     def _with_reasoning(self, rendered: str, reasoning: str) -> str:
         """Return the prompt, which ends where the answer begins, with the answer's reasoning."""
@@ -233,6 +300,12 @@ def _texts_in(value: object) -> Iterator[str]:
         for name, item in value.items():
             yield name
             yield from _texts_in(item)
+
+
+def _contents(turn: Turn) -> list[str]:
+    """Return the text of a message, or the texts of its parts."""
+    content = turn["content"]
+    return [part["text"] for part in content] if isinstance(content, list) else [content]
 
 
 def _replace_texts(value: Any, swapped: dict[str, str]) -> Any:  # Any: gives back what it was given

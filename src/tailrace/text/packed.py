@@ -19,6 +19,7 @@ from typing import Any, cast
 import msgspec
 
 from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.text.calls import UNKNOWN, CallFormat
 from tailrace.text.chat import ChatEncoder
 from tailrace.text.templates import Turn
 from tailrace.text.tokenizer import Tokenizer, utf8_bytes
@@ -131,19 +132,19 @@ class PackedChat(msgspec.Struct):
 
 
 class MessageEncoder(ChatEncoder):
-    """Encodes chats for a server that has the template. `continues`: the server can continue an unfinished message."""
+    """Encodes chats for a server that has the template. `continues`: the server can continue an unfinished message.
+    That server reads tool calls itself. Where it does not, their text is recognised in every known format, or in
+    `calls`."""
 
     value_names: frozenset[str] = frozenset()  # which that server's template asks for is not known
     takes_reasoning = False
 
-    def __init__(self, *, continues: bool, reasoning: ReasoningFormat | None = None) -> None:
+    def __init__(
+        self, *, continues: bool, reasoning: ReasoningFormat | None = None, calls: CallFormat | None = None
+    ) -> None:
         self._continues = continues
         self.reasoning = reasoning
-
-    @property
-    def takes_tools(self) -> bool:
-        """Always true: the server refuses tools itself if its template does not support them."""
-        return True
+        self.calls = calls or UNKNOWN  # the server refuses tools itself if its template does not support them
 
     def knows(self, name: str) -> bool:
         """Always true: the server checks the names itself."""

@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
 from typing import Any, NoReturn
 
 import msgspec
@@ -53,6 +52,11 @@ def turn_of(message: Message, reasoning_name: str = "") -> Turn:
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
     return turn
+
+
+def _num_characters(content: str | list[dict[str, str]]) -> int:
+    """Return the size of a message, which is a text or a list of parts."""
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
 def is_deeper(value: object, depth: int = _MAX_DEPTH) -> bool:
@@ -153,15 +157,6 @@ class ChatTemplate:
         found = _REASONING.search(source)
         self.reasoning_name = found[1] or found[2] if found else ""  # of a message's reasoning; "" if it asks for none
 
-    @cached_property
-    def takes_system(self) -> bool:
-        """Whether a system message reaches the model. Some templates refuse or ignore it."""
-        marker = "system-message-marker"
-        try:
-            return marker in self.render([Message("system", marker), Message("user", "Hi")])
-        except TemplateError:
-            return False
-
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """Render the prompt for these messages, with control tokens as text. Raises: as `render_turns`."""
         return self.render_turns(
@@ -184,7 +179,7 @@ class ChatTemplate:
         Raises: TemplateError for every failure in the template. Its message contains only the template's own text from
         `raise_exception`.
         """
-        num_given = sum(len(turn["content"]) + len(turn.get(self.reasoning_name, "")) for turn in turns)
+        num_given = sum(_num_characters(turn["content"]) + len(turn.get(self.reasoning_name, "")) for turn in turns)
         num_given += len(repr(tools)) if tools else 0
         limit = MAX_OUTPUT_CHARS + MAX_GROWTH * num_given
         names = self._names | ({"tools": list(tools)} if tools else {}) | dict(values or {})

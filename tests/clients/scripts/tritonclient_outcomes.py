@@ -30,7 +30,8 @@ def ask(client: InferenceServerClient, question: Json) -> Json:
     shape, binary = question.get("shape", [1]), question.get("binary", False)
     try:
         inputs = [_input(name, kind, value, shape, binary) for name, kind, value in question["inputs"]]
-        wanted = [InferRequestedOutput(name, binary_data=False) for name in question.get("outputs", [])]
+        in_binary = question.get("binary_output", False)
+        wanted = [InferRequestedOutput(name, binary_data=in_binary) for name in question.get("outputs") or []]
         answer = client.infer(
             question["model"], inputs, outputs=wanted or None, model_version=question.get("version", ""),
             request_id=question.get("id", ""),
@@ -41,7 +42,8 @@ def ask(client: InferenceServerClient, question: Json) -> Json:
     (output,) = answer.get_response()["outputs"]
     values = answer.as_numpy(output["name"])
     texts = [one.decode() if isinstance(one, bytes) else one for one in values.ravel().tolist()]
-    return {"response": answer.get_response(), "shape": list(values.shape), "texts": texts}
+    is_binary = "binary_data_size" in output.get("parameters", {})
+    return {"response": answer.get_response(), "shape": list(values.shape), "texts": texts, "is_binary": is_binary}
 
 
 def main() -> None:

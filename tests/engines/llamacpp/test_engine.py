@@ -132,6 +132,19 @@ def _answer(engine: Engine, prompt_ids: tuple[int, ...], max_tokens: int, **samp
     return ids
 
 
+def test_it_says_how_much_of_a_prompt_was_cached(engine: Shared) -> None:
+    prompt = tuple(range(2000, 2080))
+    cached: list[int | None] = []
+    for _ in range(3):  # llama.cpp may not have freed the first slot when the second sequence comes
+        engine.submit(_asked(1, prompt, 4))
+        deltas: list[Delta] = []
+        while not deltas or deltas[-1].finish_reason is None:
+            deltas += [delta for delta in engine.step() if delta.sequence_id == 1]
+        cached += [delta.num_cached_tokens for delta in deltas if delta.num_cached_tokens is not None]
+    assert len(cached) == 3
+    assert (cached[0], cached[-1]) == (0, len(prompt) - 1)
+
+
 # The ids that the stream leaves out.
 
 

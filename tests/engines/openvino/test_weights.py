@@ -10,6 +10,7 @@ import numpy as np
 import openvino as ov
 import pytest
 from openvino import opset13 as ops
+from tests.models.parts import split
 
 from tailrace.engines.kinds import KINDS
 from tailrace.engines.openvino import weights as openvino_weights
@@ -76,10 +77,10 @@ def _library_graph(blanks: gguf.GGUFReader, columns: int = _COLUMNS) -> ov.Model
 )
 def test_layers_compute_with_the_numbers_of_the_file(columns: int, least_bits: int, tmp_path: Path) -> None:
     source = gguf.GGUFReader(_file(tmp_path / "source.gguf", columns=columns))
-    write_blanks(source, tmp_path / "blanks.gguf")
+    write_blanks(source.fields, source.tensors, tmp_path / "blanks.gguf")
     model = _library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf"), columns)
     parts: list[float] = []
-    fill_blanks(model, source, parts.append, least_bits=least_bits)
+    fill_blanks(model, source.tensors, parts.append, least_bits=least_bits)
     assert parts[-1] == 1
     types = {node.get_element_type() for node in model.get_ordered_ops() if node.get_type_name() == "Constant"}
     assert (ov.Type.i4 in types) == (least_bits == 4)
@@ -98,9 +99,9 @@ def test_merged_layers_compute_the_same(tmp_path: Path) -> None:
     """Layers with the same inputs and the same kind of weights become one; the others stay."""
     kinds = ("Q4_1", "Q8_0", "Q4_K", "Q4_0")
     source = gguf.GGUFReader(_file(tmp_path / "source.gguf", kinds))
-    write_blanks(source, tmp_path / "blanks.gguf")
+    write_blanks(source.fields, source.tensors, tmp_path / "blanks.gguf")
     model = _library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf"))
-    fill_blanks(model, source, lambda part: None)
+    fill_blanks(model, source.tensors, lambda part: None)
     names = sorted(layer.name for layer in linear_layers(model))
     inputs = np.random.default_rng(5).normal(0, 1, (2, 1, _COLUMNS)).astype(np.float32)
     exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
@@ -160,7 +161,7 @@ def test_large_tensors_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_copy_with_blanks_has_the_same_metadata(tmp_path: Path) -> None:
     source = gguf.GGUFReader(_file(tmp_path / "source.gguf"))
-    write_blanks(source, tmp_path / "blanks.gguf")
+    write_blanks(source.fields, source.tensors, tmp_path / "blanks.gguf")
     blanks = gguf.GGUFReader(tmp_path / "blanks.gguf")
     values = [{name: field.contents() for name, field in file.fields.items()} for file in (source, blanks)]
     assert {k: v for k, v in values[0].items() if "GGUF" not in k} == {
@@ -177,16 +178,17 @@ def test_a_damaged_file(tmp_path: Path) -> None:
         file.seek(offset)
         file.write(np.float16("nan").tobytes())
     source = gguf.GGUFReader(path)
-    write_blanks(source, tmp_path / "blanks.gguf")
+    write_blanks(source.fields, source.tensors, tmp_path / "blanks.gguf")
     with pytest.raises(ModelError, match=r"Q4_1\.weight contains NaN"):
-        fill_blanks(_library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf")), source, lambda part: None)
+        fill_blanks(_library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf")), source.tensors, lambda part: None)
 
 
 def test_a_graph_without_a_blank(tmp_path: Path) -> None:
     source = gguf.GGUFReader(_file(tmp_path / "model.gguf", ("Q4_1", "Q8_0")))
-    write_blanks(gguf.GGUFReader(_file(tmp_path / "one.gguf", ("Q4_1",))), tmp_path / "blanks.gguf")
+    one = gguf.GGUFReader(_file(tmp_path / "one.gguf", ("Q4_1",)))
+    write_blanks(one.fields, one.tensors, tmp_path / "blanks.gguf")
     with pytest.raises(RuntimeError, match=r"no place for Q8_0\.weight"):
-        fill_blanks(_library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf")), source, lambda part: None)
+        fill_blanks(_library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf")), source.tensors, lambda part: None)
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in gguf.GGMLQuantizationType])
@@ -199,3 +201,15 @@ def test_supported_files_can_be_read(name: str) -> None:
         return
     num_weights, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     assert gguf.dequantize(np.zeros((2, num_bytes), np.uint8), kind).shape == (2, num_weights)
+
+
+def test_the_blanks_of_a_model_in_parts_are_one_file(tmp_path: Path) -> None:
+    """The library would look for the other parts beside it."""
+    whole = _file(tmp_path / "source.gguf", ("Q4_1", "Q8_0", "Q4_K"))
+    sources = [gguf.GGUFReader(part) for part in split(whole, tmp_path / "a")]
+    tensors = [tensor for source in sources for tensor in source.tensors]
+    write_blanks(sources[0].fields, tensors, tmp_path / "blanks.gguf")
+    blanks = gguf.GGUFReader(tmp_path / "blanks.gguf")
+    assert not [name for name in blanks.fields if name.startswith("split.")]
+    names = {tensor.name for tensor in gguf.GGUFReader(whole).tensors}
+    assert {tensor.name for tensor in blanks.tensors} == names

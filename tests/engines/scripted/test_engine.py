@@ -204,6 +204,17 @@ def test_a_prompt_beyond_the_context_is_refused() -> None:
     assert {delta.sequence_id for delta in engine.step()} == {1}
 
 
+def test_it_says_how_much_of_a_prompt_it_has_seen() -> None:
+    engine = _engine(caches=2)
+    prompts = [b"one two", b"one three", b"one three", b"four", b"five", b"one three"]
+    counts = []
+    for number, prompt in enumerate(prompts):
+        deltas = _run(engine, make_sequence(number, 3, prompt=prompt))[number]
+        assert [delta.num_cached_tokens for delta in deltas[1:]] == [None, None]
+        counts.append(deltas[0].num_cached_tokens)
+    assert counts == [0, len("one t"), len("one thre"), 0, 1, 0]
+
+
 def test_load_engine_knows_its_names() -> None:
     assert isinstance(load_engine(EngineSpec(engine="scripted")), ScriptedEngine)
     with pytest.raises(ModelError, match="no engine named 'nonsense'"):

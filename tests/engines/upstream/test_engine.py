@@ -257,6 +257,20 @@ def test_counts_that_cannot_be_are_none(usage: tuple[int, int]) -> None:
     assert (last.finish_reason, last.usage) == ("stop", (1, 1))
 
 
+@pytest.mark.parametrize(
+    ("details", "expected"),
+    [({"cached_tokens": 7}, 7), ({"cached_tokens": 0}, 0), ({"cached_tokens": 12}, None), ({"cached_tokens": -1}, None),
+     ({}, None), (None, None)],
+)  # fmt: skip
+def test_cached_tokens_come_through(details: object, expected: int | None) -> None:
+    usage = {"prompt_tokens": 11, "completion_tokens": 2, "prompt_tokens_details": details}
+    counted = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
+    answer = SSE + text_chunk("ab") + text_chunk("", "stop") + counted + done(None)
+    with FakeUpstream(answer) as upstream, engine_at(upstream.port) as engine:
+        last = run(engine, asking())[1][-1]
+    assert (last.usage, last.num_cached_tokens) == ((11, 2), expected)
+
+
 def test_an_answer_ends_although_its_server_continues() -> None:
     def chatter(asked: Asked) -> bytes:
         asked.sock.sendall(SSE + text_chunk("a", "stop"))

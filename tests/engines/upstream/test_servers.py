@@ -102,9 +102,11 @@ def test_unsupported_requests_are_refused(fronts: dict[str, Server]) -> None:
 
 
 def test_refusals_of_the_upstream_server_are_passed_on(fronts: dict[str, Server]) -> None:
-    refusal = fronts["openai"].post("/v1/completions", _TEXT | {"temperature": 1, "top_k": 4})
+    refusal = fronts["openai"].post("/v1/completions", _TEXT | {"guided_regex": "a+"})
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "request_refused")
-    assert "answers with status 400 and says: This engine does not support top_k." in refusal.json()["error"]["message"]
+    assert (
+        "answers with status 400 and says: This engine does not support grammar." in refusal.json()["error"]["message"]
+    )
     assert refusal.json()["error"]["type"] == "invalid_request_error"
 
 

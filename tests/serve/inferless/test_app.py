@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +119,16 @@ async def test_a_streaming_app_only_streams(make: Make) -> None:
     assert app.example()[0] == "/v2/models/m/generate_stream"
 
 
+async def test_inputs_may_be_binary_tensors(make: Make) -> None:
+    tensor = {"name": "TEXT", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 9}}
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    async with served(make(ECHO, UNARY, name="m")) as client:
+        headers = {"inference-header-content-length": str(len(head)), "content-type": "application/octet-stream"}
+        answer = await client.post("/v2/models/m/infer", content=head + b"\5\0\0\0river", headers=headers)
+        plain = await client.post("/v2/models/m/infer", json={"TEXT": "river"})
+        assert (answer.status_code, answer.json()) == (200, plain.json())
+
+
 @pytest.mark.parametrize(
     ("sent", "headers", "status", "message"),
     [
@@ -128,7 +139,7 @@ async def test_a_streaming_app_only_streams(make: Make) -> None:
         (b"{}", {}, 400, "TEXT: this input is required."),
         (b'{"TEXT": "a", "stream": true}', {}, 400, "use generate_stream for a stream"),
         (b'{"TEXT": "a"}', {"content-type": "text/plain"}, 415, "application/json"),
-        (b'{"TEXT": "a"}', {"inference-header-content-length": "13"}, 400, "Binary tensors"),
+        (b'{"TEXT": "a"}', {"inference-header-content-length": "14"}, 400, "Inference-Header-Content-Length"),
         (b" " * (64 * 2**20 + 1), {}, 413, "larger than"),
     ],
     ids=lambda value: "large" if isinstance(value, bytes) and len(value) > 99 else None,

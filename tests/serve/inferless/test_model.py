@@ -110,8 +110,8 @@ thread.join()
 {END}
 """
 _ENDS = {
-    "raises": {"error": "ValueError in infer; the app's log has details."},
-    "sends what is no JSON": {"error": "OUT: nan is not a valid number in JSON."},
+    "raises": {"error": "ValueError in infer; the app's log has details.", "retryable": False},
+    "sends what is no JSON": {"error": "OUT: nan is not a valid number in JSON.", "retryable": False},
     "returns": {"finish": "incomplete"},
 }
 

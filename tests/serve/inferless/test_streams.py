@@ -135,7 +135,7 @@ async def test_a_failure_after_the_first_event_is_the_last_one(make: Make, how: 
     body, message = FAILS[how]
     app = app_of(make, f"{SEND}({{'OUT': 'a'}})\n{body}", kind=kind)
     for answer in await asked(app, times=2):
-        assert events_of(answer) == [{"OUT": "a"}, {"error": message}]
+        assert events_of(answer) == [{"OUT": "a"}, {"error": message, "retryable": False}]
         assert "8317" not in answer.text
     assert ("8317" in caplog.text) == ("8317" in body)
 
@@ -184,7 +184,8 @@ while (word := self.words.get()) is not None:
     async with served(app) as client:
         answer = await client.post(PATH, json=ASK)
         message = "MemoryError in a thread that infer has started; the app's log has details."
-        assert events_of(answer) in ([{"OUT": "a"}, {"error": message}], [{"error": message}])
+        last = {"error": message, "retryable": False}
+        assert events_of(answer) in ([{"OUT": "a"}, last], [{"error": message}])
         assert "8317" in caplog.text
         assert (await client.get("/v2/health/ready")).status_code == 503  # infer still waits
         app._loaded.instance.words.put(None)

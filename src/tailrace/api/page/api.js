@@ -1,6 +1,10 @@
 /** The server's JSON. */
 
 const ASK_MS = 20_000;
+const ROOT = new URL("..", import.meta.url); // of the server: a proxy may serve it below a path
+
+/** The address of a path of the server. */
+export const at = (path) => new URL(path.slice(1), ROOT).href;
 
 /** The server was reached, and it said no. */
 export class Refusal extends Error {
@@ -29,7 +33,7 @@ export function whenSignedOut(call) {
  * reached, or that `signal` ended it. */
 export async function request(method, path, body, { headers = {}, signal } = {}) {
   const isText = typeof body === "string";
-  const answer = await fetch(path, {
+  const answer = await fetch(at(path), {
     method,
     headers: { ...(body !== undefined && { "content-type": "application/json" }), ...headers },
     body: isText ? body : body && JSON.stringify(body),

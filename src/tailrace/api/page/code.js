@@ -1,8 +1,8 @@
 /** A block of code: text that grows, in chunks of lines. Only the last chunk is read again for each line that comes. One that is
  * complete never changes, and is coloured while it is in sight; what is out of sight is one text node. */
 
-import hljs from "/page/lib/highlight.js";
-import { watchSight } from "/page/frames.js";
+import hljs from "./lib/highlight.js";
+import { watchSight } from "./frames.js";
 
 const FEW_LINES = 12; // from which on an empty line ends a chunk
 const MOST_LINES = 60;
@@ -28,7 +28,7 @@ const loading = new Map();
 function load(language) {
   if (!LANGUAGES.has(language)) return Promise.resolve(false);
   if (!loading.has(language)) {
-    const loaded = import(`/page/lib/language-${language}.js`).then(
+    const loaded = import(`./lib/language-${language}.js`).then(
       ({ default: grammar }) => (hljs.registerLanguage(language, grammar), true),
       () => (loading.delete(language), false),
     );

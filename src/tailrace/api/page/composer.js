@@ -1,10 +1,10 @@
 /** Where one writes, and what the model still has room for. */
 
-import { useEffect, useLayoutEffect, useRef } from "/page/lib/preact-hooks.js";
-import { computed, signal } from "/page/lib/signals.js";
-import { html } from "/page/html.js";
-import { keep, recall } from "/page/storage.js";
-import { alarm, ask, factsOf, isBusy, model, note, openId, stop, tree } from "/page/store.js";
+import { useEffect, useLayoutEffect, useRef } from "./lib/preact-hooks.js";
+import { computed, signal } from "./lib/signals.js";
+import { html } from "./html.js";
+import { keep, recall } from "./storage.js";
+import { alarm, ask, factsOf, isBusy, model, note, openId, stop, tree } from "./store.js";
 
 const draft = signal("");
 const SAVE_MS = 300;

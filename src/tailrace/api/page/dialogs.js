@@ -1,12 +1,12 @@
 /** Settings of a conversation, the list of shortcuts, and signing in. */
 
-import { useEffect, useRef, useState } from "/page/lib/preact-hooks.js";
-import { signal } from "/page/lib/signals.js";
-import { explain } from "/page/api.js";
-import { html } from "/page/html.js";
-import { MAX_SYSTEM, NO_SETTINGS, PRESETS } from "/page/settings.js";
-import { keep, recall } from "/page/storage.js";
-import { changeSettings, fail, isSignedOut, openId, settings, signIn } from "/page/store.js";
+import { useEffect, useRef, useState } from "./lib/preact-hooks.js";
+import { signal } from "./lib/signals.js";
+import { at, explain } from "./api.js";
+import { html } from "./html.js";
+import { MAX_SYSTEM, NO_SETTINGS, PRESETS } from "./settings.js";
+import { keep, recall } from "./storage.js";
+import { changeSettings, fail, isSignedOut, openId, settings, signIn } from "./store.js";
 
 export const dialog = signal(""); // settings, shortcuts, or none
 
@@ -87,7 +87,7 @@ function Settings() {
           <button type="button" disabled=${!name.trim()} onClick=${savePreset}>Save as preset</button>
         </div>
         <footer>
-          ${openId.value && html`<a class="button" href="/v1/conversations/${openId.value}/export" download="conversation.json">Export</a>`}
+          ${openId.value && html`<a class="button" href=${at(`/v1/conversations/${openId.value}/export`)} download="conversation.json">Export</a>`}
           <button type="submit" class="primary">Save</button>
         </footer>
       </form>
@@ -142,7 +142,7 @@ export function SignIn() {
   return html`
     <main id="sign-in">
       <form onSubmit=${submit}>
-        <img src="/page/icon.svg" alt="" width="48" height="48" />
+        <img src=${at("/page/icon.svg")} alt="" width="48" height="48" />
         <h1>Sign in</h1>
         <p>This server needs a key. Its operator creates one with <code>tailrace keys create</code>.</p>
         <label>Key <input ref=${field} type="password" autocomplete="current-password" required aria-describedby="wrong" /></label>

@@ -1,10 +1,10 @@
 /** Shortcuts of the whole page; `dialogs.js` lists them. */
 
-import { batch } from "/page/lib/signals.js";
-import { focusComposer } from "/page/composer.js";
-import { dialog } from "/page/dialogs.js";
-import { focusSearch, isSidebarOpen, show, toggleSidebar } from "/page/sidebar.js";
-import { conversations, isBusy, isSignedOut, openId, stop } from "/page/store.js";
+import { batch } from "./lib/signals.js";
+import { focusComposer } from "./composer.js";
+import { dialog } from "./dialogs.js";
+import { focusSearch, isSidebarOpen, show, toggleSidebar } from "./sidebar.js";
+import { conversations, isBusy, isSignedOut, openId, stop } from "./store.js";
 
 const press = (selector) => Array.from(document.querySelectorAll(selector)).at(-1)?.click();
 

@@ -1,8 +1,8 @@
 /** Answers that are on their way: each is followed once, whoever shows it. */
 
-import { signal } from "/page/lib/signals.js";
-import { Refusal, call, pause } from "/page/api.js";
-import { Follower, isEnd, pathOf, seqOf } from "/page/streams.js";
+import { signal } from "./lib/signals.js";
+import { Refusal, call, pause } from "./api.js";
+import { Follower, isEnd, pathOf, seqOf } from "./streams.js";
 
 const LOOK_MS = 1000;
 

@@ -1,19 +1,19 @@
 /** The page: a list of conversations, and the one that is open. */
 
-import { render } from "/page/lib/preact.js";
-import { useEffect, useRef } from "/page/lib/preact-hooks.js";
-import { effect } from "/page/lib/signals.js";
-import { Composer, focusComposer } from "/page/composer.js";
-import { Dialogs, SignIn, dialog } from "/page/dialogs.js";
-import { html } from "/page/html.js";
-import { listenToKeys } from "/page/keys.js";
-import { isAtBottom, keepAtBottom, toBottom } from "/page/scrolling.js";
-import { Sidebar, isSidebarOpen, toggleSidebar } from "/page/sidebar.js";
+import { render } from "./lib/preact.js";
+import { useEffect, useRef } from "./lib/preact-hooks.js";
+import { effect } from "./lib/signals.js";
+import { Composer, focusComposer } from "./composer.js";
+import { Dialogs, SignIn, dialog } from "./dialogs.js";
+import { html } from "./html.js";
+import { listenToKeys } from "./keys.js";
+import { isAtBottom, keepAtBottom, toBottom } from "./scrolling.js";
+import { Sidebar, isSidebarOpen, toggleSidebar } from "./sidebar.js";
 import {
   account, ask, asking, changeSettings, conversation, fail, isBusy, isLoading, isSignedOut, live, loadList, loadModels, model,
   models, openId, refresh, running, start, tree,
-} from "/page/store.js";
-import { Turns } from "/page/turns.js";
+} from "./store.js";
+import { Turns } from "./turns.js";
 
 const REFRESH_MS = 3000;
 const MODELS_MS = 5000;

@@ -4,10 +4,10 @@
  * picture is a link, since to load it would tell another host what was said here.
  */
 
-import * as smd from "/page/lib/streaming-markdown.js";
-import { CodeBlock } from "/page/code.js";
-import { nextFrame } from "/page/frames.js";
-import { showMath } from "/page/math.js";
+import * as smd from "./lib/streaming-markdown.js";
+import { CodeBlock } from "./code.js";
+import { nextFrame } from "./frames.js";
+import { showMath } from "./math.js";
 
 const PIECE = 400; // characters between two looks at the clock
 const DEEPEST = 20; // of blocks in blocks; the parser counts on no more than 24

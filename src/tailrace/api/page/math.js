@@ -1,7 +1,7 @@
 /** Formulas as MathML. A library parses them; only elements, attributes and styles of these lists become nodes. A formula that
  * it does not understand, or that is too long, stays text. */
 
-import { nextFrame } from "/page/frames.js";
+import { nextFrame } from "./frames.js";
 
 const NAMESPACE = "http://www.w3.org/1998/Math/MathML";
 const LONGEST = 2000; // characters
@@ -28,7 +28,7 @@ let loading = null;
 export async function showMath(element, isBlock) {
   const text = element.textContent;
   if (text.length > LONGEST) return;
-  loading ??= import("/page/lib/temml.js");
+  loading ??= import("./lib/temml.js");
   const { default: temml } = await loading.catch(() => ((loading = null), {}));
   if (temml) nextFrame(() => replace(element, text, isBlock, temml));
 }

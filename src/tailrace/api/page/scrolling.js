@@ -1,6 +1,6 @@
 /** Keeps the newest text in sight, unless the reader has scrolled up. */
 
-import { signal } from "/page/lib/signals.js";
+import { signal } from "./lib/signals.js";
 
 export const isAtBottom = signal(true);
 

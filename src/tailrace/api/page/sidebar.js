@@ -1,11 +1,12 @@
 /** The list of conversations. */
 
-import { useEffect, useRef, useState } from "/page/lib/preact-hooks.js";
-import { signal } from "/page/lib/signals.js";
-import { html } from "/page/html.js";
+import { useEffect, useRef, useState } from "./lib/preact-hooks.js";
+import { signal } from "./lib/signals.js";
+import { at } from "./api.js";
+import { html } from "./html.js";
 import {
   account, conversations, fail, go, hasMore, importFiles, loadList, openId, remove, rename, search, signOut,
-} from "/page/store.js";
+} from "./store.js";
 
 const SEARCH_MS = 250;
 
@@ -103,7 +104,7 @@ function Foot() {
   return html`
     <footer>
       <div class="row">
-        <a class="button quiet" href="/v1/conversations/export" download="conversations.json">Export all</a>
+        <a class="button quiet" href=${at("/v1/conversations/export")} download="conversations.json">Export all</a>
         <button type="button" class="quiet" onClick=${() => files.current.click()}>Import</button>
         <input ref=${files} type="file" accept=".json,application/json" multiple hidden onChange=${take} />
       </div>

@@ -1,11 +1,11 @@
 /** What the page knows: who is signed in, the models, the conversations, and the one that is open. */
 
-import { batch, computed, signal } from "/page/lib/signals.js";
-import { call, explain, randomName, whenSignedOut } from "/page/api.js";
-import { keep, keepQuestion, recallQuestion } from "/page/storage.js";
-import { LiveAnswer } from "/page/live.js";
-import { NO_SETTINGS, metadataOf, settingsOf } from "/page/settings.js";
-import { Tree } from "/page/tree.js";
+import { batch, computed, signal } from "./lib/signals.js";
+import { at, call, explain, randomName, whenSignedOut } from "./api.js";
+import { keep, keepQuestion, recallQuestion } from "./storage.js";
+import { LiveAnswer } from "./live.js";
+import { NO_SETTINGS, metadataOf, settingsOf } from "./settings.js";
+import { Tree } from "./tree.js";
 
 const ID = /^[\w-]{1,64}$/;
 const PAGE = 30; // conversations at once
@@ -78,7 +78,7 @@ export async function signIn(key) {
 
 export async function signOut() {
   await call("DELETE", "/v1/session").catch(() => {});
-  location.assign("/");
+  location.assign(at("/"));
 }
 
 /** Everything that can be known at first. */
@@ -170,7 +170,7 @@ export async function open(given) {
 
 /** The open conversation is gone. */
 function leave() {
-  history.replaceState(null, "", "/");
+  history.replaceState(null, "", at("/"));
   open("");
   say("This conversation no longer exists.");
 }

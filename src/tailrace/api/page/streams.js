@@ -1,6 +1,6 @@
 /** Follows streams of /v1/streams to their end, through whatever happens to the connection. */
 
-import { Refusal, call, pause, request } from "/page/api.js";
+import { Refusal, call, pause, request } from "./api.js";
 
 const ENDS = ["done", "cancelled", "error", "interrupted"];
 const SILENCE_MS = 30_000; // three heartbeats: the connection may be dead
@@ -100,6 +100,7 @@ export class Follower {
     if (answer.status === 204) return this.#finish("ended", await call("GET", this.#path)); // there are no more events
     for await (const { name, data, id } of events(answer, () => this.#watch())) {
       if (this.#isClosed) return;
+      if (name === "released") return; // the stream goes on elsewhere, or later
       const fields = JSON.parse(data);
       if (isEnd(name)) this.#finish("ended", fields);
       else this.#take(name === "reasoning" ? "reasoning" : "text", seqOf(id), fields);

@@ -1,10 +1,10 @@
 /** Questions and answers, as they stand below each other. */
 
-import { useEffect, useLayoutEffect, useRef, useState } from "/page/lib/preact-hooks.js";
-import { html } from "/page/html.js";
-import { MarkdownView } from "/page/markdown.js";
-import { unwatchSight, watchSight } from "/page/frames.js";
-import { ask, asking, factsOf, isBusy, live, models, showBranch, textOf, tree } from "/page/store.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "./lib/preact-hooks.js";
+import { html } from "./html.js";
+import { MarkdownView } from "./markdown.js";
+import { unwatchSight, watchSight } from "./frames.js";
+import { ask, asking, factsOf, isBusy, live, models, showBranch, textOf, tree } from "./store.js";
 
 const COPIED_MS = 1500;
 const LONG = 4000; // characters of an answer from which on it is not kept as nodes out of sight

@@ -1,12 +1,12 @@
 /** One stream alone, then eight in a batch: tokens per second. */
 
-import { html } from "/page/html.js";
-import { useSignal } from "/page/lib/signals.js";
+import { html } from "../../page/html.js";
+import { useSignal } from "../../page/lib/signals.js";
 
-import { Panel, Section, Start, Text, now } from "/demo/page/parts.js";
-import { Snippets, atOnce } from "/demo/page/snippets.js";
-import { asking, begin, speaker } from "/demo/page/state.js";
-import { together } from "/demo/page/streams.js";
+import { Panel, Section, Start, Text, now } from "./parts.js";
+import { Snippets, atOnce } from "./snippets.js";
+import { asking, begin, speaker } from "./state.js";
+import { together } from "./streams.js";
 
 const TOKENS = 60;
 const TOPICS = ["a river", "a lighthouse", "a dog", "a mill", "a bridge", "the rain", "a boat", "the stars"];

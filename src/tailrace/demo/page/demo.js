@@ -1,15 +1,16 @@
 /** The page of the demo: a line that says which engine answers, and six sections. */
 
-import { html } from "/page/html.js";
-import { render } from "/page/lib/preact.js";
+import { at } from "../../page/api.js";
+import { html } from "../../page/html.js";
+import { render } from "../../page/lib/preact.js";
 
-import { Batch } from "/demo/page/batch.js";
-import { Models } from "/demo/page/models.js";
-import { Plug } from "/demo/page/plug.js";
-import { chosen, demo, isAway, prompt, real, simulated, speaker, watch } from "/demo/page/state.js";
-import { Timeline } from "/demo/page/timeline.js";
-import { Waiting } from "/demo/page/waiting.js";
-import { Wires } from "/demo/page/wires.js";
+import { Batch } from "./batch.js";
+import { Models } from "./models.js";
+import { Plug } from "./plug.js";
+import { chosen, demo, isAway, prompt, real, simulated, speaker, watch } from "./state.js";
+import { Timeline } from "./timeline.js";
+import { Waiting } from "./waiting.js";
+import { Wires } from "./wires.js";
 
 const SECTIONS = [
   ["waiting", "Waiting"],
@@ -24,7 +25,7 @@ function Demo() {
   if (!demo.value) return html`<p class="soft">${isAway.value ? "The server does not answer." : ""}</p>`;
   return html`
     <header id="top">
-      <h1><img src="/page/icon.svg" alt="" width="28" height="28" />tailrace</h1>
+      <h1><img src=${at("/page/icon.svg")} alt="" width="28" height="28" />tailrace</h1>
       <nav aria-label="Sections">${SECTIONS.map(([id, name]) => html`<a href=${`#${id}`}>${name}</a>`)}</nav>
     </header>
     <${Speaker} />
@@ -38,7 +39,7 @@ function Demo() {
       </div>
       <${Waiting} /><${Timeline} /><${Plug} /><${Wires} /><${Batch} /><${Models} />
     </main>
-    <footer id="end">tailrace ${demo.value.version} · <a href="/">chat</a> · <a href="/docs">all routes</a></footer>`;
+    <footer id="end">tailrace ${demo.value.version} · <a href=${at("/")}>chat</a> · <a href=${at("/docs")}>all routes</a></footer>`;
 }
 
 /** Stays at the top of the page: whether a model answers, or the simulated engine. */

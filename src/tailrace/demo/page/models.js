@@ -1,12 +1,12 @@
 /** Two models side by side: the same question to the real model and to the simulated engine. */
 
-import { html } from "/page/html.js";
-import { useSignal } from "/page/lib/signals.js";
+import { html } from "../../page/html.js";
+import { useSignal } from "../../page/lib/signals.js";
 
-import { Panel, Section, Start, Text, now, seconds } from "/demo/page/parts.js";
-import { Snippets, atOnce } from "/demo/page/snippets.js";
-import { asking, begin, real, simulated } from "/demo/page/state.js";
-import { create, follow } from "/demo/page/streams.js";
+import { Panel, Section, Start, Text, now, seconds } from "./parts.js";
+import { Snippets, atOnce } from "./snippets.js";
+import { asking, begin, real, simulated } from "./state.js";
+import { create, follow } from "./streams.js";
 
 const TOKENS = 80;
 

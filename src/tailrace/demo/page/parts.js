@@ -1,9 +1,9 @@
 /** Components of several sections. */
 
-import { Refusal } from "/page/api.js";
-import { html } from "/page/html.js";
-import { useEffect, useRef } from "/page/lib/preact-hooks.js";
-import { useSignal } from "/page/lib/signals.js";
+import { Refusal } from "../../page/api.js";
+import { html } from "../../page/html.js";
+import { useEffect, useRef } from "../../page/lib/preact-hooks.js";
+import { useSignal } from "../../page/lib/signals.js";
 
 export const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : `${s.toFixed(1)} s`);
 export const now = () => performance.now() / 1000;

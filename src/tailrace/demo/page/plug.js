@@ -1,13 +1,13 @@
 /** Pull the plug: two streams, a plain one and tailrace's, while the engine or the server is killed. */
 
-import { html } from "/page/html.js";
-import { useSignal } from "/page/lib/signals.js";
-import { events } from "/page/streams.js";
+import { html } from "../../page/html.js";
+import { useSignal } from "../../page/lib/signals.js";
+import { events } from "../../page/streams.js";
 
-import { Panel, Section, Start, Text, now, seconds } from "/demo/page/parts.js";
-import { Snippets, resuming } from "/demo/page/snippets.js";
-import { asking, begin, demo, isAway, kill, look, prompt, speaker } from "/demo/page/state.js";
-import { create, follow, post } from "/demo/page/streams.js";
+import { Panel, Section, Start, Text, now, seconds } from "./parts.js";
+import { Snippets, resuming } from "./snippets.js";
+import { asking, begin, demo, isAway, kill, look, prompt, speaker } from "./state.js";
+import { create, follow, post } from "./streams.js";
 
 const TOKENS = 250;
 const LATE_S = 0.05; // later than this after a kill, tokens come from the new process

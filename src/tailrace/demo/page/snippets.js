@@ -1,7 +1,7 @@
 /** Programs for each section, in shell, Python and JavaScript. They run as pasted. */
 
-import { html } from "/page/html.js";
-import { useSignal } from "/page/lib/signals.js";
+import { html } from "../../page/html.js";
+import { useSignal } from "../../page/lib/signals.js";
 
 const LANGUAGES = ["curl", "Python", "JavaScript"];
 
@@ -107,7 +107,7 @@ export function resuming(body) {
   return [
     `id=$(${curlPost("/v1/streams", body)} | sed 's/.*"id":"\\([^"]*\\)".*/\\1/')
 seen=$(mktemp)
-until grep -q '^event: ' "$seen"; do
+until grep -qE '^event: (done|cancelled|error|interrupted)' "$seen"; do
   curl -sN "${here()}/v1/streams/$id/events" -H "Last-Event-ID: $(sed -n 's/^id: //p' "$seen" | tail -n 1)" | tee -a "$seen"
   sleep 0.5
 done`,
@@ -126,7 +126,7 @@ while not is_over:
         for line in urllib.request.urlopen(urllib.request.Request(HERE + events_url, headers={"Last-Event-ID": last})):
             name, _, value = line.decode().rstrip("\\n").partition(": ")
             if name == "event":
-                is_over = True
+                is_over = value in ("done", "cancelled", "error", "interrupted")
             elif name == "data":
                 data = json.loads(value)
             elif name == "id":
@@ -153,7 +153,7 @@ while (!isOver) {
       rest = blocks.pop();
       for (const block of blocks) {
         last = /^id: (.*)$/m.exec(block)?.[1] ?? last;
-        isOver ||= /^event: /m.test(block);
+        isOver ||= /^event: (done|cancelled|error|interrupted)/m.test(block);
         console.log(JSON.parse(/^data: (.*)$/m.exec(block)[1]).text ?? "");
       }
     }

@@ -1,8 +1,9 @@
 /** State shared by all sections: processes, models, the question. */
 
-import { computed, signal } from "/page/lib/signals.js";
+import { at } from "../../page/api.js";
+import { computed, signal } from "../../page/lib/signals.js";
 
-import { post } from "/demo/page/streams.js";
+import { post } from "./streams.js";
 
 const LOOK_MS = 1000;
 
@@ -31,7 +32,7 @@ export function asking(model, maxTokens, text = prompt.value) {
 
 export async function look() {
   try {
-    const answer = await fetch("/demo/state", { cache: "no-store", signal: AbortSignal.timeout(5 * LOOK_MS) });
+    const answer = await fetch(at("/demo/state"), { cache: "no-store", signal: AbortSignal.timeout(5 * LOOK_MS) });
     demo.value = await answer.json();
     isAway.value = false;
   } catch {

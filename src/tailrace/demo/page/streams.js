@@ -1,7 +1,7 @@
 /** Streams of the server, on several wires. */
 
-import { Refusal, request } from "/page/api.js";
-import { Follower, isEnd } from "/page/streams.js";
+import { Refusal, at, request } from "../../page/api.js";
+import { Follower, isEnd } from "../../page/streams.js";
 
 const RETRY_MS = 200;
 
@@ -28,14 +28,14 @@ export function follow(stream, { token, connected, disconnected }, signal) {
 
 /** Stop a stream. Ignores errors: the stream then runs to its end. */
 export function cancel(stream) {
-  fetch(stream.cancel_url, { method: "POST" }).catch(() => {});
+  fetch(at(`/v1/streams/${stream.id}/cancel`), { method: "POST" }).catch(() => {});
 }
 
 /** Start several streams over one WebSocket: `bodies` by name. Calls `reader.token(name, fields)`, and returns when all
  * streams have ended. Throws: Refusal, also for a broken socket. */
 export function together(bodies, reader, signal) {
   return new Promise((resolve, reject) => {
-    const socket = new WebSocket(`${location.origin.replace("http", "ws")}/v1/ws`);
+    const socket = new WebSocket(at("/v1/ws").replace("http", "ws"));
     const running = new Set(bodies.keys());
     signal.addEventListener("abort", () => (socket.close(), resolve()), { once: true });
     socket.onopen = () => {
@@ -44,7 +44,7 @@ export function together(bodies, reader, signal) {
     socket.onmessage = ({ data }) => {
       const { type, id, ...fields } = JSON.parse(data);
       if (type === "delta") reader.token(id, fields);
-      else if (type === "refused") reject(new Refusal(0, fields.error));
+      else if (type === "refused" || type === "released") reject(new Refusal(0, fields.error));
       else if (isEnd(type)) running.delete(id);
       if (!running.size) (socket.close(), resolve());
     };

@@ -1,12 +1,13 @@
 /** The token timeline: a tick for each token, and the time of each stage. */
 
-import { html } from "/page/html.js";
-import { useSignal } from "/page/lib/signals.js";
+import { at } from "../../page/api.js";
+import { html } from "../../page/html.js";
+import { useSignal } from "../../page/lib/signals.js";
 
-import { Panel, Section, Start, Text, now, seconds } from "/demo/page/parts.js";
-import { Snippets, timeline } from "/demo/page/snippets.js";
-import { asking, begin, demo, kill, speaker } from "/demo/page/state.js";
-import { cancel, create, follow } from "/demo/page/streams.js";
+import { Panel, Section, Start, Text, now, seconds } from "./parts.js";
+import { Snippets, timeline } from "./snippets.js";
+import { asking, begin, demo, kill, speaker } from "./state.js";
+import { cancel, create, follow } from "./streams.js";
 
 const TOKENS = 100;
 const WIDTH = 1000;
@@ -69,7 +70,7 @@ function crowd(model, signal) {
 
 /** Ask the server for the times before the first token. A server that was started later does not know them. */
 async function readTimes(stream, run) {
-  const answer = await fetch(`/demo/streams/${stream.id}/times`).catch(() => null);
+  const answer = await fetch(at(`/demo/streams/${stream.id}/times`)).catch(() => null);
   if (answer?.ok) run.value = { ...run.value, times: await answer.json() };
 }
 

@@ -1,13 +1,13 @@
 /** Waiting and streaming: the same question twice at the same time. */
 
-import { html } from "/page/html.js";
-import { useSignal } from "/page/lib/signals.js";
-import { events } from "/page/streams.js";
+import { html } from "../../page/html.js";
+import { useSignal } from "../../page/lib/signals.js";
+import { events } from "../../page/streams.js";
 
-import { Clock, Panel, Section, Start, Text, now, seconds } from "/demo/page/parts.js";
-import { Snippets, waiting } from "/demo/page/snippets.js";
-import { asking, begin, speaker } from "/demo/page/state.js";
-import { post } from "/demo/page/streams.js";
+import { Clock, Panel, Section, Start, Text, now, seconds } from "./parts.js";
+import { Snippets, waiting } from "./snippets.js";
+import { asking, begin, speaker } from "./state.js";
+import { post } from "./streams.js";
 
 const TOKENS = 120;
 const NOTHING = { text: "", since: null, first: null, until: null };

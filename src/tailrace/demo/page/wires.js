@@ -1,13 +1,14 @@
 /** One stream on four wires at the same time, and the bytes per token of each wire. */
 
-import { html } from "/page/html.js";
-import { useSignal } from "/page/lib/signals.js";
-import { pieces } from "/page/streams.js";
+import { at } from "../../page/api.js";
+import { html } from "../../page/html.js";
+import { useSignal } from "../../page/lib/signals.js";
+import { pieces } from "../../page/streams.js";
 
-import { Panel, Section, Start, Text } from "/demo/page/parts.js";
-import { Snippets, fourWires } from "/demo/page/snippets.js";
-import { asking, begin, prompt, speaker } from "/demo/page/state.js";
-import { create } from "/demo/page/streams.js";
+import { Panel, Section, Start, Text } from "./parts.js";
+import { Snippets, fourWires } from "./snippets.js";
+import { asking, begin, prompt, speaker } from "./state.js";
+import { create } from "./streams.js";
 
 const TOKENS = 60;
 const SHOWN = 1200; // characters, the last ones
@@ -34,7 +35,7 @@ export function Wires() {
       WIRES.map(async ({ id }) => {
         put(id, { ...EMPTY, mood: "running" });
         try {
-          const answer = await fetch(`/demo/streams/${stream.id}/as/${id}`, { cache: "no-store", signal });
+          const answer = await fetch(at(`/demo/streams/${stream.id}/as/${id}`), { cache: "no-store", signal });
           for await (const { text, bytes } of pieces(answer)) {
             const before = shown.value[id];
             put(id, { text: (before.text + text).slice(-SHOWN), bytes: before.bytes + bytes });
@@ -44,7 +45,7 @@ export function Wires() {
         }
       }),
     );
-    tokens.value = (await (await fetch(`/v1/streams/${stream.id}`, { signal })).json()).usage.completion_tokens;
+    tokens.value = (await (await fetch(at(`/v1/streams/${stream.id}`), { signal })).json()).usage.completion_tokens;
   }
 
   return html`<${Section} id="wires" number="4" title="One stream, four wires">

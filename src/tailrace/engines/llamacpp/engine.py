@@ -64,6 +64,10 @@ class _Error(msgspec.Struct):
     message: str = ""
 
 
+class _Progress(msgspec.Struct):
+    cache: int = 0  # tokens of the prompt that were found in the cache
+
+
 class _Chunk(msgspec.Struct):
     content: str = ""
     tokens: list[int] = []
@@ -71,6 +75,7 @@ class _Chunk(msgspec.Struct):
     stop: bool = False
     stop_type: str = ""
     error: _Error | None = None
+    prompt_progress: _Progress | None = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
@@ -79,13 +84,24 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 class _Run:
     """A sequence, from `submit` to its last delta."""
 
-    __slots__ = ("body", "exchange", "follower", "held", "num_emitted", "num_reported", "sequence", "tokens")
+    __slots__ = (
+        "body",
+        "exchange",
+        "follower",
+        "held",
+        "num_cached",
+        "num_emitted",
+        "num_reported",
+        "sequence",
+        "tokens",
+    )
 
     def __init__(self, sequence: Sequence, body: bytes) -> None:
         self.sequence = sequence
         self.body = body
         self.tokens = len(sequence.prompt_ids) + (sequence.sampling.max_tokens or 0) + SPARE_TOKENS
         self.exchange: Exchange | None = None  # None until there is memory for it
+        self.num_cached: int | None = None  # tokens of the prompt, until a delta has said it
         self.num_reported = 0  # tokens of the answer that llama.cpp has reported
         self.num_emitted = 0  # tokens of the answer in deltas
         self.follower = None if sequence.sampling.grammar is None else GrammarFollower(sequence.sampling.grammar)
@@ -131,6 +147,7 @@ class LlamaCppEngine:
             "stream": True,
             "return_tokens": True,
             "cache_prompt": self._prefix_cache,
+            "return_progress": True,  # which says how much of the prompt was cached
         }
         self._runs[sequence.sequence_id] = _Run(sequence, msgspec.json.encode(body))
 
@@ -205,6 +222,8 @@ class LlamaCppEngine:
             chunk = _decode_chunk(event)
             if chunk.error is not None:
                 return self._fail(run, f"the engine rejected the request: {chunk.error.message}")
+            if chunk.prompt_progress is not None:
+                run.num_cached = chunk.prompt_progress.cache
             if chunk.stop:
                 finish = "stop" if chunk.stop_type == "eos" else "length"
                 break
@@ -224,7 +243,8 @@ class LlamaCppEngine:
             ids, finish = self._follow(run.follower, ids, finish)
             if finish == "error":
                 return self._fail(run, "the engine did not follow the grammar")
-        delta = Delta(run.sequence.sequence_id, run.num_emitted, ids, (), finish)
+        delta = Delta(run.sequence.sequence_id, run.num_emitted, ids, (), finish, num_cached_tokens=run.num_cached)
+        run.num_cached = None
         run.num_emitted += len(ids)
         if finish is not None:
             self._end(run)

@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -26,6 +27,7 @@ from tailrace.engines.openvino.graph import fill_blanks, fix_attention_width, is
 from tailrace.engines.openvino.merging import merge_layers
 from tailrace.engines.openvino.prepared import MADE
 from tailrace.errors import ModelError
+from tailrace.models.shards import parts_of
 
 __all__ = ["main"]
 
@@ -56,19 +58,20 @@ def main() -> int:
 
 
 def _convert(path: Path, work: Path, least_bits: int) -> None:
-    source = gguf.GGUFReader(path)
-    _check_space(source, work)
+    sources = [gguf.GGUFReader(part) for part in parts_of(path)]
+    tensors = [tensor for source in sources for tensor in source.tensors]
+    _check_space(tensors, work)
     _say(f"Preparing {path.name} for OpenVINO (only once) …")
-    blank = work / "blank" / path.name  # the library writes its files beside it
+    blank = work / "blank" / "blank.gguf"  # the library writes its files beside it
     blank.parent.mkdir()
-    write_blanks(source, blank)
-    source.fields.clear()  # a vocabulary of 128,256 tokens takes 320 MB there
+    write_blanks(sources[0].fields, tensors, blank)
+    sources[0].fields.clear()  # a vocabulary of 128,256 tokens takes 320 MB there
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = 1
     genai.ContinuousBatchingPipeline(str(blank), scheduler, "CPU", _SAVE, _SAVE)
     blank.unlink()
     model = ov.Core().read_model(blank.parent / "openvino_model.xml")
-    fill_blanks(model, source, _Progress(path.name), least_bits=least_bits)
+    fill_blanks(model, tensors, _Progress(path.name), least_bits=least_bits)
     fix_attention_width(model)
     merge_layers(model)
     made = work / MADE
@@ -78,10 +81,10 @@ def _convert(path: Path, work: Path, least_bits: int) -> None:
             file.rename(made / file.name)
 
 
-def _check_space(source: gguf.GGUFReader, work: Path) -> None:
+def _check_space(tensors: Sequence[gguf.ReaderTensor], work: Path) -> None:
     wanted_bytes = sum(
         _BYTES_PER_WEIGHT * int(tensor.n_elements) if is_quantised(tensor) else 3 * int(tensor.n_bytes)
-        for tensor in source.tensors
+        for tensor in tensors
     )
     if shutil.disk_usage(work).free < wanted_bytes:
         raise OSError(f"{work.parent} has less than {wanted_bytes >> 20:,} MiB of free space")

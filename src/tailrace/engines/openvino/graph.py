@@ -8,7 +8,7 @@ keys).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ _BLANK_BYTES = 18  # a scale, then 32 codes
 _SUMS = "sums_of_groups"
 _WITH_SUMS = f"with_{_SUMS}"
 
+Tensors = Sequence[gguf.ReaderTensor]
 Rows = npt.NDArray[np.int64]
 
 
@@ -44,14 +45,14 @@ def is_quantised(tensor: gguf.ReaderTensor) -> bool:
     return tensor.tensor_type.name not in ("F32", "F16", "BF16")
 
 
-def write_blanks(source: gguf.GGUFReader, target: Path) -> None:
-    """Write a copy of a GGUF file with blanks. Raises: OSError."""
-    writer = gguf.GGUFWriter(target, str(source.fields["general.architecture"].contents()))
-    for name, field in source.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
+def write_blanks(fields: Mapping[str, gguf.ReaderField], tensors: Tensors, target: Path) -> None:
+    """Write a copy of a GGUF model with blanks, as one file. Raises: OSError."""
+    writer = gguf.GGUFWriter(target, str(fields["general.architecture"].contents()))
+    for name, field in fields.items():
+        if not name.startswith(("GGUF.", "split.")) and name != "general.architecture":
             kinds = field.types
             writer.add_key_value(name, field.contents(), kinds[0], sub_type=kinds[-1] if len(kinds) > 1 else None)
-    for tensor in source.tensors:
+    for tensor in tensors:
         shape = [int(size) for size in reversed(tensor.shape)]
         kind = _BLANK if is_quantised(tensor) else tensor.tensor_type
         num_bytes = gguf.quant_shape_to_byte_shape(shape, kind) if kind is _BLANK else None
@@ -65,15 +66,15 @@ def write_blanks(source: gguf.GGUFReader, target: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for number, tensor in enumerate(source.tensors):
+    for number, tensor in enumerate(tensors):
         writer.write_tensor_data(_blank(tensor, number) if is_quantised(tensor) else tensor.data)
     writer.close()
 
 
 def fill_blanks(
-    model: Any, source: gguf.GGUFReader, report: Callable[[float], object], *, least_bits: int = 4
+    model: Any, tensors: Tensors, report: Callable[[float], object], *, least_bits: int = 4
 ) -> None:  # Any: the library's model
-    """Put the weights of a GGUF file into the graph that the library has made of its blanks.
+    """Put the weights of a GGUF model into the graph that the library has made of its blanks.
 
     `report` gets the part that is done, from 0 to 1. With 8 as `least_bits`, weights of four bits get eight.
 
@@ -81,12 +82,12 @@ def fill_blanks(
     the library may cause; NotImplementedError or ValueError for an unknown type.
     """
     sums = _Sums()
-    missing = {number for number, tensor in enumerate(source.tensors) if is_quantised(tensor)}
-    total, done = sum(source.tensors[number].n_bytes for number in missing), 0
+    missing = {number for number, tensor in enumerate(tensors) if is_quantised(tensor)}
+    total, done = sum(tensors[number].n_bytes for number in missing), 0
     for number, rows, readers in list(_blanks(model)):
         if number not in missing:
             raise RuntimeError("the library changed the codes of a tensor")
-        tensor = source.tensors[number]
+        tensor = tensors[number]
         try:
             _fill(tensor, rows, readers, sums, least_bits)
         except FloatingPointError as error:
@@ -97,7 +98,7 @@ def fill_blanks(
         done += tensor.n_bytes
         report(done / total)
     if missing:
-        raise RuntimeError(f"the library made no place for {source.tensors[min(missing)].name}")
+        raise RuntimeError(f"the library made no place for {tensors[min(missing)].name}")
     model.validate_nodes_and_infer_types()
 
 

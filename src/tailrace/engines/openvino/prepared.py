@@ -24,6 +24,7 @@ from tailrace.child import how_it_ended
 from tailrace.engines.openvino.facts import least_bits
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
+from tailrace.models.shards import model_stem, parts_of
 
 __all__ = ["FORM", "MADE", "prepare", "prepared_path", "remove_unused"]
 
@@ -39,7 +40,7 @@ def prepared_path(path: Path, cache: Path) -> Path:
     """Return the directory of a GGUF file's converted form, which may not exist yet. Raises: OSError."""
     # With the bits, because machines with different processors may share a cache directory.
     facts = f"{path.resolve()} {_state(path)} {_least_bits(path)} {genai.__version__}"
-    return cache / f"{path.stem}-form{FORM}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+    return cache / f"{model_stem(path)}-form{FORM}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
 def prepare(path: Path, cache: Path, *, again: bool = False) -> Path:
@@ -68,7 +69,7 @@ def prepare(path: Path, cache: Path, *, again: bool = False) -> Path:
 
 
 def _least_bits(path: Path) -> int:
-    return least_bits(path.stat().st_size)
+    return least_bits(sum(part.stat().st_size for part in parts_of(path)))
 
 
 def remove_unused(path: Path, prepared: Path) -> None:
@@ -76,8 +77,9 @@ def remove_unused(path: Path, prepared: Path) -> None:
 
     Processes that have loaded them keep their mappings of the removed files.
     """
-    for other in prepared.parent.glob(f"{glob.escape(path.stem)}-*"):
-        if other == prepared or not _NAME.fullmatch(other.name.removeprefix(path.stem)):
+    stem = model_stem(path)
+    for other in prepared.parent.glob(f"{glob.escape(stem)}-*"):
+        if other == prepared or not _NAME.fullmatch(other.name.removeprefix(stem)):
             continue
         file, state = _origin(other)
         if file not in ("", str(path.resolve())):
@@ -103,8 +105,8 @@ def _killed(path: Path, status: int) -> str:
 
 
 def _state(path: Path) -> str:
-    state = path.stat()
-    return f"{state.st_size} {state.st_mtime_ns}"
+    states = [part.stat() for part in parts_of(path)]
+    return " ".join(f"{state.st_size} {state.st_mtime_ns}" for state in states)
 
 
 def _origin(directory: Path) -> tuple[str, str]:

@@ -8,8 +8,9 @@ sequence: `<|crash|>` kills the worker, `<|stall|>` hangs it, `<|fail|>` fails t
 Options: `tokens_per_s` (per sequence; 0: unlimited), `utf8` (0 or 1), `fault_after` (tokens), `eos_after` (tokens; 0:
 never), `thinks` (tokens between `<think>` and `</think>` before the answer, unless the chat template disables it),
 `text` (the index of the text in `TEXTS` to recite; -1 takes the index from the prompt, and larger indexes are the
-faults in the order above, for wires that do not parse control tokens), `drift` (how many of a thousand tokens differ
-between processes, so that a replay differs).
+faults in the order above, for wires that do not parse control tokens), `caches` (how many earlier prompts count as
+cached; without it, the engine does not say how much of a prompt was cached), `drift` (how many of a thousand tokens
+differ between processes, so that a replay differs). `script=FILE` says what a script says (`script`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ import re
 import signal
 import time
 import zlib
+from collections import deque
 from functools import lru_cache
+from pathlib import Path
 
 from tailrace.engines.interface import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.scripted.script import read_script
 from tailrace.engines.scripted.texts import PIECES, TEXTS, cut
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason
@@ -51,7 +55,7 @@ CONTROL_TOKENS = (
     "<|assistant|>",
     "<|system|>",
 )
-OPTIONS = ("drift", "eos_after", "fault_after", "text", "thinks", "tokens_per_s", "utf8")
+OPTIONS = ("caches", "drift", "eos_after", "fault_after", "text", "thinks", "tokens_per_s", "utf8")
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
 _WORDS = [
@@ -152,10 +156,25 @@ def _number_in(prompt_ids: tuple[int, ...]) -> int:
     return int(found[0]) if found else 0
 
 
+def _text_of(prompt_ids: tuple[int, ...]) -> str:
+    """Return a prompt as text, with its control tokens."""
+    spelled = {256 + offset: token.encode() for offset, token in enumerate(CONTROL_TOKENS)}
+    words = {_FIRST_WORD_ID + offset: f" {word}".encode() for offset, word in enumerate(_WORDS)}
+    words |= {_FIRST_WORD_ID + len(_WORDS) + offset: piece for offset, piece in enumerate(PIECES)}
+    pieces = (bytes((one,)) if one < 256 else spelled.get(one) or words.get(one, b"") for one in prompt_ids)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _num_equal(ids: tuple[int, ...], others: tuple[int, ...]) -> int:
+    """Return the length of the common beginning, without the last token, which every prompt has to compute."""
+    pairs = zip(ids[:-1], others, strict=False)
+    return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(ids) - 1, len(others)))
+
+
 class _Run:
     __slots__ = (
-        "aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "script", "sequence_id",
-        "thinks",
+        "aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "num_cached", "script",
+        "sequence_id", "thinks",
     )  # fmt: skip
 
     def __init__(
@@ -167,6 +186,7 @@ class _Run:
         self.eos_after = eos_after
         self.script = script
         self.thinks = thinks if _may_think(sequence.prompt_ids) else 0
+        self.num_cached: int | None = None
         self.count = 0
         self.due_s = now_s
         self.aborted = False
@@ -185,16 +205,20 @@ class ScriptedEngine:
         self._thinks = int(options.get("thinks", 0))
         self._fault_after = int(options.get("fault_after", 3))
         self._eos_after = int(options.get("eos_after", 0))
+        self._script = read_script(Path(spec.path)) if spec.path not in ("", ".") else None
         self._text = int(options["text"]) if "text" in options else None
         if self._text is not None and not -1 <= self._text < len(TEXTS):
             raise ModelError(
                 f"The scripted engine has {len(TEXTS)} texts: the option `text` should be an index from 0, or -1."
             )
+        self._cached: deque[tuple[int, ...]] | None = None
+        if "caches" in options:
+            self._cached = deque(maxlen=int(options["caches"]))
         self._runs: dict[int, _Run] = {}
         self.capabilities = Capabilities(
             engine="scripted 1",
             context_tokens=spec.context_tokens,
-            kv_tokens=spec.kv_tokens,
+            kv_tokens=spec.kv_tokens if self._script is None else max(spec.kv_tokens, spec.context_tokens),
             block_tokens=1,
             max_sequences=spec.max_sequences,
             parameters=frozenset({"seed", "max_tokens", "ignore_eos", "temperature", "logprobs"}),
@@ -207,12 +231,17 @@ class ScriptedEngine:
             raise SequenceFailed("the prompt is too long for this engine")
         number = self._text if self._text != -1 else _number_in(sequence.prompt_ids)
         script = () if number is None else recited_tokens(number if number < len(TEXTS) else 0)
+        if self._script is not None:
+            script = (*self._script.answer(_text_of(sequence.prompt_ids)).encode(), EOS_ID)
         eos_after = 0 if sequence.sampling.ignore_eos else len(script) or self._eos_after
         if eos_after:
             limit = min(limit, eos_after)
         run = _Run(sequence, limit, eos_after, script, self._thinks, time.monotonic())
         if number is not None and number >= len(TEXTS):
             run.fault = CRASH_ID + (number - len(TEXTS)) % 4
+        if self._cached is not None:
+            run.num_cached = max((_num_equal(sequence.prompt_ids, ids) for ids in self._cached), default=0)
+            self._cached.append(sequence.prompt_ids)
         self._runs[sequence.sequence_id] = run
 
     def abort(self, sequence_id: int) -> None:
@@ -245,12 +274,14 @@ class ScriptedEngine:
         index = run.count
         run.count = index + 1
         run.due_s += self._interval_s
+        num_cached = run.num_cached if index == 0 else None
         if run.count == run.eos_after:
-            return Delta(run.sequence_id, index, (EOS_ID,), run.logprobs, "stop")
+            return Delta(run.sequence_id, index, (EOS_ID,), run.logprobs, "stop", num_cached_tokens=num_cached)
         script = run.script
         token_id = script[index % len(script)] if script else self._written(run, index)
         finish_reason: FinishReason | None = "length" if run.count == run.limit else None
-        return Delta(run.sequence_id, index, (token_id,), run.logprobs, finish_reason)
+        ids = (token_id,)
+        return Delta(run.sequence_id, index, ids, run.logprobs, finish_reason, num_cached_tokens=num_cached)
 
     def _written(self, run: _Run, index: int) -> int:
         return _token_at(self._key(run, index), index, self._utf8, run.thinks)

@@ -167,11 +167,13 @@ async def _read_events(
     silence_s = timeouts.first_s  # before the first event, the request may be queued there
     ended: AnswerEvent | None = None
     usage: tuple[int, int] | None = None
+    num_cached: int | None = None
     try:
         async with asyncio.timeout(silence_s) as clock:
             async for encoded in events:
                 event = decode(encoded) if encoded else AnswerEvent()
                 usage = event.usage or usage
+                num_cached = num_cached if event.num_cached_tokens is None else event.num_cached_tokens
                 if ended is None:
                     silence_s = timeouts.idle_s if encoded else silence_s
                     clock.reschedule(loop.time() + silence_s)
@@ -191,7 +193,7 @@ async def _read_events(
             raise UpstreamError("sends events that cannot be decoded") from None
     if ended is None:
         raise UpstreamError("ended its answer too early", is_temporary=True)
-    on_event(AnswerEvent(ended.text, ended.finish_reason, usage))
+    on_event(AnswerEvent(ended.text, ended.finish_reason, usage, num_cached))
     with contextlib.suppress(TimeoutError, httpx.HTTPError, UpstreamError):
         async with asyncio.timeout(_USAGE_S):  # reading to the end lets the connection be reused
             while await anext(events, None) is not None:

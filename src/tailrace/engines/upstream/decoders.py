@@ -54,6 +54,7 @@ class AnswerEvent:
     text: str = ""
     finish_reason: FinishReason | None = None
     usage: tuple[int, int] | None = None  # tokens of prompt and answer
+    num_cached_tokens: int | None = None  # of the prompt; with `usage`, if the server says it
     is_over: bool = False  # the last event
 
 
@@ -64,13 +65,24 @@ def _counts(prompt: int | None, answer: int | None) -> tuple[int, int] | None:
     return prompt, answer
 
 
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
 
     @property
     def counts(self) -> tuple[int, int] | None:
         return _counts(self.prompt_tokens, self.completion_tokens)
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """The prompt tokens that the server found in its cache; None if it does not say, or the number is wrong."""
+        count = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else None
+        return count if count is not None and 0 <= count <= (self.prompt_tokens or 0) else None
 
 
 class _Function(msgspec.Struct):
@@ -149,8 +161,9 @@ class OpenAIDecoder:
         if chunk.error:
             raise _error_in_stream(chunk.error)
         usage = chunk.usage.counts if chunk.usage is not None else None
+        num_cached = chunk.usage.num_cached_tokens if chunk.usage is not None else None
         if not chunk.choices:
-            return AnswerEvent(usage=usage)
+            return AnswerEvent(usage=usage, num_cached_tokens=num_cached)
         answer = chunk.choices[0]
         content = answer.delta.content if answer.delta is not None else answer.text
         text = "".join(part.text or "" for part in content) if isinstance(content, list) else content or ""
@@ -158,7 +171,7 @@ class OpenAIDecoder:
             text += self._write(call)
         text = self._think(answer.delta.thinking if answer.delta is not None else "", text)
         reason = _finish_reason(answer.finish_reason)
-        return AnswerEvent(text + (self._close_call() if reason is not None else ""), reason, usage)
+        return AnswerEvent(text + (self._close_call() if reason is not None else ""), reason, usage, num_cached)
 
     def _think(self, thought: str, text: str) -> str:
         """Return the text, after the reasoning that came with it or before it."""

@@ -38,6 +38,7 @@ class _Run:
         self.host = host
         self.count = 0  # ids
         self.usage = (len(sequence.prompt_ids), 0)  # estimated until the server sends its counts
+        self.num_cached: int | None = None  # tokens of the prompt, if the server says it
         self.is_aborted = False
         self.task: asyncio.Task[None]
         self._text: list[str] = []
@@ -52,6 +53,7 @@ class _Run:
         if event.text:
             self._text.append(event.text)
         self.usage = event.usage or (self.usage[0], self.usage[1] + bool(event.text))
+        self.num_cached = event.num_cached_tokens
         self._finish_reason = event.finish_reason
 
     def fail(self, error: UpstreamError) -> None:
@@ -80,7 +82,15 @@ class _Run:
                 is_lost=error.is_temporary,
                 is_refused=error.is_refusal,
             )
-        return Delta(self.sequence_id, start, ids, (), self._finish_reason, usage=self.usage)
+        return Delta(
+            self.sequence_id,
+            start,
+            ids,
+            (),
+            self._finish_reason,
+            usage=self.usage,
+            num_cached_tokens=self.num_cached if self._finish_reason is not None else None,
+        )
 
 
 class UpstreamEngine:

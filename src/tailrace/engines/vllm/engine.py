@@ -67,6 +67,7 @@ class _Run:
         self.top: list[TopLogprobs] = []
         self.finish: FinishReason | None = None
         self.failure = ""
+        self.num_cached: int | None = None  # tokens of the prompt, until a delta has said it
         self.is_aborted = False
         self.task: asyncio.Task[None]
 
@@ -93,7 +94,17 @@ class _Run:
             return Delta(self.sequence_id, start, (), (), "error", self.failure, is_refused=is_refused)
         if not self.ids and self.finish is None:
             return None
-        delta = Delta(self.sequence_id, start, tuple(self.ids), tuple(self.logprobs), self.finish, "", tuple(self.top))
+        delta = Delta(
+            self.sequence_id,
+            start,
+            tuple(self.ids),
+            tuple(self.logprobs),
+            self.finish,
+            "",
+            tuple(self.top),
+            num_cached_tokens=self.num_cached,
+        )
+        self.num_cached = None
         self.count += len(self.ids)
         self.ids.clear()
         self.logprobs.clear()
@@ -166,6 +177,8 @@ class VllmEngine:
             outputs = self._engine.generate(prompt, params, str(sequence.sequence_id), lora_request=self._lora)
             async with contextlib.aclosing(outputs):  # closing aborts an unfinished request
                 async for output in outputs:
+                    if not run.count:
+                        run.num_cached = output.num_cached_tokens
                     run.on_output(output.outputs[0])
                     self._loop.wake()
         except Exception as error:  # fails this sequence only; `step` detects a lost engine

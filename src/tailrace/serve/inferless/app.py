@@ -23,8 +23,9 @@ from starlette.types import Receive, Scope, Send
 
 from tailrace import __version__
 from tailrace.dialects import triton
-from tailrace.dialects.bodies import read_json, to_json
+from tailrace.dialects.bodies import to_json
 from tailrace.dialects.triton_models import VERSION
+from tailrace.dialects.triton_tensors import read_tensors
 from tailrace.errors import BodyTooLarge, RequestError, TailraceError, UnknownModel
 from tailrace.http.answers import JsonAnswer, error_answer
 from tailrace.serve.inferless.errors import InferFailed, OutputError
@@ -176,7 +177,7 @@ class InferlessApp:
         """Read a request. Returns it, and the first fields of each of its answers. Raises: RequestError."""
         name = self._named(request)
         triton.check_headers(request.headers)
-        inference = read(read_json(await _body(request)), self._loaded.inputs)
+        inference = read(read_tensors(await _body(request), request.headers), self._loaded.inputs)
         if None not in (inference.stream, stream) and inference.stream != stream:
             raise RequestError("stream: use generate_stream for a stream, else generate.", param="stream")
         head: dict[str, object] = {} if inference.request_id is None else {"id": inference.request_id}

@@ -13,8 +13,10 @@ from typing import Any
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, read_fields
-from tailrace.dialects.triton import RequestedOutput, TritonTensor
+from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.shapes import read_fields
+from tailrace.dialects.triton import RequestedOutput
+from tailrace.dialects.triton_tensors import TritonTensor
 from tailrace.errors import RequestError
 from tailrace.serve.inferless.errors import OutputError
 from tailrace.serve.inferless.schema import DATATYPES, Schema, family

@@ -10,12 +10,15 @@ import msgspec
 from tailrace.errors import ClaimTaken, IdempotencyConflict
 from tailrace.streams.log import Claim, Record
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._scripts import RECALL
+from tailrace.streams.redis._scripts import CLAIM, RECALL
 
-__all__ = ["Claims"]
+__all__ = ["TAKEN", "Claims"]
+
+TAKEN = "Another server began a stream with this Idempotency-Key."
 
 _UNUSED_MS = 60_000  # lifetime of a key whose stream is not stored yet
 _WAIT_S = 2.0  # for another server to store the stream of a key
+_RETRY_S = 0.05
 
 
 class _Row(msgspec.Struct, array_like=True):
@@ -54,30 +57,32 @@ class Claims:
 
     async def take(self, record: Record, claim: Claim) -> None:
         """Take the key for a new stream. Raises: ClaimTaken if another server has a stream of it, StorageError."""
-        client, ask, key = self._connection.client, self._connection.ask, self._keys.claim(record.owner, claim.key)
-        row = _encode(_Row(claim.fingerprint, record.stream_id))
-        until_s = time.monotonic() + _WAIT_S
-        while not await ask(client.set(key, row, nx=True, px=_UNUSED_MS)):
-            present = await ask(client.get(key))
-            if present is None:
-                continue
-            stream_id = _decode(present).stream_id
-            if stream_id == record.stream_id:  # taken before, and the answer was lost
-                return
+        client, ask = self._connection.client, self._connection.ask
+        seen, until_s = b"", 0.0
+        unused = b""  # the row of a stream that is not there
+        while (other := await self._claim(record, claim, _UNUSED_MS, unused)) is not None:
+            if other != seen:
+                seen, until_s = other, time.monotonic() + _WAIT_S
+            stream_id = _decode(other).stream_id
             if await ask(client.exists(self._keys.stream(stream_id))):
-                raise ClaimTaken("Another server began a stream with this Idempotency-Key.")
+                raise ClaimTaken(TAKEN)
             # Its stream has expired, or another server stores it now, or that server died before it could.
             if await ask(client.exists(self._keys.gone(stream_id))) or time.monotonic() > until_s:
-                await ask(client.set(key, row, px=_UNUSED_MS))
-                return
-            await asyncio.sleep(0.05)
+                unused = other
+            else:
+                await asyncio.sleep(_RETRY_S)
 
-    async def keep(self, record: Record, *, lifetime_s: float | None = None) -> None:
-        """Keep the key of a stored stream: as long as the stream runs, or for `lifetime_s`. Raises: StorageError."""
+    async def keep(self, record: Record, *, lifetime_s: float | None = None) -> bool:
+        """Keep the key of a stored stream: as long as the stream runs, or for `lifetime_s`. Returns whether the stream
+        has its key: another one may have taken it before the stream was stored. Raises: StorageError."""
         if record.claim is None:
-            return
-        client, key = self._connection.client, self._keys.claim(record.owner, record.claim.key)
-        if lifetime_s is None:
-            await self._connection.ask(client.persist(key))
-        else:
-            await self._connection.ask(client.pexpire(key, max(1, int(1000 * lifetime_s))))
+            return True
+        lifetime_ms = 0 if lifetime_s is None else max(1, int(1000 * lifetime_s))
+        return await self._claim(record, record.claim, lifetime_ms) is None
+
+    async def _claim(self, record: Record, claim: Claim, lifetime_ms: int, unused: bytes = b"") -> bytes | None:
+        """Return the row of another stream that has the key and is not `unused`. Raises: StorageError."""
+        row = _encode(_Row(claim.fingerprint, record.stream_id))
+        keys = [self._keys.claim(record.owner, claim.key)]
+        other: bytes | None = await self._connection.run(CLAIM, keys, row, lifetime_ms, unused)
+        return other

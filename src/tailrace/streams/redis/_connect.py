@@ -22,6 +22,7 @@ __all__ = ["connect", "reason"]
 
 _CONNECT_S = 5.0
 _CLOSE_S = 2.0
+_NODE_S = 1.5  # longer than a blocking read, and shorter than a command may take: then a cluster's nodes are asked anew
 _OLDEST = (6, 2)  # of Redis; Valkey begins with 7.2
 _SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 _URL_HINT = (
@@ -102,7 +103,7 @@ async def _client(
         facts: Any = await client.info("cluster")
     if not facts.get("cluster_enabled"):
         return client, False
-    cluster = RedisCluster.from_url(parts.geturl(), **link)
+    cluster = RedisCluster.from_url(parts.geturl(), **link, socket_timeout=_NODE_S)
     stack.push_async_callback(_close, cluster.aclose)
     async with asyncio.timeout(_CONNECT_S):
         await cluster.initialize()

@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import re
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
-from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+from redis.exceptions import (
+    BusyLoadingError,
+    MasterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
 
 from tailrace.errors import JournalFull, ModelError, StorageError
 from tailrace.streams.redis._connect import connect, reason
@@ -21,6 +29,11 @@ _T = TypeVar("_T")
 
 _COMMAND_S = 2.0  # after which a command has failed
 _AT_ONCE = 64  # commands, each on a connection of its own; others wait
+_CLOSE_S = 2.0
+# Errors of a server that is no primary, or none that can be written: it has become a replica, is starting again, or
+# has lost its replicas. A script's error may have the code in its text only.
+_FORMER_PRIMARY = (BusyLoadingError, MasterDownError, ReadOnlyError)
+_FORMER_PRIMARY_CODE = re.compile(r"\b(?:LOADING|MASTERDOWN|NOREPLICAS|READONLY|UNBLOCKED)\b")
 
 
 class Connection:
@@ -30,6 +43,7 @@ class Connection:
         self.client = client  # Any: the three clients have the same commands and no common type
         self.keys = keys
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._dropped_s = 0.0  # loop time; when all connections were dropped
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -54,11 +68,13 @@ class Connection:
     async def ask(self, command: Awaitable[_T], *, within_s: float = _COMMAND_S) -> _T:
         """Return the answer of a command of `client`. Waiting for a turn counts as time of the command. Raises:
         StorageError."""
+        begun_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(within_s), self._turns:
                 answer = await command
         except Exception as error:  # of the client library and the event loop, which have errors of many kinds
             _require_uncancelled()
+            await self._drop_former(error, begun_s)
             raise _as_storage_error(error) from error
         finally:
             if inspect.iscoroutine(command):
@@ -68,11 +84,26 @@ class Connection:
 
     async def scan(self, pattern: str) -> AsyncIterator[bytes]:
         """Yield the keys that match a pattern. Raises: StorageError."""
+        begun_s = asyncio.get_running_loop().time()
         try:
             async for key in self.client.scan_iter(match=pattern, count=1_000):
                 yield key
         except Exception as error:
+            await self._drop_former(error, begun_s)
             raise _as_storage_error(error) from error
+
+    async def _drop_former(self, error: Exception, begun_s: float) -> None:
+        """Drop all connections if the error of a command says that they lead to a former primary, so that the next
+        command connects anew: the address belongs to another server by now, or soon will. The client of a cluster does
+        this itself."""
+        pool = getattr(self.client, "connection_pool", None)
+        is_former = isinstance(error, _FORMER_PRIMARY) or _FORMER_PRIMARY_CODE.search(str(error)) is not None
+        if pool is None or not is_former or begun_s < self._dropped_s:
+            return
+        self._dropped_s = asyncio.get_running_loop().time()
+        with contextlib.suppress(Exception):  # as in `ask`
+            async with asyncio.timeout(_CLOSE_S):
+                await pool.disconnect()
 
 
 def _require_uncancelled() -> None:

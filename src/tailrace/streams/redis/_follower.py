@@ -12,6 +12,7 @@ __all__ = ["Followers", "KeyFollower"]
 
 _BLOCK_MS = 1_000
 _RETRY_S = 0.2
+_PAUSE_S = 5e-6  # after each read, for each key: a read names them all, so its cost grows with them
 _ENTRIES = 256  # of each key in one answer
 
 Entries = list[tuple[bytes, Mapping[bytes, bytes]]]
@@ -66,6 +67,7 @@ class KeyFollower:
                     continue  # it was followed anew from another position meanwhile
                 self._last_ids[key] = entries[-1][0].decode()
                 self._takers[key](entries)
+            await asyncio.sleep(_PAUSE_S * len(asked))  # what comes meanwhile is read together
 
 
 class Followers:

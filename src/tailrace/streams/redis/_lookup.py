@@ -71,7 +71,7 @@ class Lookup:
         last = min(after, log.last_seq + len(self._queued(log)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CATCH_UP_S):
-                while log.last_seq < last and not log.is_released:
+                while log.last_seq < last and log.released is None:
                     await Reader(log, log.last_seq).wait()
 
     def _log_of_another_task(self, stream_id: str) -> StreamLog | None:

@@ -9,6 +9,7 @@ from typing import Literal
 from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
 from tailrace.streams.redis._follower import Entries
+from tailrace.streams.redis._stored import for_clients
 from tailrace.types import Event
 
 __all__ = ["Mirror"]
@@ -47,7 +48,8 @@ class Mirror:
         """Add the events of new entries. Raises: JournalDamaged."""
         for entry_id, fields in entries:
             last = int(entry_id.partition(b"-")[0])
-            events = self._rows.read_events(self.log.stream_id, fields[b"e"])
+            with for_clients():
+                events = self._rows.read_events(self.log.stream_id, fields[b"e"])
             self.extend(last - len(events) + 1, events)
 
     def extend(self, first: int, events: Sequence[Event]) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tailrace.errors import JournalDamaged
+from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams._rows import Rows
 from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.redis._connection import Connection
@@ -64,23 +64,25 @@ class Mirrors:
     def _take(self, mirror: Mirror, entries: Entries) -> None:
         try:
             mirror.take(entries)
-        except JournalDamaged:
-            logger.error("a stream of another server cannot be read")
-            self._give_up(mirror)
+        except JournalDamaged as error:
+            self._give_up(mirror, error)
 
     def _ended(self, mirror: Mirror) -> None:
         self.unfollow(mirror)
         mirror.log.record = mirror.log.record.finished()
         self._on_end(mirror.log)
 
-    def _give_up(self, mirror: Mirror) -> None:
+    def _give_up(self, mirror: Mirror, reason: StorageError) -> None:
         """Stop following a stream that has not ended, and send its readers away."""
+        if isinstance(reason, JournalDamaged):
+            logger.error("a stream of another server cannot be read")
         self.unfollow(mirror)
-        mirror.log.release()
+        mirror.log.release(reason)
 
     def give_up_all(self) -> None:
+        """This server begins again under another epoch."""
         for mirror in list(self._mirrors.values()):
-            self._give_up(mirror)
+            self._give_up(mirror, StorageError("This server was cut off from the log store. The stream goes on."))
 
     def join_again(self) -> None:
         """Tell the writers of all followed streams of the readers here: they may have seen that this server is gone."""
@@ -123,10 +125,11 @@ class Mirrors:
             mirror.extend(1, stored.events(self._rows, log.stream_id))
 
     async def _check(self, mirror: Mirror) -> None:
-        """See whether a followed stream has another writer now, or events that were compacted before they were read."""
+        """See whether a followed stream has another writer now, or events that were compacted before they were read.
+        Raises: StorageError."""
         log = mirror.log
         if not log.num_readers and time.monotonic() - mirror.unread_since_s > _UNREAD_S:
-            self._give_up(mirror)
+            self._give_up(mirror, StorageError("This server follows the stream no longer: it had no reader here."))
             return
         client = self._connection.client
         epoch, last = await self._connection.ask(client.hmget(self._keys.stream(log.stream_id), "epoch", "last"))
@@ -135,12 +138,16 @@ class Mirrors:
         if epoch is None:
             mirror.num_missing += 1  # its server may store it again, if Redis has lost it
             if mirror.num_missing == _MISSING:
-                self._give_up(mirror)
+                self._give_up(mirror, StorageError("The log store does not have this stream at the moment."))
             return
         mirror.num_missing = 0
         await self._members.list_writer(int(epoch))
         if int(last) > log.last_seq:
-            await self.catch_up(log)
+            try:
+                await self.catch_up(log)
+            except JournalDamaged as error:  # of this stream alone
+                self._give_up(mirror, error)
+                return
         if int(epoch) != mirror.epoch:
             mirror.epoch = int(epoch)
             if log.num_readers:

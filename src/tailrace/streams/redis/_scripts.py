@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 __all__ = [
     "APPEND",
+    "CLAIM",
     "COMPACT",
     "DECLARE_DEAD",
     "DELETE",
@@ -166,6 +167,16 @@ DELETE = script("""
 redis.call('ZREM', KEYS[4], ARGV[1])
 if redis.call('HGET', KEYS[1], 'ended') then redis.call('DEL', KEYS[1], KEYS[2]) end
 return 1
+""")
+
+# Keys: `claim`. Arguments: the row of a stream; how long in ms it is kept, 0 without an end; a row that it may replace.
+# Keeps the row if there is no other one. Returns the other one; nil if the row is kept.
+CLAIM = script("""
+local has = redis.call('GET', KEYS[1])
+if has and has ~= ARGV[1] and has ~= ARGV[3] then return has end
+redis.call('SET', KEYS[1], ARGV[1])
+if ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return false
 """)
 
 # Keys: `epoch`. Returns a new epoch. It is larger than the earlier ones even if Redis has lost them: the clock goes on.

@@ -13,7 +13,7 @@ from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._scripts import LOAD
 from tailrace.types import Event
 
-__all__ = ["Gone", "Stored", "load"]
+__all__ = ["Gone", "Stored", "for_clients", "load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class Stored:
 
     def events(self, rows: Rows, stream_id: str) -> list[Event]:
         """Decode the events. Raises: JournalDamaged."""
-        with _for_clients():
+        with for_clients():
             return [event for row in self.rows for event in rows.read_events(stream_id, row)]
 
     def log(self, rows: Rows, stream_id: str) -> StreamLog:
         """Decode the stream. Raises: JournalDamaged."""
-        with _for_clients():
+        with for_clients():
             record = rows.read_record(stream_id, self.record)
         return StreamLog(record, self.events(rows, stream_id))
 
 
 @contextmanager
-def _for_clients() -> Iterator[None]:
+def for_clients() -> Iterator[None]:
     """Replace the message of JournalDamaged, which is a part of a sentence for the log."""
     try:
         yield

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from tailrace.errors import StorageError
+from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams._rows import Rows
 from tailrace.streams._write_errors import WriteErrors
 from tailrace.streams.log import Ender, StreamLog, enqueue
@@ -41,7 +41,8 @@ class Writer:
     dropped and `give_up` is called, which must end all streams.
 
     `on_other_writer` is called with a log that another server writes now, as Redis says, and must `drop` it if that is
-    true. `on_missing` is called with a log that Redis has lost, and must `open` it again.
+    true. `on_missing` is called with a log that Redis has lost, and must `open` it again. `on_unreadable` is called
+    with one of which Redis has events that cannot be read, and must `drop` it.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class Writer:
         give_up_after_s: float,
         give_up: Callable[[StorageError], None],
         on_other_writer: Callable[[StreamLog], Awaitable[None]],
-        on_missing: Callable[[StreamLog], Awaitable[None]],
+        on_missing: Callable[[StreamLog], Awaitable[object]],
+        on_unreadable: Callable[[StreamLog], None],
     ) -> None:
         self._connection = connection
         self._members = members
@@ -63,6 +65,7 @@ class Writer:
         self._give_up = give_up
         self._on_other_writer = on_other_writer
         self._on_missing = on_missing
+        self._on_unreadable = on_unreadable
         self._queues: dict[StreamLog, list[Event]] = {}
         self._num_restored = 0  # streams, in this commit
         self._is_queued = asyncio.Event()
@@ -191,7 +194,12 @@ class Writer:
         stored = await load(self._connection, log.stream_id)
         if not isinstance(stored, Stored):
             return
-        new = stored.events(self._rows, log.stream_id)[log.last_seq :]
+        try:
+            new = stored.events(self._rows, log.stream_id)[log.last_seq :]
+        except JournalDamaged:  # of this stream alone
+            logger.error("stream %s was damaged in Redis and cannot go on", log.stream_id)
+            self._on_unreadable(log)
+            return
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(new, events, strict=False)))
         if same:
             self._committed(log, events[:same])
@@ -209,7 +217,7 @@ class Writer:
         self._queues = {log: events for log, events in self._queues.items() if isinstance(log.producer, Ender)}
         self._give_up(error)
         for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
-            log.release()
+            log.release(error)
 
 
 async def _all(calls: Sequence[Awaitable[None]]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -15,7 +14,7 @@ from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import end_of
 from tailrace.streams.log import Claim, Ender, Reader, Record, StreamLog
 from tailrace.streams.log_store import Lease, Peers
-from tailrace.streams.redis._claims import Claims
+from tailrace.streams.redis._claims import TAKEN, Claims
 from tailrace.streams.redis._connection import Connection, start_error
 from tailrace.streams.redis._facts import check_facts
 from tailrace.streams.redis._finished import FinishedStreams
@@ -73,6 +72,7 @@ class RedisLogStore:
             give_up=self._give_up,
             on_other_writer=self._on_other_writer,
             on_missing=self._store,
+            on_unreadable=self._on_lease_lost,
         )
         self._finished = FinishedStreams(
             connection,
@@ -141,7 +141,7 @@ class RedisLogStore:
         try:
             if record.claim is not None:
                 await self._claims.take(record, record.claim)
-            await self._store(log)
+            has_claim = await self._store(log)
         except ClaimTaken:
             raise
         except BaseException as error:
@@ -149,16 +149,20 @@ class RedisLogStore:
             if isinstance(error, StorageError):
                 self._writer.failed(error)
             raise
+        if not has_claim:  # it was stored so late that another server has begun a stream with the key
+            self._openings.fail(record.stream_id)
+            raise ClaimTaken(TAKEN)
         if epoch != self.epoch:  # the others take it over
             self._members.list_former_epoch(epoch)
             raise StorageError("Other servers took the streams of this server over.")
         self._running[log.stream_id] = log
         return Lease(log, epoch)
 
-    async def _store(self, log: StreamLog) -> None:
-        """Store a new stream, or one that Redis has lost. Raises: StorageError."""
+    async def _store(self, log: StreamLog) -> bool:
+        """Store a new stream, or one that Redis has lost. Returns whether it has its idempotency key, if there is one.
+        Raises: StorageError."""
         await self._writer.open(log)
-        await self._claims.keep(log.record)
+        return await self._claims.keep(log.record)
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         log = lease.log
@@ -240,13 +244,13 @@ class RedisLogStore:
 
     async def _wait_for_end(self, log: StreamLog) -> None:
         """Raises: StorageError if the end cannot be written, or its server is gone and no other takes over."""
-        until_s = time.monotonic() + self._lease_s + 5
-        with Reader(log, log.last_seq, at_end_only=True) as reader:
-            while log.end is None and not log.is_released and self.write_error is None and time.monotonic() < until_s:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.wait(), 0.2)
+        errors = self._writer.errors
+        with Reader(log, at_end_only=True) as reader, errors.calling(reader.wake), contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._lease_s + 5):
+                while reader.ending is None and errors.current is None:
+                    await reader.wait()
         if log.end is None:
-            error = self.write_error or StorageError("The server of this stream does not answer.")
+            error = errors.current or log.released or StorageError("The server of this stream does not answer.")
             raise error.with_traceback(None)
 
     async def delete(self, owner: str, stream_id: str) -> None:

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tailrace.text.tool_calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
+from tailrace.text.calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
+from tailrace.types import CallReading
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 Found = list[str | tuple[str, str]]  # text, and calls with their names and arguments
 
 
-def read(pieces: Sequence[str], *, forced: bool = False, single: bool = False) -> Found:
+def read(pieces: Sequence[str], *, is_cut: bool = False, **reading: Any) -> Found:  # Any: fields of a reading
     """Return the parts, with adjacent parts of the same kind joined."""
-    reader = ToolCallReader(forced=forced, single=single)
-    parts = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
+    reader = ToolCallReader(CallReading(**reading))
+    parts = [part for piece in pieces for part in reader.push(piece)] + reader.flush(is_cut=is_cut)
     found: Found = []
     num_calls = 0
     for part in parts:
@@ -46,7 +47,7 @@ def call(name: str, arguments: str, *, close: str = CLOSE) -> str:
     return f'{OPEN}\n{{"name": "{name}", "arguments": {arguments}}}\n{close}'
 
 
-HARD = '{"a": "}{\\"\\\\", "</tool_call>": ["<tool_call>", {"b": "\\u007d]"}], "c": "\U0001f30a\n"}'
+HARD = '{"a": "}{\\"\\\\", "</tool_call>": ["<tool_call>", {"b": "\\u007d]"}], "c": "\U0001f30a\\n"}'
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,9 @@ HARD = '{"a": "}{\\"\\\\", "</tool_call>": ["<tool_call>", {"b": "\\u007d]"}], "
         (call("\\u0061\\n", "{}"), [("a\n", "{}")]),
         # Not closed, or not properly.
         (call("a", "{}", close=""), [("a", "{}")]),
-        (f'{OPEN}{{"name": "a", "arguments": {{"b": [1, 2', [("a", '{"b": [1, 2')]),
+        (f'{OPEN}{{"name": "a", "arguments": {{"b": [1, 2', [("a", '{"b": [1, 2]}')]),
+        (f'{OPEN}{{"name": "a", "arguments": {{"b": 1}}{CLOSE}.', [("a", '{"b": 1}'), "."]),
+        (f'{OPEN}{{"name": "a", "arguments": {{"b": [1{CLOSE}.', [("a", '{"b": [1]}'), "."]),
         (call("a", "{}", close="") + call("b", "{}"), [("a", "{}"), ("b", "{}")]),
         (f'{OPEN}{{"name": "a", "arguments": {{}}, "id": 7}}{CLOSE}.', [("a", "{}"), "."]),
         (f'{OPEN}{{"name": "a", "arguments": {{}}}} and so on', [("a", "{}"), "and so on"]),
@@ -75,11 +78,23 @@ HARD = '{"a": "}{\\"\\\\", "</tool_call>": ["<tool_call>", {"b": "\\u007d]"}], "
         (OPEN, [OPEN]),
         (OPEN + CLOSE, [OPEN + CLOSE]),
         (f"{OPEN}a{CLOSE}b", [f"{OPEN}a{CLOSE}b"]),
-        (f'{OPEN}{{"name": "a"}}{CLOSE}', [f'{OPEN}{{"name": "a"}}{CLOSE}']),
-        (f'{OPEN}{{"arguments": {{}}, "name": "a"}}{CLOSE}', [f'{OPEN}{{"arguments": {{}}, "name": "a"}}{CLOSE}']),
+        (f'{OPEN}{{"arguments": {{}}}}{CLOSE}', [f'{OPEN}{{"arguments": {{}}}}{CLOSE}']),
+        (f'{OPEN}{{"name": "a", "arguments": [1]}}{CLOSE}', [f'{OPEN}{{"name": "a", "arguments": [1]}}{CLOSE}']),
         (f'{OPEN}{{"name": "a", "arguments": "b"}}{CLOSE}', [f'{OPEN}{{"name": "a", "arguments": "b"}}{CLOSE}']),
         (f'{OPEN}{{"name": 1, "arguments": {{}}}}{CLOSE}', [f'{OPEN}{{"name": 1, "arguments": {{}}}}{CLOSE}']),
-        (call("\\x", "{}"), [call("\\x", "{}")]),
+        # Without arguments, with text instead, in another order, with other keys, in a fence, with a mistake.
+        (f'{OPEN}{{"name": "a"}}{CLOSE}', [("a", "{}")]),
+        (call("a", "null"), [("a", "{}")]),
+        (call("a", '""'), [("a", "{}")]),
+        (call("a", '"{\\"b\\": 1}"'), [("a", '{"b": 1}')]),
+        (f'{OPEN}{{"arguments": {{"b": 1}}, "name": "a"}}{CLOSE}', [("a", '{"b": 1}')]),
+        (f'{OPEN}{{"id": "7", "type": "function", "name": "a", "arguments": {{}}}}{CLOSE}', [("a", "{}")]),
+        (f'{OPEN}{{"type": "function", "function": {{"name": "a", "arguments": {{}}}}}}{CLOSE}', [("a", "{}")]),
+        (f'{OPEN}\n```json\n{{"name": "a", "arguments": {{}}}}\n```\n{CLOSE}', [("a", "{}")]),
+        (f'{OPEN}[{{"name": "a"}}, {{"name": "b"}}]{CLOSE}', [("a", "{}"), ("b", "{}")]),
+        (f"{OPEN}{{'name': 'a', 'arguments': {{'b': None}}}}{CLOSE}", [("a", '{"b": null}')]),
+        (call("a", '{"b": 1,}'), [("a", '{"b": 1}')]),
+        (call("a", '{"b": "x\ny"}'), [("a", '{"b": "x\\ny"}')]),
         (call("", "{}"), [call("", "{}")]),
         (f"{CLOSE} <tool_call {OPEN[:-1]}", [f"{CLOSE} <tool_call {OPEN[:-1]}"]),
         # A call behind what is none.
@@ -88,7 +103,7 @@ HARD = '{"a": "}{\\"\\\\", "</tool_call>": ["<tool_call>", {"b": "\\u007d]"}], "
         (OPEN + "x" * 500 + call("b", "{}"), [OPEN + "x" * 500, ("b", "{}")]),
         (f"{OPEN} no {OPEN}" + '{"name": "b", "arguments": {}}', [f"{OPEN} no ", ("b", "{}")]),
         # How long a head may be.
-        (call("n" * 300, "{}"), [("n" * 300, "{}")]),
+        (call("n" * 256, "{}"), [("n" * 256, "{}")]),
         (call("n" * 500, "{}"), [call("n" * 500, "{}")]),
     ],
 )  # fmt: skip
@@ -169,7 +184,7 @@ def test_calls_and_text_are_separated(given: list[Any], data: st.DataObject) -> 
     [
         ('{"name": "a", "arguments": {"b": "}"}}', [("a", '{"b": "}"}')]),
         ('\n {"name":"a","arguments":{}} \n', [("a", "{}")]),
-        ('{"name": "a", "arguments": {"b"', [("a", '{"b"')]),
+        ('{"name": "a", "arguments": {"b": "x', [("a", '{"b": "x"}')]),
         ('{"name": "a', ['{"name": "a']),  # the limit came first
         ("", []),
         ("{}", ["{}"]),
@@ -192,7 +207,7 @@ def test_a_forced_call_has_no_markers(text: str, expected: Found) -> None:
         ("a" + call("b", "{}") + call("c", "{}") + "d", ["a", ("b", "{}")]),
         (call("b", HARD) + "\n" + call("c", "{}"), [("b", HARD)]),
         (OPEN + "no " + call("b", "{}") + "d", [OPEN + "no ", ("b", "{}")]),
-        (OPEN + '{"name": "b", "arguments": {"c', [("b", '{"c')]),
+        (OPEN + '{"name": "b", "arguments": {"c": "d', [("b", '{"c": "d"}')]),
         (OPEN + '{"name": "b", "arguments": {}', [("b", "{}")]),
     ],
 )
@@ -227,17 +242,6 @@ def test_only_the_start_of_a_call_is_held_back(beginning: str) -> None:
     assert len("".join(shown)) > 1_500
 
 
-class Counting(ToolCallReader):
-    """Counts the characters that are read."""
-
-    num_seen = 0
-
-    def __getattribute__(self, name: str) -> Any:  # Any: as the original
-        if name.startswith("_in_") and name not in ("_in_string",):
-            self.num_seen += len(self._held)
-        return super().__getattribute__(name)
-
-
 LONG = {
     "text": "The river runs. ",
     "openers": OPEN,
@@ -256,15 +260,17 @@ LONG = {
 )
 def test_the_time_is_linear_in_the_text(kind: str, start: str) -> None:
     def work(length: int, step: int) -> int:
+        """Return how many characters were held, summed over the pieces. Each of them may be looked at once more."""
         text = start + (LONG[kind] * length)[:length]
-        reader = Counting()
+        reader = ToolCallReader()
+        num_held = 0
         for place in range(0, len(text), step):
             reader.push(text[place : place + step])
+            num_held += len(reader.source.text) + step
         reader.flush()
-        assert reader.num_seen >= len(text)
-        return reader.num_seen
+        return num_held
 
-    for step in (7, 100_000):
+    for step in (7, 1_000):
         assert work(12_000, step) < 3.5 * work(4_000, step) + 10_000
 
 
@@ -280,8 +286,22 @@ def test_whole_calls() -> None:
     assert reader.flush() == [WholeCall("f", {})]
 
 
-@pytest.mark.parametrize("source", ['{"a": 1', '{"a" 1}', "{'a': 1}", '{"a": 1]', "{" * 2_000 + "}" * 2_000])
-def test_a_call_whose_arguments_are_not_json_is_text(source: str) -> None:
+def test_a_call_that_a_limit_cuts_stays_unfinished() -> None:
+    text = OPEN + '{"name": "b", "arguments": {"c": [1, "d'
+    assert read([text], is_cut=True) == read(list(text), is_cut=True) == [("b", '{"c": [1, "d')]
+    assert read([text[:19]], is_cut=True) == [text[:19]]
+
+
+def test_a_call_that_a_limit_cuts_is_whole_or_text() -> None:
+    text = OPEN + '{"name": "b", "arguments": {"c": [1, "d'
     reader = WholeCallReader()
-    found = reader.push(OPEN + '{"name": "b", "arguments": ' + source) + reader.flush()
-    assert found == [OPEN + '{"name": "b", "arguments": ' + source]
+    assert reader.push(text) + reader.flush(is_cut=True) == [WholeCall("b", {"c": [1, "d"]})]
+    reader = WholeCallReader(cut_is_text=True)
+    assert reader.push(text) + reader.flush(is_cut=True) == ['{"name": "b", "arguments": {"c": [1, "d']
+
+
+def test_a_call_whose_arguments_are_nested_too_deeply_is_text() -> None:
+    reader = WholeCallReader()
+    source = '{"a": ' * 2_000 + "1" + "}" * 2_000
+    found = reader.push(call("b", source)) + reader.flush()
+    assert found == ['{"name": "b", "arguments": ' + source]

@@ -1,0 +1,56 @@
+"""Fits requests to what a model and its engine can do, and says what became of them (X-Tailrace-Ignored)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from tailrace.dialects import GenerateCall, StreamFacts
+from tailrace.dialects.shapes import note
+from tailrace.errors import ContextLengthExceeded
+from tailrace.generation import Generator
+from tailrace.generation.served import Served
+from tailrace.streams import Record, new_stream_id
+from tailrace.types import NO_LIMIT, SHAPING, End, Failure, GenerateRequest, Sampling, Usage
+
+__all__ = ["fitted", "overflow_answer", "shortened"]
+
+_NEUTRAL = Sampling()
+
+
+def fitted(request: GenerateRequest, generator: Generator, *, is_strict: bool) -> tuple[GenerateRequest, list[str]]:
+    """Return the request without the parameters that only shape the answer and that the engine does not have, and
+    their names. With --strict nothing is left out or shortened, and the generator refuses the request."""
+    if is_strict:
+        return replace(request, may_shorten=False), []
+    left_out = [name for name in generator.unsupported(request.sampling) if name in SHAPING]
+    neutral = {name: getattr(_NEUTRAL, name) for name in left_out}
+    return replace(request, sampling=replace(request.sampling, **neutral)), left_out
+
+
+def shortened(request: GenerateRequest, record: Record, name: str) -> list[str]:
+    """Return a note if a stream has less than the `max_tokens` of its request; `name` is the name of this parameter."""
+    asked, used = request.sampling.max_tokens, record.sampling.max_tokens
+    return [] if asked in (None, NO_LIMIT, used) else [note(name, f"{used} used")]
+
+
+def overflow_answer(
+    call: GenerateCall, served: Served, error: ContextLengthExceeded, headers: dict[str, str]
+) -> ASGIApp:
+    """Return the stream of a prompt that is too long. Nothing is kept of it."""
+    facts = StreamFacts(
+        stream_id=new_stream_id(),
+        model=served.model,
+        created_s=int(time.time()),
+        seed=0,
+        num_prompt_tokens=error.num_prompt_tokens,
+        prompts=(),
+        prompt_ids=(),
+        vocabulary=served.generator.prompts.tokenizer,
+        memo=call.request.memo,
+    )
+    end = End("error", Usage(error.num_prompt_tokens, 0), Failure(error.code, error.message))
+    return Response(call.view.open(facts).encode(1, end), 200, headers, call.view.media_type)

@@ -1,0 +1,101 @@
+"""Connections to PostgreSQL on which nothing lasts for ever.
+
+The server limits statements and waits for locks, as each transaction asks. But a server that is frozen keeps no limit,
+while its kernel still acknowledges what it gets, so TCP reports no failure either. So the client has a limit, too.
+
+PgBouncer may give each transaction to another connection of the server. So there are no prepared statements, and the
+limits are set in each transaction, not for the connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import psycopg
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL
+
+__all__ = ["NoAnswer", "is_late", "limit_transaction", "postgresql_engine"]
+
+CONNECT_S = 5
+_IDLE_S = 60.0  # of a transaction whose client is frozen: other servers wait for its locks
+_MARGIN = 1.3  # the client's limit for a statement, as a multiple of the server's
+_LATE = ("25P03", "55P03", "57014")  # idle in a transaction, a lock is not available, a statement was cancelled
+
+_Wanted = TypeVar("_Wanted")
+_Ready = TypeVar("_Ready")
+_Result = TypeVar("_Result")
+
+
+class NoAnswer(psycopg.OperationalError):
+    """The server has not answered in time."""
+
+
+class _BoundedConnection(psycopg.Connection[Any]):  # Any: the kind of its rows
+    """A connection that is closed as soon as an exchange with the server takes longer than `answer_s`."""
+
+    answer_s = float(CONNECT_S)
+
+    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:  # Any: as in psycopg, whose releases differ
+        try:
+            return super().wait(_bounded(gen, time.monotonic() + self.answer_s), *args, **kwargs)
+        except NoAnswer:
+            self.close()  # so that the pool drops it
+            raise
+
+
+def _bounded(exchange: Generator[_Wanted, _Ready, _Result], deadline_s: float) -> Generator[_Wanted, _Ready, _Result]:
+    """Run an exchange of psycopg, which waits for the socket between two steps, and is woken several times a second.
+
+    Raises: NoAnswer.
+    """
+    try:
+        wanted = next(exchange)
+        while True:
+            ready = yield wanted
+            if not ready and time.monotonic() > deadline_s:
+                raise NoAnswer("The server has not answered in time.")
+            wanted = exchange.send(ready)
+    except StopIteration as end:
+        result: _Result = end.value
+        return result
+
+
+def postgresql_engine(url: URL, *, answer_s: float) -> Engine:
+    """`answer_s` is the time for an exchange outside of a transaction, such as the check of a pooled connection."""
+    limits = {"connect_timeout": CONNECT_S, "tcp_user_timeout": 1000 * CONNECT_S}  # the latter in ms
+    engine = create_engine(url, pool_pre_ping=True, connect_args={**limits, "prepare_threshold": None})
+
+    # Any in both functions: typed as any driver's
+    @event.listens_for(engine, "do_connect")
+    def connect(_: object, record: object, given: Any, named: Any) -> Any:
+        connection = _BoundedConnection.connect(*given, **named)
+        connection.answer_s = answer_s
+        return connection
+
+    @event.listens_for(engine, "checkin")
+    def reset(connection: Any, record: object) -> None:
+        if connection is not None:  # None: it was closed
+            connection.answer_s = answer_s
+
+    return engine
+
+
+def limit_transaction(connection: Connection, statement_s: float) -> None:
+    """Limit each statement of the current transaction; half of the time may pass with waiting for a lock."""
+    bounded: Any = connection.connection.dbapi_connection  # Any: a _BoundedConnection, typed as any driver's
+    bounded.answer_s = statement_s * _MARGIN
+    limits_s = {
+        "statement_timeout": statement_s,
+        "lock_timeout": statement_s / 2,
+        "idle_in_transaction_session_timeout": _IDLE_S,
+    }
+    settings = ", ".join(f"set_config('{name}', '{1000 * limit_s:.0f}', true)" for name, limit_s in limits_s.items())
+    connection.exec_driver_sql(f"SELECT {settings}")
+
+
+def is_late(error: BaseException | None) -> bool:
+    """Return whether an error of the driver says that something took too long."""
+    return isinstance(error, NoAnswer) or getattr(error, "sqlstate", None) in _LATE
