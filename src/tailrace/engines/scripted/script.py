@@ -7,9 +7,10 @@ A script is a JSON file:
         {"when": "<tool_response>", "say": "It is sunny.", "reasoning": "The tool has answered."}
     ]}
 
-The first rule that fits says the answer. A rule fits if its regular expression `when` is found in the last message,
-and, if it has `turn`, if the chat has as many answers already. `$1` to `$9` in the texts of a rule stand for the
-expression's groups. So an answer depends only on its prompt, as every answer of the scripted engine.
+The first rule that fits says the answer. A rule fits if its regular expression `when` is found in the last message
+that is no system message, and, if it has `turn`, if the chat has as many answers already. `$1` to `$9` in the texts of
+a rule stand for the expression's groups. So an answer depends only on its prompt, as every answer of the scripted
+engine.
 """
 
 from __future__ import annotations
@@ -72,10 +73,14 @@ class AgentScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _last_message(prompt: str) -> tuple[str, str]:
-    """Return what stands before the last message, and its text."""
+    """Return what stands before the last message, and its text. Agents add system messages after the user's."""
     text = prompt.removesuffix("<|assistant|>")
-    *_, last = [None, *_ROLES.finditer(text)]
-    return (text[: last.start()], text[last.end() :]) if last is not None else ("", text)
+    marks = [*_ROLES.finditer(text)]
+    ends = [*(mark.start() for mark in marks[1:]), len(text)]
+    for mark, end in zip(reversed(marks), reversed(ends), strict=True):
+        if mark[0] != "<|system|>":
+            return text[: mark.start()], text[mark.end() : end]
+    return "", text
 
 
 def _written(rule: _Rule, match: re.Match[str]) -> str:
