@@ -78,13 +78,14 @@ _SAMPLING: dict[str, Value] = {
     "max_completion_tokens": 7, "max_tokens": 7, "min_p": 0.1, "model": "default", "n": 2, "presence_penalty": 0.5,
     "repetition_penalty": 1.2, "chat_template_kwargs": {"enable_thinking": False},
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}, "seed": 7,
-    "stop": ["x"], "stream": True, "stream_options": {"include_usage": True},
+    "return_progress": True, "stop": ["x"], "stream": True, "stream_options": {"include_usage": True},
     "stream_options.continuous_usage_stats": True, "stream_options.include_obfuscation": False,
     "stream_options.include_usage": True, "structured_outputs": {"choice": ["a"]}, "temperature": 0.5, "top_k": 5,
     "top_p": 0.5, "truncate_prompt_tokens": 5,
     "typical_p": 0.5,
 }  # fmt: skip
 _STREAMED: dict[str, JsonBody] = {
+    "return_progress": {"stream": True},
     "stream_options": {"stream": True},
     "stream_options.include_usage": {"stream": True},
     "stream_options.include_obfuscation": {"stream": True},
@@ -254,8 +255,8 @@ APIS = [
         "tailrace",
         "GET /v1/streams/{stream_id}/events",
         {},
-        ["after"],
-        {"after": "5"},
+        ["after", "return_progress"],
+        {"after": "5", "return_progress": "true"},
         in_query=True,
     ),
     Api(

@@ -73,6 +73,7 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
         {} if api.in_query else api.form(given),
         query=query,
         path={"model": "scripted", "stream_id": "a", "response_id": "resp_a"},
+        headers={"accept": "text/event-stream"},
         server=_Server(),
     )
     wanted = replace(wanted, others=(_Server(model="other"),))

@@ -29,6 +29,7 @@ __all__ = [
     "Grammar",
     "Message",
     "Prompt",
+    "PromptProgress",
     "ReasoningFormat",
     "Released",
     "Sampling",
@@ -203,6 +204,16 @@ class Prompt(NamedTuple):
     ids: tuple[int, ...]
     reasoning: ReasoningFormat | None = None  # None: reasoning is not separated from the text
     calls: CallReading | None = None  # None: the answer has no tool calls. The tools have no parameters here
+
+
+class PromptProgress(NamedTuple):
+    """How much of its prompts the engine has read for a stream that has no token yet. It is not an event: it has no
+    number, and it is not kept."""
+
+    num_tokens: int  # of all prompts
+    num_read_tokens: int  # includes the cached ones
+    num_cached_tokens: int  # found in a prefix cache
+    spent_s: float  # since the start in the engine
 
 
 class Usage(NamedTuple):

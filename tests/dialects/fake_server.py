@@ -52,6 +52,7 @@ class FakeServer:
     replay: str | None = None
     shared_store: Mapping[str, int] = field(default_factory=dict)
     parameters: frozenset[str] = EVERYTHING
+    reports_progress: bool = True
     can_chat: bool = True
     context_tokens: int = 4096
     max_total_tokens: int = 4096

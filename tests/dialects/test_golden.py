@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from tests.dialects.transcripts import (
     GOLDEN,
+    REPORTING,
     STREAMED,
     STREAMS,
     WHOLE,
     encoder_for,
+    progress_transcript,
     released_transcript,
     transcript,
     vocabulary,
@@ -48,6 +50,11 @@ def test_bare_text_cannot_say_why_it_is_cut_off() -> None:
         released_transcript("plain")
 
 
+@pytest.mark.parametrize("view", REPORTING)
+def test_a_prompt_that_is_read_in_parts(view: str) -> None:
+    check(GOLDEN / view / "progress.txt", progress_transcript(view))
+
+
 @pytest.mark.parametrize(("view", "stream"), _whole)
 def test_an_answer_without_streaming(view: str, stream: str) -> None:
     check(GOLDEN / view / f"{stream}.json", encoder_for(view, STREAMS[stream]).whole(STREAMS[stream]))
@@ -56,6 +63,7 @@ def test_an_answer_without_streaming(view: str, stream: str) -> None:
 def test_no_unused_transcripts() -> None:
     expected = {GOLDEN / view / f"{stream}.txt" for view, stream in _streamed}
     expected |= {GOLDEN / view / "released.txt" for view in _released}
+    expected |= {GOLDEN / view / "progress.txt" for view in REPORTING}
     expected |= {GOLDEN / view / f"{stream}.json" for view, stream in _whole}
     assert set(GOLDEN.glob("*/*")) == expected
 

@@ -67,6 +67,7 @@ def test_create_has_the_body_of_post_v1_streams() -> None:
         ({"type": "follow", "id": "a", "last_event_id": f"{STREAM_ID}-7"}, FollowCommand("a", STREAM_ID, 7)),
         ({"type": "follow", "stream_id": STREAM_ID}, FollowCommand(None, STREAM_ID, 0)),
         ({"type": "follow", "stream_id": STREAM_ID, "after": 9}, FollowCommand(None, STREAM_ID, 9)),
+        ({"type": "follow", "stream_id": STREAM_ID, "return_progress": True}, FollowCommand(None, STREAM_ID, 0, True)),
         ({"type": "unfollow", "id": "a"}, Unfollow("a")),
         ({"type": "cancel", "id": "a"}, Cancel("a", None)),
         ({"type": "cancel", "stream_id": STREAM_ID}, Cancel(None, STREAM_ID)),

@@ -13,12 +13,15 @@ from pathlib import Path
 from tests.dialects.fake_server import chat, completion, generate, native, parsed, tutorial, view_of, vocabulary
 
 from tailrace.dialects import Encoder, StreamFacts, View, anthropic, cumulative, ollama, responses, tgi, triton
+from tailrace.dialects.native import NativeView
+from tailrace.dialects.wire import ProgressEncoder
 from tailrace.engines.scripted.engine import EOS_ID
-from tailrace.types import End, Event, Failure, FinishReason, Released, TextDelta, Usage
+from tailrace.types import End, Event, Failure, FinishReason, PromptProgress, Released, TextDelta, Usage
 
 __all__ = [
     "GOLDEN",
     "MEMOS",
+    "REPORTING",
     "STREAMED",
     "STREAMS",
     "VIEWS",
@@ -26,6 +29,7 @@ __all__ = [
     "encoder_for",
     "facts",
     "facts_for",
+    "progress_transcript",
     "released_transcript",
     "transcript",
     "vocabulary",
@@ -189,6 +193,7 @@ _STREAM_ID = "q83v-jRWeJCrze8SNF_4kA"
 _CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
 _TEXT = {"prompt": "Hi", "stream": True}
 _USAGE = {"stream_options": {"include_usage": True}}
+_PROGRESS = {"return_progress": True}
 _DETAILS = {"details": True, "return_full_text": True, "do_sample": True}
 
 _MESSAGES = {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -217,12 +222,17 @@ MEMOS = {name: call.request.memo for name, call in _RESPONSES.items()}  # of vie
 
 VIEWS: dict[str, View] = {
     "native": native({"prompt": "Hi"}).view,
+    "native_progress": NativeView(shows_progress=True),
     "chat": chat(_CHAT).view,
+    "chat_progress": chat(_CHAT | _PROGRESS).view,
+    "chat_progress_usage": chat(_CHAT | _PROGRESS | _USAGE).view,
     "chat_usage": chat(_CHAT | _USAGE).view,
     "chat_tools": chat(_CHAT | {"tools": [_TOOL]}).view,
     "chat_two": chat(_CHAT | {"n": 2}).view,
     "chat_logprobs": chat(_CHAT | {"logprobs": True}).view,
     "completion": completion(_TEXT).view,
+    "completion_progress": completion(_TEXT | _PROGRESS).view,
+    "completion_progress_usage": completion(_TEXT | _PROGRESS | _USAGE).view,
     "completion_usage": completion(_TEXT | _USAGE).view,
     "completion_two": completion(_TEXT | {"n": 2}).view,
     "completion_logprobs": completion(_TEXT | {"logprobs": 0}).view,
@@ -286,6 +296,9 @@ STREAMED: dict[str, tuple[str, ...]] = {
     "responses_logprobs": ("logprobs",),
     "responses_background": ("plain", "length", "cancelled"),
 }
+REPORTING = (
+    "native_progress", "chat_progress", "chat_progress_usage", "completion_progress", "completion_progress_usage",
+)  # fmt: skip
 WHOLE: dict[str, tuple[str, ...]] = {
     "chat": ("plain", "cached", "unicode", "stop", "thinking", "thinking_cut"),
     "chat_tools": ("thinking_call",),
@@ -352,3 +365,13 @@ def released_transcript(view: str) -> bytes:
     encoder = encoder_for(view, [_CUT])
     reason = Failure("draining", "The server is shutting down. The next one continues this stream.")
     return encoder.encode(1, _CUT) + encoder.encode(1, Released(_STREAM_ID, 1, reason))
+
+
+def progress_transcript(view: str) -> bytes:
+    """Return an answer whose prompt is read in two parts, after one token that was cached."""
+    encoder = encoder_for(view, STREAMS["plain"])
+    assert isinstance(encoder, ProgressEncoder)
+    assert encoder.shows_progress
+    reports = (PromptProgress(4, 2, 1, 0.5), PromptProgress(4, 4, 1, 1.25))
+    read = b"".join(encoder.progress(report) for report in reports)
+    return read + b"".join(encoder.encode(seq, event) for seq, event in enumerate(STREAMS["plain"], 1))

@@ -21,7 +21,7 @@ from tests.processes import wait_ended
 from tests.waiting import LONG_S, turn, until
 
 from tailrace.engines import EngineSpec, Supervisor
-from tailrace.engines.interface import Delta, Sequence
+from tailrace.engines.interface import Delta, Prefill, Sequence
 from tailrace.errors import EngineError, EngineLost, EngineStalled
 
 
@@ -30,6 +30,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
+        self.progress: list[Prefill] = []
         self.error: EngineError | None = None
         self.heard_s = 0.0  # the end
         self._has_begun = asyncio.Event()
@@ -41,6 +42,10 @@ class Listener:
         self._has_begun.set()
         if delta.finish_reason is not None:
             self._end()
+
+    def report(self, progress: Prefill) -> None:
+        assert not self.deltas, f"{progress} after the first token"
+        self.progress.append(progress)
 
     def lost(self, error: EngineError) -> None:
         assert not self._has_ended.is_set(), f"{error} after the end"

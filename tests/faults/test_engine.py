@@ -25,7 +25,7 @@ from tests.http.wire import as_json, sse_data
 from tests.processes import freeze, is_alive
 from tests.waiting import until
 
-from tailrace.engines.interface import Capabilities, Delta
+from tailrace.engines.interface import Capabilities, Delta, Prefill
 from tailrace.engines.protocol import PROTOCOL_VERSION, Frame, FromWorker, Ready, encode
 from tailrace.engines.worker_process import WorkerProcess
 from tailrace.errors import EngineError, EngineLost
@@ -202,6 +202,9 @@ class Ear:
 
     def push(self, delta: Delta) -> None:
         self.ids += delta.token_ids
+
+    def report(self, progress: Prefill) -> None:
+        raise AssertionError(progress)
 
     def lost(self, error: EngineError) -> None:
         raise AssertionError(error)

@@ -12,6 +12,7 @@ from tailrace.api.facts import facts_of
 from tailrace.api.fitting import fitted, shortened
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
+from tailrace.dialects.wire import shows_progress
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, UnknownModel
 from tailrace.generation.models import NO_SUCH_MODEL, Models
 from tailrace.http.websocket import Over, Socket
@@ -27,10 +28,10 @@ _MAX_UNREADABLE = 10  # frames in a row
 class _FollowedStream:
     """A stream that a socket follows."""
 
-    def __init__(self, log: StreamLog, after: int, frames: websocket.Frames) -> None:
+    def __init__(self, log: StreamLog, after: int, frames: websocket.Frames, *, shows_progress: bool) -> None:
         self.log = log
         self.frames = frames
-        self.reader = Reader(log, after)
+        self.reader = Reader(log, after, shows_progress=shows_progress)
         self.seq = after  # of the last frame that was sent
         self.task: asyncio.Task[None] | None = None
 
@@ -38,6 +39,8 @@ class _FollowedStream:
         reader, frames = self.reader, self.frames
         while (ending := reader.ending) is None:
             await reader.wait()
+            if (progress := reader.take_progress()) is not None:
+                await socket.say(frames.progress(progress))
             events = reader.take()
             for start in range(0, len(events), socket.max_frames):
                 some = events[start : start + socket.max_frames]
@@ -113,7 +116,8 @@ class StreamChannel:
             request, notes = fitted(request, served.generator, is_strict=self._is_strict)
             run = await served.generator.create(request)
         notes += shortened(create.request, run.record, "max_tokens")
-        following = self._frames_of(create.name, run.log, 0)
+        shown = shows_progress(served, notes, wanted=create.return_progress, is_streamed=True)
+        following = self._frames_of(create.name, run.log, 0, shows_progress=shown)
         await self._begin(create.name, following, following.frames.created(notes))
 
     async def _follow(self, follow: websocket.FollowCommand) -> None:
@@ -127,7 +131,7 @@ class StreamChannel:
         except SeqOutOfRange as error:
             error.param = "after"
             raise
-        following = self._frames_of(follow.name, log, after)
+        following = self._frames_of(follow.name, log, after, shows_progress=follow.return_progress)
         if log.end is not None and after == log.last_seq:
             await self._socket.say(following.frames.ended(after))
         else:
@@ -166,8 +170,9 @@ class StreamChannel:
             raise RequestError("This socket follows no stream with this id.", param="id")
         return following
 
-    def _frames_of(self, name: str | None, log: StreamLog, after: int) -> _FollowedStream:
-        return _FollowedStream(log, after, websocket.Frames(name, facts_of(self._models.of(log), log)))
+    def _frames_of(self, name: str | None, log: StreamLog, after: int, *, shows_progress: bool) -> _FollowedStream:
+        frames = websocket.Frames(name, facts_of(self._models.of(log), log))
+        return _FollowedStream(log, after, frames, shows_progress=shows_progress)
 
     async def _begin(self, name: str | None, following: _FollowedStream, first_frame: bytes) -> None:
         """Send the first frame, and start a task for the rest. The reader is registered before both."""

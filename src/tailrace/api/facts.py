@@ -25,6 +25,7 @@ def facts_of(served: Served, log: StreamLog) -> StreamFacts:
         num_choices=record.num_choices,
         status=status,
         num_ahead=served.generator.num_ahead(log) if status == "queued" else None,
+        progress=log.progress if not log.events else None,
         expires_in_s=log.expires_in_s,
         memo=record.memo,
         root_path=served.settings.root_path,

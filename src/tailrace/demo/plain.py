@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from tailrace.engines import Delta, Sequence
+from tailrace.engines import Delta, Prefill, Sequence
 from tailrace.errors import EngineError, QueueFull
 from tailrace.generation.served import Served
 from tailrace.http.answers import client_disconnected
@@ -86,6 +86,9 @@ class PlainAnswer:
 
     def push(self, delta: Delta) -> None:
         self._deltas.put_nowait(delta)
+
+    def report(self, progress: Prefill) -> None:
+        pass
 
     def lost(self, error: EngineError) -> None:
         self._deltas.put_nowait(None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailrace.types import GenerateRequest, Message
+from tailrace.types import GenerateRequest, Message, PromptProgress
 
 __all__ = ["ServerFacts", "StreamFacts", "TokenVocabulary"]
 
@@ -35,6 +35,7 @@ class StreamFacts:
     num_choices: int = 1
     status: str = "running"  # current status: queued, running, or the status of its end
     num_ahead: int | None = None  # while it is queued: requests that have their turn before it
+    progress: PromptProgress | None = None  # before its first event, if this server writes it
     expires_in_s: float | None = None
     memo: bytes = b""  # data of the wire that began the stream (GenerateRequest.memo)
     root_path: str = ""  # in front of the server's paths, for clients behind a proxy
@@ -70,6 +71,10 @@ class ServerFacts(Protocol):
     @property
     def parameters(self) -> frozenset[str]:
         """Names of the `Sampling` fields that the engine supports."""
+
+    @property
+    def reports_progress(self) -> bool:
+        """Whether the engine says how much of a prompt it has read."""
 
     @property
     def can_chat(self) -> bool:

@@ -26,6 +26,7 @@ from tailrace.dialects.fields import (
     template_values,
 )
 from tailrace.dialects.messages import Messages, read_messages
+from tailrace.dialects.queries import read_switch
 from tailrace.dialects.shapes import read_fields, refused, require_nothing_left_out, without_unused
 from tailrace.dialects.wire import (
     Encoder,
@@ -43,11 +44,13 @@ from tailrace.dialects.wire import (
     deltas_by_choice,
     failure_of,
     named_model,
+    progress_json,
+    shows_progress,
     usage_json,
 )
 from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
 from tailrace.streams import event_id, parse_cursor
-from tailrace.types import End, Event, GenerateRequest, Message, Released, TextDelta
+from tailrace.types import End, Event, GenerateRequest, Message, PromptProgress, Released, TextDelta
 
 __all__ = [
     "RETRY_MS",
@@ -80,6 +83,7 @@ class NativeBody(SamplingFields, kw_only=True):
     on_disconnect: Literal["cancel", "detach"] = "detach"
     linger_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
     continuity: Literal["any", "exact"] = "any"
+    return_progress: bool | None = None
 
 
 # Fields of OpenAI's API that are not supported here.
@@ -100,9 +104,11 @@ def parse(request: ParsedRequest) -> GenerateCall | Following:
     if cursor is not None:
         return Following(*parse_cursor(cursor), NativeView())
     streams = "text/event-stream" in request.headers.get("accept", "")
-    return GenerateCall(
-        parse_body(request.body, request.branch), NativeView(), stream=streams, at_once=True, status=201
+    generate, notes = parse_body(request.body, request.branch), list[str]()
+    view = NativeView(
+        shows_progress(request.server, notes, wanted=request.body.get("return_progress"), is_streamed=streams)
     )
+    return GenerateCall(generate, view, stream=streams, ignored=tuple(notes), at_once=True, status=201)
 
 
 def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
@@ -152,7 +158,7 @@ def parse_following(request: ParsedRequest) -> Following:
     stream_id = request.path["stream_id"]
     cursor = request.headers.get("last-event-id") or request.query.get("after")
     after = parse_cursor(cursor, stream_id)[1] if cursor else 0
-    return Following(stream_id, after, NativeView())
+    return Following(stream_id, after, NativeView(read_switch(request.query, "return_progress")))
 
 
 def show_ready(request: ParsedRequest) -> Reply:
@@ -177,8 +183,10 @@ def find_to_delete(request: ParsedRequest) -> tuple[str, View]:
 
 @dataclass(frozen=True, slots=True)
 class NativeView(EventStreamView):
+    shows_progress: bool = False
+
     def open(self, facts: StreamFacts) -> Encoder:
-        return NativeEncoder(facts)
+        return NativeEncoder(facts, shows_progress=self.shows_progress)
 
 
 class _EmptyView(NativeView):
@@ -195,9 +203,10 @@ class NativeEncoder:
     id, and would lose lines after it if the connection breaks.
     """
 
-    __slots__ = ("_facts", "_id")
+    __slots__ = ("_facts", "_id", "shows_progress")
 
-    def __init__(self, facts: StreamFacts) -> None:
+    def __init__(self, facts: StreamFacts, *, shows_progress: bool = False) -> None:
+        self.shows_progress = shows_progress
         self._facts = facts
         self._id = f"id: {facts.stream_id}-"
 
@@ -215,6 +224,10 @@ class NativeEncoder:
         retry = f"retry: {RETRY_MS}\n" if seq == 1 else ""
         kind = "event: reasoning\n" if event.reasoning else ""
         return f"{retry}{kind}data: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
+
+    def progress(self, progress: PromptProgress) -> bytes:
+        """Without an id: the position of the reader stays the same."""
+        return b"event: progress\ndata: " + to_json(progress_json(progress)) + b"\n\n"
 
     def whole(self, events: Sequence[Event]) -> bytes:
         """Return the state of the stream, its text so far, and its reasoning, if there is any."""
@@ -251,7 +264,11 @@ def _state(facts: StreamFacts, num_events: int) -> JsonBody:
         "events_url": path + "/events",
         "cancel_url": path + "/cancel",
     }
-    return state if facts.num_ahead is None else state | {"num_ahead": facts.num_ahead}
+    if facts.num_ahead is not None:
+        state["num_ahead"] = facts.num_ahead
+    if facts.progress is not None:
+        state["prompt_progress"] = progress_json(facts.progress)
+    return state
 
 
 def event_json(event: Event | Released, *, reasoning_name: str = "text") -> str:
@@ -329,7 +346,7 @@ WIRE = Wire(
             _STREAM + "/events",
             Follow(parse_following),
             "The events of a stream after Last-Event-ID or `after`.",
-            query=("after",),
+            query=("after", "return_progress"),
         ),
         Operation("GET", _STREAM, OnStream(find), "The state of a stream and its text so far."),
         Operation("POST", _STREAM + "/cancel", OnStream(find, "cancel"), "Cancel a stream."),

@@ -52,7 +52,17 @@ from tailrace.dialects.tools import (
     read_choice,
     read_tools,
 )
-from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire, named_model
+from tailrace.dialects.wire import (
+    Generate,
+    GenerateCall,
+    Operation,
+    ParsedRequest,
+    Reply,
+    Show,
+    Wire,
+    named_model,
+    shows_progress,
+)
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import GenerateRequest, Grammar, Message, Sampling
 
@@ -119,6 +129,7 @@ class _Body(SamplingFields, kw_only=True):
     json_schema: JsonBody | None = None
     n_predict: AnswerTokens | None = None
     repeat_penalty: RepetitionPenalty | None = None
+    return_progress: bool | None = None
 
 
 class ChatReasoning(msgspec.Struct):
@@ -207,6 +218,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         custom_tools=tools.custom,
         shows_reasoning=fields.include_reasoning is not False and not (fields.reasoning and fields.reasoning.exclude),
         has_older_calls=is_older,
+        shows_progress=_shows_progress(fields, request.server, notes),
     )
     if branch is not None:
         generate = in_conversation(branch, generate, len(before), view)
@@ -238,7 +250,12 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
             max_tokens=sampling.max_tokens or _DEFAULT_COMPLETION_TOKENS,
         ),
     )
-    view = TextView(usage=_usage(fields, notes), logprobs=wants_logprobs, echo=bool(fields.echo))
+    view = TextView(
+        usage=_usage(fields, notes),
+        logprobs=wants_logprobs,
+        echo=bool(fields.echo),
+        shows_progress=_shows_progress(fields, request.server, notes),
+    )
     return GenerateCall(generate, view, bool(fields.stream), tuple(notes))
 
 
@@ -328,6 +345,10 @@ def _usage(fields: _Body, notes: list[str]) -> UsageShown:
     if not fields.stream:
         notes.append("stream_options")
     return "always" if options.continuous_usage_stats else "at_end"
+
+
+def _shows_progress(fields: _Body, server: ServerFacts, notes: list[str]) -> bool:
+    return shows_progress(server, notes, wanted=fields.return_progress, is_streamed=bool(fields.stream))
 
 
 def list_models(request: ParsedRequest) -> Reply:

@@ -9,16 +9,17 @@ from typing import Literal, TypeAlias
 from tailrace.dialects.answers import EventStreamView, ToolsView, finite, logprobs_json, tokens_of
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end, usage_json
+from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end, progress_json, usage_json
 from tailrace.text.calls import CallPart, ToolCallReader
 from tailrace.text.custom_calls import CustomCallReader
-from tailrace.types import End, Event, Released, TextDelta
+from tailrace.types import End, Event, PromptProgress, Released, TextDelta
 
 __all__ = ["ChatChunkEncoder", "ChatView", "TextEncoder", "TextView"]
 
 UsageShown: TypeAlias = Literal["never", "at_end", "always"]  # always: also in each chunk
 
 _DONE = b"data: [DONE]\n\n"
+_OPENING = '{"role":"assistant","content":""}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class ChatView(ToolsView):
     logprobs: bool = False
     shows_reasoning: bool = True
     has_older_calls: bool = False  # a call is a `function_call`
+    shows_progress: bool = False
 
     def open(self, facts: StreamFacts) -> Encoder:
         return ChatChunkEncoder(facts, self)
@@ -37,6 +39,7 @@ class TextView(EventStreamView):
     usage: UsageShown = "never"
     logprobs: bool = False
     echo: bool = False
+    shows_progress: bool = False
 
     def open(self, facts: StreamFacts) -> Encoder:
         return TextEncoder(facts, self)
@@ -49,6 +52,7 @@ class _Encoder:
     id_prefix: str
 
     def __init__(self, facts: StreamFacts, view: ChatView | TextView) -> None:
+        self.shows_progress = view.shows_progress
         self._facts = facts
         self._usage = view.usage
         self._logprobs = view.logprobs
@@ -68,6 +72,11 @@ class _Encoder:
                 f'],"usage":{{"prompt_tokens":{prompt},"completion_tokens":{answer},'
                 f'"total_tokens":{prompt + answer}}}}}\n\n'
             )
+
+    def _with_progress(self, choice: str, progress: PromptProgress) -> bytes:
+        """Return a chunk without text, as llama.cpp sends it. `choice` is its only one, as JSON."""
+        shown = to_json(progress_json(progress)).decode()
+        return f'{self._head}{choice}],"prompt_progress":{shown}{self._tail[1:]}'.encode("ascii")
 
     def _end(self, end: End | Released) -> bytes:
         if end.status != "done":
@@ -113,7 +122,7 @@ class ChatChunkEncoder(_Encoder):
         if choice not in self._opened:
             self._opened.add(choice)
             self._count(0)
-            chunks = self._chunk(choice, '{"role":"assistant","content":""}', "null", "null")
+            chunks = self._chunk(choice, _OPENING, "null", "null")
         self._count(len(event.token_ids))
         finish: str | None = event.finish_reason
         reader = self._readers[choice]
@@ -135,6 +144,14 @@ class ChatChunkEncoder(_Encoder):
         if finish is not None:
             chunks += self._chunk(choice, "{}", self._pending_logprobs(choice), f'"{finish}"')
         return chunks.encode("ascii")
+
+    def progress(self, progress: PromptProgress) -> bytes:
+        delta = "{}"
+        if not self._opened:
+            self._opened.add(0)
+            delta = _OPENING
+        self._count(0)
+        return self._with_progress(_chat_choice(0, delta), progress)
 
     def _pending_logprobs(self, choice: int) -> str:
         """Those of tokens whose text was held back until it was clear that it is no call, or is one."""
@@ -223,8 +240,7 @@ class ChatChunkEncoder(_Encoder):
         return "function_call" if self._view.has_older_calls else "tool_calls"
 
     def _chunk(self, choice: int, delta: str, logprobs: str, finish: str) -> str:
-        body = f'{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}'
-        return self._head + body + self._tail
+        return self._head + _chat_choice(choice, delta, logprobs, finish) + self._tail
 
     def _logprobs_json(self, deltas: Sequence[TextDelta]) -> JsonBody:
         content = [one for delta in deltas for one in logprobs_json(self._facts.vocabulary, delta)]
@@ -257,10 +273,11 @@ class TextEncoder(_Encoder):
         if self._logprobs:
             logprobs = to_json(self._logprobs_json([event], self._offsets[event.choice])).decode()
             self._offsets[event.choice] += len(event.text)
-        return (
-            f'{self._head}{{"text":{quote(text)},"index":{event.choice},"logprobs":{logprobs},'
-            f'"finish_reason":{finish}}}{self._tail}'
-        ).encode("ascii")
+        return (self._head + _text_choice(event.choice, text, logprobs, finish) + self._tail).encode("ascii")
+
+    def progress(self, progress: PromptProgress) -> bytes:
+        self._count(0)
+        return self._with_progress(_text_choice(0, ""), progress)
 
     def whole(self, events: Sequence[Event]) -> bytes:
         end = finished_end(events)
@@ -310,6 +327,14 @@ class TextEncoder(_Encoder):
             name = self._name_of(token_id)
             named[f"token_id:{token_id}" if name in named else name] = finite(logprob)
         return named
+
+
+def _chat_choice(choice: int, delta: str, logprobs: str = "null", finish: str = "null") -> str:
+    return f'{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}'
+
+
+def _text_choice(choice: int, text: str, logprobs: str = "null", finish: str = "null") -> str:
+    return f'{{"text":{quote(text)},"index":{choice},"logprobs":{logprobs},"finish_reason":{finish}}}'
 
 
 def _error_frame(end: End | Released) -> bytes:

@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 from tailrace.dialects.bodies import printable, read_json
 from tailrace.errors import RequestError, UnsupportedMediaType
 
-__all__ = ["read_count", "read_fields_of_body", "read_query"]
+__all__ = ["read_count", "read_fields_of_body", "read_query", "read_switch"]
 
 _FORM = "application/x-www-form-urlencoded"
 
@@ -58,3 +58,11 @@ def read_count(query: Mapping[str, str], name: str) -> int | None:
     if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits) > 0):
         raise RequestError(f"{name} must be a whole number from 1 to 999,999,999.", param=name)
     return int(digits)
+
+
+def read_switch(query: Mapping[str, str], name: str) -> bool:
+    """Return whether a field is `true`; false if it is absent. Raises: RequestError."""
+    value = query.get(name, "false")
+    if value not in ("true", "false"):
+        raise RequestError(f"{name} must be true or false.", param=name)
+    return value == "true"

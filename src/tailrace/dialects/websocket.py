@@ -2,7 +2,8 @@
 
 Every command has one direct answer: `created`, `following` or `ended`, `unfollowed`, `status`, `pong`, or `refused`.
 After `created` and `following` come the events of the stream, one frame each, in order and without gaps, up to the
-terminal event, or `released` if the stream goes on elsewhere. A frame has `type`, `id`, `stream_id` and `seq`, and then
+terminal event, or `released` if the stream goes on elsewhere. Before the first of them may come frames of `progress`,
+which have no `seq`, if the command asked for them. A frame has `type`, `id`, `stream_id` and `seq`, and then
 the fields of the same event on `/v1/streams/{id}/events`.
 
 The socket is closed only for: 1001 idle, 1002 a protocol error, 1003 a binary frame, 1007 a frame that is not UTF-8,
@@ -22,9 +23,10 @@ from tailrace.dialects.bodies import JsonBody, quote, read_json, to_json
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.native import encode_error, event_json, parse_body
 from tailrace.dialects.shapes import read_fields
+from tailrace.dialects.wire import progress_json
 from tailrace.errors import RequestError, TailraceError
 from tailrace.streams import parse_cursor
-from tailrace.types import Event, GenerateRequest, Released, TextDelta
+from tailrace.types import Event, GenerateRequest, PromptProgress, Released, TextDelta
 
 __all__ = [
     "Cancel",
@@ -62,12 +64,14 @@ class Close(NamedTuple):
 class Create(NamedTuple):
     name: str | None  # the client's name for the stream on this socket; None: the stream's id
     request: GenerateRequest
+    return_progress: bool = False
 
 
 class FollowCommand(NamedTuple):
     name: str | None
     stream_id: str
     after: int
+    return_progress: bool = False
 
 
 class Unfollow(NamedTuple):
@@ -100,6 +104,7 @@ class _Follow(_Named):
     last_event_id: Annotated[str, msgspec.Meta(max_length=128)] | None = None
     stream_id: _StreamId | None = None
     after: Annotated[int, msgspec.Meta(ge=0, le=10**15)] = 0
+    return_progress: bool = False
 
 
 class _Cancel(_Named):
@@ -122,7 +127,8 @@ def parse(body: JsonBody) -> Command:
     match body.get("type"):
         case "create":
             named, _ = read_fields({name: body[name] for name in ("type", "id") if name in body}, _Named)
-            return Create(named.id, parse_body({name: body[name] for name in body if name not in ("type", "id")}))
+            request = parse_body({name: body[name] for name in body if name not in ("type", "id")})
+            return Create(named.id, request, bool(body.get("return_progress")))
         case "follow":
             return _parse_follow(read_fields(body, _Follow, strict=True)[0])
         case "unfollow":
@@ -144,11 +150,11 @@ def _parse_follow(fields: _Follow) -> FollowCommand:
     if (fields.last_event_id is None) == (fields.stream_id is None):
         raise RequestError("Give either last_event_id or stream_id.", param="stream_id")
     if fields.stream_id is not None:
-        return FollowCommand(fields.id, fields.stream_id, fields.after)
+        return FollowCommand(fields.id, fields.stream_id, fields.after, fields.return_progress)
     assert fields.last_event_id is not None
     if fields.after:
         raise RequestError("after needs stream_id; last_event_id already has the position.", param="after")
-    return FollowCommand(fields.id, *parse_cursor(fields.last_event_id))
+    return FollowCommand(fields.id, *parse_cursor(fields.last_event_id), fields.return_progress)
 
 
 class Frames:
@@ -175,6 +181,10 @@ class Frames:
     def unfollowed(self, seq: int) -> bytes:
         """No more frames of this stream follow. The last event sent was `seq`."""
         return b'{"type":"unfollowed",%b,"seq":%d}' % (self._head, seq)
+
+    def progress(self, progress: PromptProgress) -> bytes:
+        """How much of the prompt is read. It has no number, and comes before the first event."""
+        return b'{"type":"progress",%b,%b' % (self._head, to_json(progress_json(progress))[1:])
 
     def event(self, seq: int, event: Event | Released) -> bytes:
         """After a `Released` no more frames of this stream follow. It has the number of the last event."""

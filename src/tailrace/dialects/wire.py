@@ -30,7 +30,7 @@ from tailrace.errors import (
     TailraceError,
     UnsupportedParameter,
 )
-from tailrace.types import End, Event, Failure, GenerateRequest, Released, TextDelta, means_any_model
+from tailrace.types import End, Event, Failure, GenerateRequest, PromptProgress, Released, TextDelta, means_any_model
 
 __all__ = [
     "HEARTBEAT",
@@ -47,6 +47,7 @@ __all__ = [
     "OnStream",
     "Operation",
     "ParsedRequest",
+    "ProgressEncoder",
     "Reply",
     "Show",
     "View",
@@ -58,6 +59,8 @@ __all__ = [
     "first_model",
     "name_on_wire",
     "named_model",
+    "progress_json",
+    "shows_progress",
     "usage_json",
     "with_wire_names",
 ]
@@ -99,6 +102,18 @@ class CumulativeEncoder(Encoder, Protocol):
 
     def num_stale(self, events: Sequence[Event]) -> int:
         """Return how many of the next events are contained in a later one of them."""
+
+
+@runtime_checkable
+class ProgressEncoder(Encoder, Protocol):
+    """An encoder with a form for how much of the prompt is read."""
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether the client asked for it."""
+
+    def progress(self, progress: PromptProgress) -> bytes:
+        """Return the bytes of a report. All of them come before the first event."""
 
 
 class Presentation(Protocol):
@@ -334,3 +349,21 @@ def usage_json(end: End) -> JsonBody:
     if end.num_reasoning_tokens:
         usage["completion_tokens_details"] = {"reasoning_tokens": end.num_reasoning_tokens}
     return usage
+
+
+def shows_progress(server: ServerFacts, notes: list[str], *, wanted: bool | None, is_streamed: bool) -> bool:
+    """Return whether an answer shows how much of the prompt is read. If it cannot, `notes` gets the name."""
+    can_show = is_streamed and server.reports_progress
+    if wanted and not can_show:
+        notes.append("return_progress")
+    return bool(wanted) and can_show
+
+
+def progress_json(progress: PromptProgress) -> JsonBody:
+    """Return how much of the prompt is read, with llama.cpp's names."""
+    return {
+        "total": progress.num_tokens,
+        "cache": progress.num_cached_tokens,
+        "processed": progress.num_read_tokens,
+        "time_ms": round(progress.spent_s * 1000),
+    }

@@ -2,12 +2,13 @@
 
 Rule: an engine library is imported only in its own folder, and only in the worker process. The worker
 sends the server one frame per step (`protocol`). `supervisor` runs in the server, `worker` in the worker process.
-Authors of engines need `Engine`, `Capabilities`, `Sequence`, `Delta`, `EngineSpec` and `Kind` (docs/extending.md).
+Authors of engines need `Engine`, `Capabilities`, `Sequence`, `Delta`, `Prefill`, `EngineSpec` and `Kind`
+(docs/extending.md).
 """
 
 from __future__ import annotations
 
-from tailrace.engines.interface import Capabilities, Delta, Engine, RestartNeeded, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Engine, Prefill, RestartNeeded, Sequence
 from tailrace.engines.kinds import (
     ENGINES_GROUP,
     KINDS,
@@ -33,6 +34,7 @@ __all__ = [
     "EngineChoice",
     "EngineSpec",
     "Kind",
+    "Prefill",
     "Receiver",
     "RestartNeeded",
     "Sequence",

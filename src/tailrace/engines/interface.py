@@ -15,7 +15,16 @@ from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import SequenceFailed
 from tailrace.types import FinishReason, Sampling, TopLogprobs
 
-__all__ = ["GRAMMAR_TOO_COMPLEX", "Capabilities", "Delta", "Engine", "RestartNeeded", "Sequence"]
+__all__ = [
+    "GRAMMAR_TOO_COMPLEX",
+    "Capabilities",
+    "Delta",
+    "Engine",
+    "Prefill",
+    "Reporting",
+    "RestartNeeded",
+    "Sequence",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,7 @@ class Capabilities:
     max_sequences: int  # running at the same time
     parameters: frozenset[str]  # supported fields of `Sampling`
     exact: bool  # a sequence that runs again with the same `schedule` gives the same ids, whatever runs beside it
+    reports_progress: bool = False  # it is also `Reporting`
 
     def check_length(self, sequence: Sequence) -> None:
         """Raises: SequenceFailed if the prompt and max_tokens together exceed the context or the KV cache."""
@@ -74,6 +84,14 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_cached_tokens: int | None = None
 
 
+class Prefill(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How much of its prompt the engine has read for one sequence that has no token yet."""
+
+    sequence_id: int
+    num_read_tokens: int  # includes the cached ones
+    num_cached_tokens: int = 0  # tokens of the prompt that were found in a prefix cache
+
+
 class RestartNeeded(Exception):
     """The engine has to be replaced, and no sequence is at fault. The text is the reason for the log."""
 
@@ -101,3 +119,11 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the model's memory."""
+
+
+class Reporting(Protocol):
+    """An engine that reads long prompts in several steps, and says how far it is."""
+
+    def progress(self) -> list[Prefill]:
+        """Return how much is read of each prompt, after a step. Sequences that have tokens or have ended are left out,
+        and so may be those whose prompt is not begun."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tailrace.engines.interface import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.frames import framed
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -93,6 +93,7 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, gc=False):
     epoch: int
     step: int
     deltas: list[Delta]
+    progress: list[Prefill] = []  # of sequences that have no token yet
 
 
 class Fatal(msgspec.Struct, tag="fatal", array_like=True, gc=False):

@@ -19,7 +19,7 @@ __all__ = ["Supervisor"]
 logger = logging.getLogger("tailrace.engine")
 
 _SPARE_AFTER_S = 5.0  # resumed streams catch up first, before loading the spare takes the CPU
-_EMPTY_FRAMES = 10  # a long prefill gives frames without tokens: their timeout is this many times longer
+_EMPTY_FRAMES = 10  # a prefill without progress gives frames without tokens: their timeout is this many times longer
 _RECHECK_S = 0.02
 _MIN_LIFE_S = 5.0  # a worker that dies earlier, without a token, counts as a failed start
 
@@ -68,7 +68,7 @@ class Supervisor:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the last token while sequences run; 0 for engines that may be silent."""
+        """Seconds since the last token, read or generated, while sequences run; 0 for engines that may be silent."""
         if self._may_be_silent or not self._receivers or self._worker is None:
             return 0.0
         return time.monotonic() - self._worker.last_token_s

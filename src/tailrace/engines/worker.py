@@ -12,11 +12,12 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from typing import cast
 
 from tailrace.child import begin_child, end_family_with_me
 from tailrace.engines import load_engine
 from tailrace.engines.huge_pages import move_to_huge_pages
-from tailrace.engines.interface import Delta, Engine, RestartNeeded
+from tailrace.engines.interface import Delta, Engine, Prefill, Reporting, RestartNeeded
 from tailrace.engines.kinds import find_kind
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
@@ -84,6 +85,21 @@ class _Link:
                 pass
 
 
+class _Reports:
+    """What an engine says about the prompts that it reads."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = cast("Reporting", engine) if engine.capabilities.reports_progress else None
+        self._last: list[Prefill] = []
+
+    def new(self) -> list[Prefill]:
+        """Return what has changed since the last step. An engine that hangs must not seem to make progress."""
+        if self._engine is None:
+            return []
+        last, self._last = self._last, self._engine.progress()
+        return [progress for progress in self._last if progress not in last]
+
+
 def run(engine: Engine, link: _Link, epoch: int) -> None:
     """Step the engine until the server closes the socket.
 
@@ -91,6 +107,7 @@ def run(engine: Engine, link: _Link, epoch: int) -> None:
     """
     live: set[int] = set()
     step = 0
+    reports = _Reports(engine)
     small_pages = move_to_huge_pages()  # one by one, while nothing runs: nobody waits for them after a crash
     while True:
         deltas: list[Delta] = []
@@ -114,7 +131,7 @@ def run(engine: Engine, link: _Link, epoch: int) -> None:
         elif not deltas:
             continue
         step += 1
-        link.send(Frame(epoch, step, deltas))
+        link.send(Frame(epoch, step, deltas, reports.new()))
         if not live:
             engine.step()  # with nothing running, lets the engine free what it kept for the last sequence
 

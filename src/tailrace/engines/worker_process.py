@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import msgspec
 
 from tailrace.child import how_it_ended
-from tailrace.engines.interface import Capabilities, Delta
+from tailrace.engines.interface import Capabilities, Delta, Prefill
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     EngineSpec,
@@ -43,10 +43,13 @@ _EXIT_TIMEOUT_S = 5.0  # from the closed socket to the exit; long, because a wro
 
 
 class Receiver(Protocol):
-    """Receives the deltas of one sequence. Both methods are called on the event loop, and must not raise or block."""
+    """Receives the deltas of one sequence. All methods are called on the event loop, and must not raise or block."""
 
     def push(self, delta: Delta) -> None:
         """Take one step's delta. A delta with a finish_reason is the last call."""
+
+    def report(self, progress: Prefill) -> None:
+        """Take how much of the prompt is read, before the first delta."""
 
     def lost(self, error: EngineError) -> None:
         """The worker was lost before the sequence ended. This is the last call."""
@@ -61,7 +64,8 @@ class WorkerProcess(asyncio.Protocol):
         self.ready: asyncio.Future[Capabilities] = loop.create_future()
         self.gone: asyncio.Future[str] = loop.create_future()  # the reason
         self.receivers: dict[int, Receiver] = {}
-        self.last_frame_s = self.last_token_s = time.monotonic()
+        self.last_frame_s = time.monotonic()
+        self.last_token_s = self.last_frame_s  # of the prompt or of an answer
         self.has_given = False  # whether it has ever given a token
         self.wants_restart = False  # whether it asked for a restart: not a crash
         self.process: asyncio.subprocess.Process
@@ -139,7 +143,7 @@ class WorkerProcess(asyncio.Protocol):
         message = decode_from_worker(body)
         if isinstance(message, Frame):
             if message.epoch == self.epoch:
-                self._dispatch(message.deltas)
+                self._dispatch(message)
         elif isinstance(message, Ready):
             if message.version != PROTOCOL_VERSION or message.epoch != self.epoch:
                 self._mark_lost("has another version")
@@ -149,12 +153,17 @@ class WorkerProcess(asyncio.Protocol):
             self.wants_restart = not message.is_crash
             self._mark_lost(message.message)
 
-    def _dispatch(self, deltas: list[Delta]) -> None:
-        if deltas:
+    def _dispatch(self, frame: Frame) -> None:
+        receivers = self.receivers
+        if frame.progress:
+            self.last_token_s = self.last_frame_s
+            for progress in frame.progress:
+                if (receiver := receivers.get(progress.sequence_id)) is not None:
+                    receiver.report(progress)
+        if frame.deltas:
             self.last_token_s = self.last_frame_s
             self.has_given = True
-        receivers = self.receivers
-        for delta in deltas:
+        for delta in frame.deltas:
             receiver = receivers.get(delta.sequence_id)
             if receiver is None:
                 continue

@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tailrace.engines import Receiver
-from tailrace.engines.interface import Delta, Sequence
+from tailrace.engines.interface import Delta, Prefill, Sequence
 from tailrace.errors import Diverged, EngineError, EngineLost, JournalDamaged, LeaseLost, TailraceError
 from tailrace.generation.blame import Culprit
 from tailrace.generation.choice import Choice, Problem
 from tailrace.generation.observers import Observers, Times
 from tailrace.streams import Lease, LogStore, Record, StreamLog
-from tailrace.types import Continuity, End, TextDelta
+from tailrace.types import Continuity, End, PromptProgress, TextDelta
 
 __all__ = ["EngineSide", "SequenceRunner"]
 
 logger = logging.getLogger("tailrace.generation")
 
+_PROGRESS_S = 0.25  # between two reports of how much of the prompts is read
 _SETTLED_TOKENS = 4  # when a slowed request has as many tokens, the next one may start
 _ages = itertools.count()
 
@@ -81,6 +82,8 @@ class EngineSide(ABC):
     num_kills: int = field(init=False, default=0)  # those of them that were killed from outside
     was_tried: bool = field(init=False, default=False)  # it survived a trial; reset when it makes progress
     _on_engine: dict[int, Choice] = field(init=False, default_factory=dict)  # by the ids of their sequences
+    _progress: dict[int, Prefill] = field(init=False, default_factory=dict)  # of the prompts, by choice
+    _reported_s: float = field(init=False, default=0.0)  # when the log last got it
 
     def __post_init__(self) -> None:
         self.log = self.lease.log
@@ -161,6 +164,23 @@ class EngineSide(ABC):
                 self._end_if_complete()
         if is_last and not self.is_suspended and not self._on_engine:
             self._release()
+
+    def report(self, progress: Prefill) -> None:
+        """Tell the log how much of all prompts is read, at most every `_PROGRESS_S`, and when all of it is. A stream
+        that has events says nothing: its prompt is read again for a replay."""
+        choice = self._on_engine.get(progress.sequence_id)
+        if choice is None or self.log.events:
+            return
+        self._progress[choice.index] = progress
+        firsts = range(0, self.record.num_choices, self.record.sampling.n)  # the first choice of each prompt
+        read = [self._progress[index] for index in firsts if index in self._progress]
+        num_read_tokens = sum(one.num_read_tokens for one in read)
+        now_s, num_tokens = time.monotonic(), self.record.num_prompt_tokens
+        if num_read_tokens == num_tokens or now_s >= self._reported_s + _PROGRESS_S:
+            self._reported_s = now_s
+            num_cached_tokens = sum(one.num_cached_tokens for one in read)
+            spent_s = now_s - (self.times.admitted_s or now_s)
+            self.log.report(PromptProgress(num_tokens, num_read_tokens, num_cached_tokens, spent_s))
 
     def lost(self, error: EngineError) -> None:
         """The engine is gone. Called for each sequence; the first call handles all of them."""
@@ -243,6 +263,7 @@ class EngineSide(ABC):
 
     def _suspend(self) -> None:
         if not self.is_suspended:
+            self._progress.clear()
             self.is_suspended = self.was_suspended = True
             self.times.num_losses += 1
             self.rescuer.on_suspended(self)

@@ -79,6 +79,11 @@ class Served:
         return self.generator.parameters
 
     @property
+    def reports_progress(self) -> bool:
+        capabilities = self.supervisor.capabilities
+        return capabilities is None or capabilities.reports_progress
+
+    @property
     def can_chat(self) -> bool:
         return self.generator.prompts.chat is not None
 

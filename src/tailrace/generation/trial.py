@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field, replace
 
-from tailrace.engines.interface import Delta, Sequence
+from tailrace.engines.interface import Delta, Prefill, Sequence
 from tailrace.errors import EngineError, EngineLost
 from tailrace.generation.blame import Culprit
 from tailrace.generation.engine_side import EngineSide, SequenceRunner
@@ -74,6 +74,9 @@ class Trial:
             self._finish(self.on_over)
         elif self._is_past:
             self.stop()
+
+    def report(self, progress: Prefill) -> None:
+        pass
 
     def lost(self, error: EngineError) -> None:
         self._finish(self.on_death)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.dialects import Encoder, Wire
-from tailrace.dialects.wire import CumulativeEncoder, HeadedEncoder, Presentation, failure_of
+from tailrace.dialects.wire import CumulativeEncoder, HeadedEncoder, Presentation, ProgressEncoder, failure_of
 from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, Released
@@ -97,6 +97,7 @@ class StreamAnswer:
         "_heartbeat_s",
         "_is_disconnected",
         "_log",
+        "_progress",
     )
 
     def __init__(
@@ -111,6 +112,7 @@ class StreamAnswer:
     ) -> None:
         self._log = log
         self._encoder = encoder
+        self._progress = encoder if isinstance(encoder, ProgressEncoder) and encoder.shows_progress else None
         self._after = after
         self._heartbeat = view.heartbeat
         self._heartbeat_s = heartbeat_s if view.heartbeat else 0.0
@@ -131,7 +133,7 @@ class StreamAnswer:
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body"})
             return
-        with Reader(self._log, self._after) as reader:
+        with Reader(self._log, self._after, shows_progress=self._progress is not None) as reader:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(self._watch(receive, reader))
                 await self._write(reader, send)
@@ -191,16 +193,22 @@ class StreamAnswer:
             reader.cursor += num_stale
 
     async def _wait(self, reader: Reader, send: Send) -> None:
-        if not self._heartbeat_s:
-            await reader.wait()
-            return
-        timer = asyncio.get_running_loop().call_later(self._heartbeat_s, reader.wake)
+        """Wait for events. Sends progress, or a heartbeat after a silence."""
+        timer = None
+        if self._heartbeat_s:
+            timer = asyncio.get_running_loop().call_later(self._heartbeat_s, reader.wake)
         try:
             await reader.wait()
         finally:
-            timer.cancel()
-        if not self._is_disconnected and reader.cursor == self._log.last_seq and reader.ending is None:
-            await send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
+            if timer is not None:
+                timer.cancel()
+        if self._is_disconnected or reader.cursor < self._log.last_seq or reader.ending is not None:
+            return
+        chunk = self._heartbeat
+        if self._progress is not None and (progress := reader.take_progress()) is not None:
+            chunk = self._progress.progress(progress)
+        if chunk:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
         await client_disconnected(receive)

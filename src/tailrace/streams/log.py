@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from tailrace.errors import ForeignCursor, SeqOutOfRange, TailraceError
-from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, Released, Sampling, TextDelta
+from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, PromptProgress, Released, Sampling, TextDelta
 
 __all__ = [
     "Claim",
@@ -161,8 +161,8 @@ class StreamLog:
     """The events of one request that readers may see. Used from one event loop only."""
 
     __slots__ = (
-        "_ending", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "number", "producer", "record",
-        "released",
+        "_ending", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "number", "producer", "progress",
+        "record", "released",
     )  # fmt: skip
 
     def __init__(self, record: Record, events: Sequence[Event] = (), *, number: int = 0) -> None:
@@ -173,6 +173,7 @@ class StreamLog:
         self.end: End | None = last if isinstance(last, End) else None
         self.released: TailraceError | None = None  # why this process adds no more events, although it has not ended
         self.producer: Producer | None = None
+        self.progress: PromptProgress | None = None  # before the first event, if the stream is written here
         self.first_s: float | None = None  # monotonic; time of the first token in this process
         self.expires_s: float | None = None  # monotonic; None while it runs, and after it has expired
         self._readers = 0
@@ -243,6 +244,15 @@ class StreamLog:
                 except Exception:  # a bug here must not stop the events of other streams
                     logger.exception("the end of a stream could not be processed")
 
+    def report(self, progress: PromptProgress) -> None:
+        """Keep how much of the prompts is read, and wake the readers that show it. Ignored after the first event."""
+        if self.events:
+            return
+        self.progress = progress
+        for reader in self._waiting:
+            if reader.shows_progress:
+                reader.wake()
+
     def cancel(self) -> None:
         """End the stream as cancelled, if it has not ended."""
         if self.end is None and self.producer is not None:
@@ -278,16 +288,21 @@ class StreamLog:
 class Reader:
     """Follows a log, from the event after `after`. A context manager: the log counts its open readers.
 
-    With `at_end_only`, only the terminal event wakes the reader. Answers in one piece use this.
+    With `at_end_only`, only the terminal event wakes the reader. Answers in one piece use this. With `shows_progress`,
+    `progress` wakes it too.
     """
 
-    __slots__ = ("_log", "_wakeup", "at_end_only", "cursor")
+    __slots__ = ("_log", "_shown", "_wakeup", "at_end_only", "cursor", "shows_progress")
 
-    def __init__(self, log: StreamLog, after: int = 0, *, at_end_only: bool = False) -> None:
+    def __init__(
+        self, log: StreamLog, after: int = 0, *, at_end_only: bool = False, shows_progress: bool = False
+    ) -> None:
         self._log = log
         self._wakeup: asyncio.Future[None] | None = None
+        self._shown: PromptProgress | None = None
         self.cursor = after
         self.at_end_only = at_end_only
+        self.shows_progress = shows_progress
 
     def __enter__(self) -> Reader:
         log = self._log
@@ -308,6 +323,20 @@ class Reader:
         self.cursor += len(events)
         return events
 
+    def take_progress(self) -> PromptProgress | None:
+        """Return how much of the prompts is read, if this has changed since the last call. Only before the first
+        event."""
+        progress = self._progress
+        if progress is not None:
+            self._shown = progress
+        return progress
+
+    @property
+    def _progress(self) -> PromptProgress | None:
+        log = self._log
+        is_new = self.shows_progress and not log.events and log.progress is not self._shown
+        return log.progress if is_new else None
+
     @property
     def ending(self) -> End | Released | None:
         """Return how the stream ends for this reader when it has taken all events; None while more may come. A reader
@@ -320,12 +349,14 @@ class Reader:
         return Released(log.stream_id, self.cursor, Failure(log.released.code, log.released.message))
 
     async def wait(self) -> None:
-        """Return when there are events to take, or when `wake` was called.
+        """Return when there are events or progress to take, or when `wake` was called.
 
         Cancellation: leaves the reader as it was.
         """
         log = self._log
         if log.end is not None or log.released is not None or (self.cursor < len(log.events) and not self.at_end_only):
+            return
+        if self._progress is not None:
             return
         self._wakeup = asyncio.get_running_loop().create_future()
         try:

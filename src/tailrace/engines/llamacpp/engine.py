@@ -36,7 +36,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.engines.interface import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.llamacpp.grammars import GrammarFollower
 from tailrace.engines.llamacpp.model import (
     VERSION,
@@ -64,8 +64,11 @@ class _Error(msgspec.Struct):
     message: str = ""
 
 
-class _Progress(msgspec.Struct):
-    cache: int = 0  # tokens of the prompt that were found in the cache
+class _PromptProgress(msgspec.Struct):
+    """Counts tokens of the prompt."""
+
+    cache: int = 0  # found in the cache
+    processed: int = 0  # includes the cached ones
 
 
 class _Chunk(msgspec.Struct):
@@ -75,7 +78,7 @@ class _Chunk(msgspec.Struct):
     stop: bool = False
     stop_type: str = ""
     error: _Error | None = None
-    prompt_progress: _Progress | None = None
+    prompt_progress: _PromptProgress | None = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
@@ -92,6 +95,7 @@ class _Run:
         "num_cached",
         "num_emitted",
         "num_reported",
+        "progress",
         "sequence",
         "tokens",
     )
@@ -102,6 +106,7 @@ class _Run:
         self.tokens = len(sequence.prompt_ids) + (sequence.sampling.max_tokens or 0) + SPARE_TOKENS
         self.exchange: Exchange | None = None  # None until there is memory for it
         self.num_cached: int | None = None  # tokens of the prompt, until a delta has said it
+        self.progress: Prefill | None = None
         self.num_reported = 0  # tokens of the answer that llama.cpp has reported
         self.num_emitted = 0  # tokens of the answer in deltas
         self.follower = None if sequence.sampling.grammar is None else GrammarFollower(sequence.sampling.grammar)
@@ -137,6 +142,7 @@ class LlamaCppEngine:
             block_tokens=1,
             max_sequences=num_slots(spec),
             parameters=parameters,
+            reports_progress=True,
             exact=spec.exact and (spec.threads or os.cpu_count() or 1) <= _MEASURED_THREADS,
         )
 
@@ -147,7 +153,7 @@ class LlamaCppEngine:
             "stream": True,
             "return_tokens": True,
             "cache_prompt": self._prefix_cache,
-            "return_progress": True,  # which says how much of the prompt was cached
+            "return_progress": True,  # which also says how much of the prompt was cached
         }
         self._runs[sequence.sequence_id] = _Run(sequence, msgspec.json.encode(body))
 
@@ -178,6 +184,9 @@ class LlamaCppEngine:
             if delta is not None:
                 deltas.append(delta)
         return deltas
+
+    def progress(self) -> list[Prefill]:
+        return [run.progress for run in self._runs.values() if run.progress is not None and not run.num_reported]
 
     def close(self) -> None:
         for run in list(self._runs.values()):
@@ -224,6 +233,7 @@ class LlamaCppEngine:
                 return self._fail(run, f"the engine rejected the request: {chunk.error.message}")
             if chunk.prompt_progress is not None:
                 run.num_cached = chunk.prompt_progress.cache
+                run.progress = Prefill(run.sequence.sequence_id, chunk.prompt_progress.processed, run.num_cached)
             if chunk.stop:
                 finish = "stop" if chunk.stop_type == "eos" else "length"
                 break

@@ -5,7 +5,8 @@ Prompts are tokenised to bytes. Answers are words; with `utf8`, every eighth pos
 that characters are split over tokens. A control token in a prompt causes a fault after `fault_after` tokens of that
 sequence: `<|crash|>` kills the worker, `<|stall|>` hangs it, `<|fail|>` fails the sequence, `<|garbage|>` raises.
 
-Options: `tokens_per_s` (per sequence; 0: unlimited), `utf8` (0 or 1), `fault_after` (tokens), `eos_after` (tokens; 0:
+Options: `tokens_per_s` (per sequence; 0: unlimited), `prefill_tokens_per_s` (how fast it reads a prompt; without it, a
+prompt is read at once, and nothing is said about it), `utf8` (0 or 1), `fault_after` (tokens), `eos_after` (tokens; 0:
 never), `thinks` (tokens between `<think>` and `</think>` before the answer, unless the chat template disables it),
 `text` (the index of the text in `TEXTS` to recite; -1 takes the index from the prompt, and larger indexes are the
 faults in the order above, for wires that do not parse control tokens), `caches` (how many earlier prompts count as
@@ -16,6 +17,7 @@ differ between processes, so that a replay differs). `script=FILE` says what a s
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -25,7 +27,7 @@ from collections import deque
 from functools import lru_cache
 from pathlib import Path
 
-from tailrace.engines.interface import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scripted.script import read_script
 from tailrace.engines.scripted.texts import PIECES, TEXTS, cut
@@ -55,7 +57,9 @@ CONTROL_TOKENS = (
     "<|assistant|>",
     "<|system|>",
 )
-OPTIONS = ("caches", "drift", "eos_after", "fault_after", "text", "thinks", "tokens_per_s", "utf8")
+OPTIONS = (
+    "caches", "drift", "eos_after", "fault_after", "prefill_tokens_per_s", "text", "thinks", "tokens_per_s", "utf8",
+)  # fmt: skip
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
 _WORDS = [
@@ -173,8 +177,8 @@ def _num_equal(ids: tuple[int, ...], others: tuple[int, ...]) -> int:
 
 class _Run:
     __slots__ = (
-        "aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "num_cached", "script",
-        "sequence_id", "thinks",
+        "aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "num_cached",
+        "num_prompt", "num_read", "script", "sequence_id", "thinks",
     )  # fmt: skip
 
     def __init__(
@@ -187,6 +191,8 @@ class _Run:
         self.script = script
         self.thinks = thinks if _may_think(sequence.prompt_ids) else 0
         self.num_cached: int | None = None
+        self.num_prompt = len(sequence.prompt_ids)
+        self.num_read = 0  # tokens of the prompt
         self.count = 0
         self.due_s = now_s
         self.aborted = False
@@ -200,6 +206,8 @@ class ScriptedEngine:
     def __init__(self, spec: EngineSpec) -> None:
         options = spec.options
         self._interval_s = 1 / options["tokens_per_s"] if options.get("tokens_per_s") else 0.0
+        speed = options.get("prefill_tokens_per_s")
+        self._read_interval_s = 1 / speed if speed else 0.0
         self._utf8 = bool(options.get("utf8", 1))
         self._drift = int(options.get("drift", 0))
         self._thinks = int(options.get("thinks", 0))
@@ -223,6 +231,7 @@ class ScriptedEngine:
             max_sequences=spec.max_sequences,
             parameters=frozenset({"seed", "max_tokens", "ignore_eos", "temperature", "logprobs"}),
             exact=not self._drift,
+            reports_progress=self._read_interval_s > 0,
         )
 
     def submit(self, sequence: Sequence) -> None:
@@ -242,6 +251,8 @@ class ScriptedEngine:
         if self._cached is not None:
             run.num_cached = max((_num_equal(sequence.prompt_ids, ids) for ids in self._cached), default=0)
             self._cached.append(sequence.prompt_ids)
+        run.num_read = run.num_cached or 0
+        run.due_s += (run.num_prompt - run.num_read) * self._read_interval_s
         self._runs[sequence.sequence_id] = run
 
     def abort(self, sequence_id: int) -> None:
@@ -251,7 +262,7 @@ class ScriptedEngine:
     def step(self) -> list[Delta]:
         if not self._runs:
             return []
-        if self._interval_s:
+        if self._interval_s or self._read_interval_s:
             self._wait()
         now_s = time.monotonic()
         deltas = []
@@ -266,6 +277,14 @@ class ScriptedEngine:
             if delta.finish_reason is not None:
                 del self._runs[delta.sequence_id]
         return deltas
+
+    def progress(self) -> list[Prefill]:
+        now_s = time.monotonic()
+        reading = [run for run in self._runs.values() if self._read_interval_s and not run.count]
+        for run in reading:
+            num_left = max(0, math.ceil((run.due_s - now_s) / self._read_interval_s))
+            run.num_read = max(run.num_read, run.num_prompt - num_left)
+        return [Prefill(run.sequence_id, run.num_read, run.num_cached or 0) for run in reading]
 
     def close(self) -> None:
         self._runs.clear()

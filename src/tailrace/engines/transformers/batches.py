@@ -11,6 +11,7 @@ from transformers import DynamicCache, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
+from tailrace.engines.interface import Prefill
 from tailrace.engines.transformers.sampling import Row, choose_all
 
 __all__ = ["BLOCK_TOKENS", "Paged", "Sequential"]
@@ -51,6 +52,7 @@ class Paged:
         # Raises: the library's exceptions if it cannot page the model.
         self._model = model
         self._rows: dict[str, Row] = {}
+        self._num_cached: dict[str, int] = {}  # tokens of the prompts that are being read
         config = ContinuousBatchingConfig(
             page_size=BLOCK_TOKENS,
             num_blocks=-(-kv_tokens // BLOCK_TOKENS) + max_sequences,
@@ -79,6 +81,17 @@ class Paged:
         name = str(row.sequence_id)
         self._manager.cancel_request(name)  # takes effect before the next batch
         self._rows.pop(name, None)
+        self._num_cached.pop(name, None)
+
+    def progress(self, row: Row) -> Prefill | None:
+        """Return how much of a prompt is read after a step; None if nothing is."""
+        name = str(row.sequence_id)
+        state = self._batches.scheduler.active_requests.get(name)
+        if state is None:
+            return None
+        num_read = state.position_offset
+        num_cached = self._num_cached.setdefault(name, num_read - len(state.tokens_to_process))
+        return Prefill(row.sequence_id, num_read, num_cached)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -99,6 +112,9 @@ class Sequential:
 
     def drop(self, row: Row) -> None:
         self._caches.pop(row, None)
+
+    def progress(self, row: Row) -> Prefill | None:
+        return None  # a step reads a whole prompt
 
     @torch.inference_mode()
     def step(self) -> None:

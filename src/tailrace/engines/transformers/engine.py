@@ -26,7 +26,7 @@ import transformers
 from transformers.utils import logging as library_logging
 
 from tailrace.engines.adapters import read_adapter
-from tailrace.engines.interface import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.transformers.adapters import merge
 from tailrace.engines.transformers.batches import BLOCK_TOKENS, Paged, Sequential
@@ -45,6 +45,9 @@ class _Forwards(Protocol):
 
     def add(self, row: Row) -> None: ...
     def drop(self, row: Row) -> None: ...
+    def progress(self, row: Row) -> Prefill | None:
+        """Return how much of a prompt is read after a step; None if nothing is."""
+
     def step(self) -> None:
         """Put the next token into each row whose prompt is complete."""
 
@@ -74,6 +77,7 @@ class TransformersEngine:
             max_sequences=spec.max_sequences,
             parameters=PARAMETERS if self._constraints is not None else PARAMETERS - {"grammar"},
             exact=isinstance(self._forwards, Sequential),
+            reports_progress=isinstance(self._forwards, Paged),
         )
 
     def submit(self, sequence: Sequence) -> None:
@@ -112,6 +116,9 @@ class TransformersEngine:
                     self._forwards.drop(row)
                     del self._rows[sequence_id]
         return deltas
+
+    def progress(self) -> list[Prefill]:
+        return [found for row in self._rows.values() if not row.count and (found := self._forwards.progress(row))]
 
     def close(self) -> None:
         self._rows.clear()

@@ -13,7 +13,7 @@ from itertools import count
 from random import Random
 
 from tailrace.engines import EngineSpec, Supervisor
-from tailrace.engines.interface import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import EngineError, EngineLost, ModelError
 from tailrace.measure.certify.situations import Company
@@ -42,6 +42,9 @@ class SequenceTranscript:
         self.failure = delta.failure
         self.is_over = delta.finish_reason is not None
         self.moved.set()
+
+    def report(self, progress: Prefill) -> None:
+        pass
 
     def lost(self, error: EngineError) -> None:
         self.loss = error

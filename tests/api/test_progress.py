@@ -1,0 +1,170 @@
+"""How much of a long prompt is read, over real sockets. The scripted engine reads 400 tokens in two seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.api.process import Server
+from tests.http.wire import Wire, as_json
+from tests.waiting import until
+
+SSE = {"accept": "text/event-stream"}
+NUM_TOKENS = 400
+BODY = {"prompt": "x" * NUM_TOKENS, "max_tokens": 3, "seed": 1}
+ASKED = BODY | {"return_progress": True}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Server]:
+    with contextlib.closing(Server("scripted:prefill_tokens_per_s=200", "--heartbeat-s", "60")) as started:
+        yield started.wait_ready()
+
+
+def _blocks(wire: Wire) -> Iterator[dict[str, str]]:
+    """Yield the events of an answer, each as the fields of its lines."""
+    rest = b""
+    while piece := wire.chunk():
+        *blocks, rest = (rest + piece).split(b"\n\n")
+        yield from (dict(line.split(": ", 1) for line in block.decode().splitlines()) for block in blocks)
+
+
+def _begin(server: Server, path: str, body: dict[str, Any]) -> Wire:
+    wire = server.wire()
+    wire.send("POST", path, body, SSE)
+    assert wire.head() == 200
+    return wire
+
+
+def _require_grows(reports: list[dict[str, Any]], num_tokens: int = NUM_TOKENS) -> None:
+    """Require that a prompt without cached tokens is read from its beginning to its end."""
+    assert len(reports) > 2
+    assert len(reports) < 40  # each of 400 tokens would be one without a limit
+    assert {report["total"] for report in reports} == {num_tokens}
+    assert {report["cache"] for report in reports} == {0}
+    for name in ("processed", "time_ms"):
+        numbers = [report[name] for report in reports]
+        assert numbers == sorted(numbers)
+    assert 0 < reports[1]["processed"] <= num_tokens
+
+
+def test_the_native_wire_reports_before_the_first_event(slow: Server) -> None:
+    with _begin(slow, "/v1/streams", ASKED) as wire:
+        events = list(_blocks(wire))
+    assert "x-tailrace-ignored" not in wire.headers
+    kinds = [event.get("event", "text") for event in events]
+    num_reports = kinds.count("progress")
+    assert kinds == ["progress"] * num_reports + ["text"] * 3 + ["done"]
+    reports = events[:num_reports]
+    assert all("id" not in report for report in reports)  # a client that breaks off here begins at the beginning
+    _require_grows([as_json(report["data"]) for report in reports])
+    assert [event["id"].rpartition("-")[2] for event in events[num_reports:]] == ["1", "2", "3", "4"]
+
+
+def test_nobody_gets_it_who_has_not_asked(slow: Server) -> None:
+    with _begin(slow, "/v1/streams", BODY) as wire:
+        stream_id = wire.headers["x-stream-id"]
+        with slow.wire() as other:
+            other.send("GET", f"/v1/streams/{stream_id}/events?return_progress=true")
+            assert other.head() == 200
+            asked = list(_blocks(other))
+        events = list(_blocks(wire))
+    assert "progress" not in [event.get("event") for event in events]
+    assert asked[0]["event"] == "progress"
+    assert [event for event in asked if event.get("event") != "progress"] == events
+
+
+def test_a_late_reader_gets_what_is_true_now(slow: Server) -> None:
+    stream_id = slow.create(BODY)
+    until(lambda: slow.state(stream_id).get("prompt_progress", {}).get("processed", 0) > NUM_TOKENS // 4)
+    with slow.wire() as wire:
+        wire.send("GET", f"/v1/streams/{stream_id}/events?return_progress=true")
+        assert wire.head() == 200
+        events = list(_blocks(wire))
+    assert events[0]["event"] == "progress"
+    assert as_json(events[0]["data"])["processed"] > NUM_TOKENS // 4
+    assert "prompt_progress" not in slow.state(stream_id)
+    again = slow.http.get(f"/v1/streams/{stream_id}/events?return_progress=true").text
+    assert "progress" not in again
+
+
+def test_openai_chats_have_llama_cpps_chunks(slow: Server) -> None:
+    body = {"messages": [{"role": "user", "content": BODY["prompt"]}], "max_tokens": 3, "stream": True}
+    with _begin(slow, "/v1/chat/completions", body | {"return_progress": True}) as wire:
+        *chunks, last = [event["data"] for event in _blocks(wire)]
+    assert last == "[DONE]"
+    found = [as_json(chunk) for chunk in chunks]
+    reports = [chunk for chunk in found if "prompt_progress" in chunk]
+    assert found[: len(reports)] == reports
+    _require_grows([report["prompt_progress"] for report in reports], reports[0]["prompt_progress"]["total"])
+    deltas = [chunk["choices"][0]["delta"] for chunk in found]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert [delta.get("role") for delta in deltas].count("assistant") == 1
+    assert all(delta == {} for delta in deltas[1 : len(reports)])
+
+
+def test_completions_too(slow: Server) -> None:
+    with _begin(slow, "/v1/completions", ASKED | {"stream": True}) as wire:
+        *chunks, _ = [event["data"] for event in _blocks(wire)]
+    reports = [as_json(chunk) for chunk in chunks if "prompt_progress" in chunk]
+    _require_grows([report["prompt_progress"] for report in reports])
+    assert {report["choices"][0]["text"] for report in reports} == {""}
+
+
+def test_two_prompts_are_summed(slow: Server) -> None:
+    body = {"prompt": ["x" * 300, "y" * 100], "n": 2, "max_tokens": 1, "stream": True, "return_progress": True}
+    with _begin(slow, "/v1/completions", body) as wire:
+        *chunks, _ = [event["data"] for event in _blocks(wire)]
+    reports = [as_json(chunk)["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    assert {report["total"] for report in reports} == {400}
+    assert max(report["processed"] for report in reports) > 100
+
+
+def test_a_prompt_whose_engine_died_is_read_from_its_beginning(slow: Server) -> None:
+    with _begin(slow, "/v1/streams", ASKED) as wire:
+        events = _blocks(wire)
+        first: list[int] = []
+        for event in events:
+            first.append(as_json(event["data"])["processed"])
+            if first[-1] > NUM_TOKENS // 4:
+                break
+        slow.worker().send_signal(signal.SIGKILL)
+        rest = list(events)
+    reports = [as_json(event["data"])["processed"] for event in rest if event.get("event") == "progress"]
+    assert min(reports) < first[-1]  # it begins again
+    assert reports[-1] > first[-1]
+    kinds = [event.get("event", "text") for event in rest[len(reports) :]]
+    assert kinds == ["text"] * 3 + ["done"]  # and none between the tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/streams", ASKED),
+        ("/v1/completions", ASKED | {"stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "stream": True}),
+    ],
+)
+def test_an_engine_that_cannot_say_it_is_named(server: Server, path: str, body: dict[str, Any]) -> None:
+    with _begin(server, path, body | {"return_progress": True}) as wire:
+        events = list(_blocks(wire))
+    assert wire.headers["x-tailrace-ignored"] == "return_progress"
+    assert not [event for event in events if "progress" in event.get("event", "") + event["data"]]
+
+
+def test_an_answer_in_one_piece_has_no_place_for_it(slow: Server) -> None:
+    answer = slow.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1, "return_progress": True})
+    assert answer.status_code == 200
+    assert answer.headers["x-tailrace-ignored"] == "return_progress"
+
+
+def test_a_wrong_value_is_refused(slow: Server) -> None:
+    for answer in (
+        slow.post("/v1/streams", BODY | {"return_progress": "yes"}),
+        slow.http.get("/v1/streams/abc/events?return_progress=yes"),
+    ):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "return_progress"
