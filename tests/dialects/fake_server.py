@@ -59,6 +59,7 @@ class FakeServer:
     max_requests: int = 128
     max_prompts: int = 64
     tool_format: str = "hermes"
+    describes_tools: bool = False
     prompt_template: str = ""
     splits_reasoning: bool = True
     takes_reasoning: bool = True

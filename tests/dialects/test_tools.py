@@ -99,6 +99,19 @@ def test_ignored_tools_are_not_checked() -> None:
     assert chat(CHAT | given | {"tool_choice": "none"}).request.tools == ()
 
 
+def test_tools_are_shown_where_the_format_of_calls_is_not_known() -> None:
+    server = FakeServer(tool_format="", describes_tools=True)
+    call = openai.parse_chat(parsed(CHAT | {"tools": [LOOK]}, server=server))
+    assert (names_of(call), call.ignored) == (["look"], ("tools (how this model writes calls is not known)",))
+    assert call.request.calls is not None
+    assert call.request.calls.format == "any"
+
+
+@every
+def test_the_type_of_a_tool_comes_before_its_function(ask: Ask) -> None:
+    assert json.dumps(ask(["look"]).request.tools[0]).startswith('{"type": "function", "function": {"name": "look"')
+
+
 @every
 def test_the_same_tool_twice_counts_once(ask: Ask) -> None:
     call = ask(["look", "look"])

@@ -60,6 +60,10 @@ BELOW_SYSTEM = (
     "{% for c in m.tool_calls or [] %}<tool_call>"
     "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}{% endfor %}"
 )
+TYPE_FIRST = (
+    "{% for t in tools or [] %}{{ 'yes' if (t | tojson)[:8] == '{\"type\":' else 'no' }}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
 LOOK: Turn = {"type": "function", "function": {"name": "look"}}
 
 
@@ -101,6 +105,7 @@ def test_what_a_template_takes_of_calls() -> None:
     assert (text.arguments, text.calls and text.calls.name) == ("text", "hermes")
     none = probe(template(WITHOUT_CALLS))
     assert (none.arguments, none.results, none.calls and none.calls.name) == ("none", True, "qwen3-coder")
+    assert (probe(template(TYPE_FIRST)).tools, probe(template(TYPE_FIRST)).calls) == ("always", None)
     below = probe(template(BELOW_SYSTEM))
     assert (below.tools, below.calls and below.calls.name) == ("with system", "hermes")
 
@@ -167,6 +172,10 @@ def test_tools_below_a_system_message_get_one(byte_level: Tokenizer) -> None:
     assert "look;" in shown(byte_level, BELOW_SYSTEM, *says("uA"), tools=(LOOK,))
     assert shown(byte_level, BELOW_SYSTEM, *says("sS", "uA"), tools=(LOOK,)) == "[system]Slook;[user]A"
     assert shown(byte_level, BELOW_SYSTEM, *says("uA")) == "[user]A"
+
+
+def test_a_template_that_uses_tools_without_showing_them_gets_them_as_they_are(byte_level: Tokenizer) -> None:
+    assert shown(byte_level, TYPE_FIRST, *says("uA"), tools=(LOOK,)) == "yes[user]A"
 
 
 def test_a_template_that_shows_nothing_is_known(byte_level: Tokenizer) -> None:

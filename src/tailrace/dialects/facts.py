@@ -98,6 +98,10 @@ class ServerFacts(Protocol):
         template takes no tools, or teaches a format that is not known."""
 
     @property
+    def describes_tools(self) -> bool:
+        """Whether the chat template describes tools to the model."""
+
+    @property
     def splits_reasoning(self) -> bool:
         """Whether reasoning in chats is separated from the text."""
 

@@ -14,7 +14,7 @@ from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.shapes import Other, note
 from tailrace.errors import RequestError
-from tailrace.text.calls import parameters_of
+from tailrace.text.calls import UNKNOWN, parameters_of
 from tailrace.text.custom_calls import CUSTOM_INPUT
 from tailrace.types import CallReading, Grammar
 
@@ -198,13 +198,14 @@ def choose_tools(
     to call functions, and their descriptions make answers worse. Open WebUI sends 36 tools with every chat. In the
     prompt they took 6,630 of the default model's 8,192 tokens, and the first answer of 60 tokens took 39 s instead of
     2 s. None of 84 answers (three ways to describe tools) was a call, even if the prompt asked for one (two shared AMD
-    EPYC cores, 2026-11-22).
+    EPYC cores, 2026-11-22). A template that describes tools gets them also if its format of calls is not known: then
+    calls are read in all known formats, and what they do not read stays text.
 
     With `any_name`, names may have any printable characters. Raises: RequestError.
     """
     if choice.kind == "none" or (choice.kind == "auto" and not offers):
         return ChosenTools()
-    if choice.kind == "auto" and not server.tool_format:
+    if choice.kind == "auto" and not (server.tool_format or server.describes_tools):
         notes[:] = [one for one in notes if not one.startswith("tools[")]  # none of them has an effect
         notes.append("tools")
         return ChosenTools()
@@ -217,7 +218,11 @@ def choose_tools(
     shown = offers if choice.kind == "required" else allowed
     forced = _grammar_of_calls(allowed) if choice.kind == "required" else None
     custom = frozenset(one.name for one in shown if one.is_custom)
-    return ChosenTools(_shown(shown), forced, custom, server.tool_format or "hermes")
+    known = server.tool_format
+    if not known and server.describes_tools:
+        notes.append(note("tools", "how this model writes calls is not known"))
+        known = UNKNOWN.name
+    return ChosenTools(_shown(shown), forced, custom, known or "hermes")
 
 
 def _distinct(offers: Sequence[Offer], notes: list[str], allowed: re.Pattern[str]) -> list[Offer]:

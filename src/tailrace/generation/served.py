@@ -93,6 +93,11 @@ class Served:
         return chat.calls.name if chat is not None and chat.calls is not None else ""
 
     @property
+    def describes_tools(self) -> bool:
+        chat = self.generator.prompts.chat
+        return chat is not None and chat.describes_tools
+
+    @property
     def splits_reasoning(self) -> bool:
         chat = self.generator.prompts.chat
         return chat is not None and chat.reasoning is not None

@@ -89,6 +89,8 @@ def _with_tools(template: ChatTemplate, forms: TemplateForms, control_tokens: Co
     tools: Literal["always", "with system", "never"] = "always"
     if not _shows(template, forms, [user], _TOOL):
         tools = "with system" if _shows(template, forms, [Message("system", _SYSTEM), user], _TOOL) else "never"
+        if tools == "never" and _rendered(template, forms, [user]) != _rendered(template, forms, [user], tools=()):
+            tools = "always"  # it does something else with them
     forms = replace(forms, tools=tools, arguments="none", results=False)
     shown: TemplateForms | None = None
     shows_results = False
@@ -117,11 +119,13 @@ def _call_turns(num_calls: int, ids: Sequence[str]) -> list[Message]:
     return [Message("assistant", "", calls), *(Message("tool", _RESULT, (), call.call_id) for call in calls)]
 
 
-def _rendered(template: ChatTemplate, forms: TemplateForms, messages: Sequence[Message]) -> str:
+def _rendered(
+    template: ChatTemplate, forms: TemplateForms, messages: Sequence[Message], tools: Sequence[Turn] = _TOOLS
+) -> str:
     """Return the prompt for messages; "" if the template refuses them."""
     turns = [turn_in(forms, message, template.reasoning_name) for message in messages]
     try:
-        return template.render_turns(turns, tools=_TOOLS if template.takes_tools else ())
+        return template.render_turns(turns, tools=tools if template.takes_tools else ())
     except TemplateError:
         return ""
 
