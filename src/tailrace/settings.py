@@ -189,7 +189,7 @@ class Settings:
     )
     durable_poll_s: float = _setting(20.0, "Longest wait of a long poll at /v1/durable.", least=0.1)
     heartbeat_s: float = _setting(
-        10.0, "Idle time after which a stream gets a comment line, so that proxies keep it open."
+        10.0, "Idle time after which a stream gets an event or a line without text, so that it is kept open."
     )
     body_bytes: int = _setting(2_000_000, "Largest request body.", least=1)
     pending_body_bytes: int = _setting(

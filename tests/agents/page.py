@@ -24,7 +24,7 @@ class Section:
 
     name: str
     install: str
-    lines: str  # configure the agent, and give it the task
+    ways: tuple[str, ...]  # the lines that configure the agent and give it the task; alternatives
 
 
 @cache
@@ -32,7 +32,7 @@ def sections() -> dict[str, Section]:
     """Return the sections of agents by name."""
     _, *rest = _SECTION.split(_PAGE.read_text())
     blocks = {name: _LINES.findall(text) for name, text in zip(rest[::2], rest[1::2], strict=True)}
-    return {name: Section(name, *found) for name, found in blocks.items() if len(found) == 2}
+    return {name: Section(name, found[0], tuple(found[1:])) for name, found in blocks.items() if found}
 
 
 def versions() -> dict[str, str]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import psutil
 from tests.agents.page import ADDRESS, TASK, sections
 from tests.clients.installed import install_printed, node
+from tests.processes import wait_ended
 
 __all__ = ["Said", "installed", "run_agent"]
 
 _RUN_S = 150
+_PYTHONS = {"OpenHands": (3, 12)}  # the oldest that an agent runs on, if it is newer than ours
 # What the agents would otherwise send to their makers, or fetch from them, at every start.
 _QUIET = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -36,24 +41,43 @@ class Said:
 @cache
 def installed(agent: str) -> Path:
     """Return the folder with the programs of an agent. Skips the test if no registry answers."""
-    return install_printed(sections()[agent].install)
+    return install_printed(sections()[agent].install, python=_PYTHONS.get(agent))
 
 
-def run_agent(agent: str, server_url: str, folder: Path, *, task: str = TASK, limit_s: float = _RUN_S) -> Said:
-    """Run the lines of the page in a folder, with another address, a home of its own, and maybe another task."""
+def run_agent(
+    agent: str, server_url: str, folder: Path, *, way: int = 0, changes: Mapping[str, str] | None = None
+) -> Said:
+    """Run the lines of the page in a folder, with a home of its own, another address, and maybe other changes."""
     programs = installed(agent)
     home = folder.with_name("home")
     home.mkdir(exist_ok=True)
-    lines = sections()[agent].lines
-    assert ADDRESS in lines
+    lines = sections()[agent].ways[way]
     assert TASK in lines
-    lines = lines.replace(ADDRESS, server_url).replace(TASK, task)
-    done = subprocess.run(
-        ["bash", "-euc", lines],
-        cwd=folder, env=_environment(home, programs), stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=limit_s, check=False,
-    )  # fmt: skip
+    for printed, wanted in {ADDRESS: server_url, **(changes or {})}.items():
+        assert printed in lines
+        lines = lines.replace(printed, wanted)
+    try:
+        done = subprocess.run(
+            ["bash", "-euc", lines],
+            cwd=folder, env=_environment(home, programs), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=_RUN_S, check=False,
+        )  # fmt: skip
+    finally:
+        _end_daemons(home)
     return Said(done.returncode, done.stdout, done.stderr)
+
+
+def _end_daemons(home: Path) -> None:
+    """End what an agent has left running. Its home tells it from other processes."""
+    left = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == str(home):
+                left.append(process)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    wait_ended(left)
 
 
 def _environment(home: Path, programs: Path) -> dict[str, str]:

@@ -1,26 +1,22 @@
 """Agents, each unmodified from its package, with the lines of docs/agents.md, to the end of their work.
 
 A scripted model plays the agent's: it lists the folder, writes a file through a tool of the agent, and stops when it
-has read the result. The packages are large, so most of these tests are deep.
+has read the result. The packages are large, so the tests of most of them are deep.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.agents.page import TASK, sections, versions
 from tests.agents.programs import run_agent
-from tests.api.process import Server
+from tests.agents.scripts import Rules, scripted
 
 pytestmark = pytest.mark.timeout(900)  # with the installation
-
-Rules = list[dict[str, Any]]  # Any: JSON
 
 _WRITTEN = "written by a call"
 _SAID = "The file is there."
@@ -30,8 +26,8 @@ def _call(name: str, **arguments: object) -> dict[str, Any]:  # Any: JSON
     return {"name": name, "arguments": arguments}
 
 
-def _steps(look: Mapping[str, Any], write: Mapping[str, Any], done: str = _WRITTEN) -> Rules:
-    """Return the rules of a loop. `done` is what the agent reports after the file was written."""
+def _steps(look: Mapping[str, Any], write: Mapping[str, Any], *, done: str = "") -> Rules:
+    """Return the rules of a loop. `done` is in the result of the call that writes."""
     return [
         {"when": TASK, "say": "I list the folder.", "calls": [look]},
         {"when": r"pebble\.txt", "say": "I write the file.", "calls": [write]},
@@ -39,41 +35,49 @@ def _steps(look: Mapping[str, Any], write: Mapping[str, Any], done: str = _WRITT
     ]
 
 
+_PATH = "FOLDER/hello.txt"
 _SHELL = f"echo {_WRITTEN} > hello.txt && cat hello.txt"
 AGENTS: dict[str, Rules] = {
-    "Codex CLI": _steps(_call("exec_command", cmd="ls"), _call("exec_command", cmd=_SHELL)),
+    "Codex CLI": _steps(_call("exec_command", cmd="ls"), _call("exec_command", cmd=_SHELL), done=_WRITTEN),
     "Claude Code": _steps(
         _call("Bash", command="ls", description="List the folder"),
-        _call("Write", file_path="FOLDER/hello.txt", content=f"{_WRITTEN}\n"),
-        "created successfully",
+        _call("Write", file_path=_PATH, content=f"{_WRITTEN}\n"),
+        done="created successfully",
+    ),
+    "opencode": _steps(
+        _call("bash", command="ls", description="List the folder"),
+        _call("write", filePath=_PATH, content=f"{_WRITTEN}\n"),
+    ),
+    "Qwen Code": _steps(
+        _call("run_shell_command", command="ls", is_background=False),
+        _call("write_file", file_path=_PATH, content=f"{_WRITTEN}\n"),
+    ),
+    "Cline": _steps(_call("run_commands", commands=["ls"]), _call("editor", path=_PATH, new_text=f"{_WRITTEN}\n")),
+    "Continue": _steps(_call("List", dirpath="."), _call("Write", filepath=_PATH, content=f"{_WRITTEN}\n")),
+    "Aider": [{"when": TASK, "say": f"{_SAID}\n\nhello.txt\n```\n{_WRITTEN}\n```\n"}],
+    "OpenHands": _steps(
+        _call("terminal", command="ls", security_risk="LOW"),
+        _call("file_editor", command="create", path=_PATH, file_text=f"{_WRITTEN}\n", security_risk="LOW"),
     ),
 }
 
 
-@contextlib.contextmanager
-def scripted(folder: Path, rules: Rules, *flags: str) -> Iterator[Server]:
-    """Run a server whose model `coder` follows these rules. Its tokens are bytes, so its window is large."""
-    script = folder / "script.json"
-    script.write_text(json.dumps({"rules": rules}).replace("FOLDER", str(folder / "work")))
-    window = ("--context-tokens", "1000000", "--kv-tokens", "4000000")
-    with contextlib.closing(Server(f"--model=coder=scripted:script={script}", *window, *flags)) as server:
-        yield server.wait_ready()
+LIGHT = ("Continue",)  # packages of less than 100 MB
 
 
-@pytest.fixture
-def work(tmp_path: Path) -> Path:
-    """The folder in which an agent works."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "pebble.txt").write_text("A pebble.\n")
-    return folder
+WAYS = [
+    pytest.param(
+        agent, way, marks=() if agent in LIGHT else (pytest.mark.deep,), id=f"{agent}, {way + 1}" if way else agent
+    )
+    for agent in AGENTS
+    for way in range(len(sections()[agent].ways))
+]
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("agent", AGENTS)
-def test_an_agent_works_to_the_end(agent: str, work: Path) -> None:
+@pytest.mark.parametrize(("agent", "way"), WAYS)
+def test_an_agent_works_to_the_end(agent: str, way: int, work: Path) -> None:
     with scripted(work.parent, AGENTS[agent]) as server:
-        said = run_agent(agent, server.url, work)
+        said = run_agent(agent, server.url, work, way=way)
     assert said.status == 0, said
     assert _SAID in said.out, said
     assert (work / "hello.txt").read_text() == f"{_WRITTEN}\n"

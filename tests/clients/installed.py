@@ -129,12 +129,14 @@ def environment(name: str, *requirements: str, without: tuple[str, ...] = ()) ->
 
 
 @cache
-def install_printed(line: str) -> Path:
+def install_printed(line: str, *, python: tuple[int, int] | None = None) -> Path:
     """Run a line that installs programs for the user, `npm install --global …` or `pip install …`. Returns the folder
-    of the programs: the line runs with a folder of its own as npm's prefix, and as pip's environment."""
+    of the programs: the line runs with a folder of its own as npm's prefix, and as pip's environment, of this Python or
+    of one that is at least `python`."""
+    interpreter = sys.executable if python is None else _newer_python(python)
 
     def install(folder: Path) -> None:
-        _install([sys.executable, "-m", "venv", str(folder)], folder)
+        _install([interpreter, "-m", "venv", str(folder)], folder)
         npm = folder / "bin" / "npm"  # the wheel's own is a link that has become a copy, and does not run
         npm.write_text(f'#!/bin/sh\nexec {shlex.quote(str(node()))} {shlex.quote(str(_NPM))} "$@"\n')
         npm.chmod(0o755)
@@ -142,9 +144,22 @@ def install_printed(line: str) -> Path:
         quiet = {"npm_config_loglevel": "error", "PIP_QUIET": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         variables = {**os.environ, "PATH": path, "npm_config_prefix": str(folder), **quiet}
         _install(["bash", "-euc", line], folder, variables)
+        for program in filter(Path.is_file, (folder / "bin").iterdir()):
+            text = program.read_bytes()
+            if text.startswith(f"#!{folder}".encode()):  # the interpreter, where it is now
+                program.write_bytes(text.replace(bytes(folder), bytes(_place("agent", digest))))
 
     digest = hashlib.sha256(f"{sys.version} {line}".encode()).hexdigest()[:16]
     return _installed("agent", digest, install) / "bin"
+
+
+def _newer_python(least: tuple[int, int]) -> str:
+    """Return a Python of the search path. Skips the test if there is none."""
+    for minor in range(least[1] + 3, least[1] - 1, -1):
+        found = shutil.which(f"python{least[0]}.{minor}")
+        if found and subprocess.run([found, "--version"], capture_output=True, check=False).returncode == 0:
+            return found
+    return skip_missing(f"Python {least[0]}.{least[1]}")
 
 
 def _install(command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None) -> None:
@@ -156,7 +171,7 @@ def _install(command: Sequence[str], folder: Path, variables: Mapping[str, str] 
 
 def _installed(name: str, digest: str, install: Callable[[Path], None]) -> Path:
     """Return a folder that is complete or missing, also if another process installs it at the same time."""
-    folder = _CACHE / f"{name}-{digest}"
+    folder = _place(name, digest)
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
@@ -168,6 +183,10 @@ def _installed(name: str, digest: str, install: Callable[[Path], None]) -> Path:
             except OSError:
                 assert folder.exists()  # another run was faster
     return folder
+
+
+def _place(name: str, digest: str) -> Path:
+    return _CACHE / f"{name}-{digest}"
 
 
 def _digest(*paths: Path) -> str:

@@ -214,7 +214,7 @@ def test_calls_that_come_back_are_read_as_they_were_said() -> None:
 
 def test_only_the_tools_in_use_are_repeated() -> None:
     shown = json.loads(ResponsesView().open(replace(facts(), memo=call_of(CODEX).request.memo)).whole(_events(9)))
-    assert shown["tools"] == CODEX["tools"][:3]
+    assert [tool["name"] for tool in shown["tools"]] == [tool["name"] for tool in CODEX["tools"][:3]]
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]}
     memo = call_of({"tools": [LOOK], "tool_choice": choice}).request.memo
     assert json.loads(ResponsesView().open(replace(facts(), memo=memo)).whole(_events(9)))["tool_choice"] == choice
@@ -223,9 +223,23 @@ def test_only_the_tools_in_use_are_repeated() -> None:
 def test_the_fields_of_the_open_responses_schema_are_there() -> None:
     seen = replace(facts(), memo=call_of({"presence_penalty": 0.5}).request.memo)
     shown = json.loads(ResponsesView().open(seen).whole(_events(9)))
-    fields = ("completed_at", "max_tool_calls", "prompt_cache_key", "safety_identifier", "service_tier")
+    fields = ("completed_at", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
     assert [shown[name] for name in fields] == [None] * len(fields)
+    assert shown["service_tier"] == "default"  # it may not be null
     assert (shown["presence_penalty"], shown["frequency_penalty"]) == (0.5, 0.0)
+
+
+def test_repeated_tools_have_the_nullable_fields_of_the_schema() -> None:
+    custom = {"type": "custom", "name": "patch"}
+    tools = [{"type": "function", "name": "a"}, LOOK, custom]
+    shown = json.loads(
+        ResponsesView().open(replace(facts(), memo=call_of({"tools": tools}).request.memo)).whole(_events(9))
+    )
+    assert shown["tools"] == [
+        {"description": None, "parameters": None, "strict": None, "type": "function", "name": "a"},
+        {"description": None, "parameters": None, "strict": None} | LOOK,
+        custom,
+    ]
 
 
 def test_a_prompt_that_is_too_long_has_its_code_in_the_stream() -> None:

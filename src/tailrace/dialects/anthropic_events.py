@@ -27,10 +27,19 @@ _TYPES = {
 }
 
 
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_TEXT_BLOCK: JsonBody = {"type": "text", "text": ""}
+_EMPTY = {  # deltas by the kind of a block
+    "text": '{"type":"text_delta","text":""}',
+    "thinking": '{"type":"thinking_delta","thinking":""}',
+    "tool_use": '{"type":"input_json_delta","partial_json":""}',
+}
+
+
 @dataclass(frozen=True, slots=True)
 class MessagesView(ToolsView):
     shows_thinking: bool = False
-    heartbeat = b'event: ping\ndata: {"type":"ping"}\n\n'
+    heartbeat = _PING
 
     def open(self, facts: StreamFacts) -> Encoder:
         return MessagesEncoder(facts, self)
@@ -57,10 +66,7 @@ class MessagesEncoder:
             frames.append(_frame("message_stop", {}))
             return "".join(frames).encode("ascii")
         if not self._has_begun:
-            self._has_begun = True
-            before = End("done", Usage(self._facts.num_prompt_tokens, 0))
-            message = self._message([], {"stop_reason": None, "stop_sequence": None}, before)
-            frames.append(_frame("message_start", {"message": message}))
+            frames.append(self._start())
         finish = event.finish_reason
         if event.reasoning and self._view.shows_thinking:
             frames.append(self._thinking(event.reasoning))
@@ -73,6 +79,27 @@ class MessagesEncoder:
             frames.append(self._close())
             self._stop = _stop_of(event, self._reader, self._reader.num_calls if self._reader is not None else 0)
         return "".join(frames).encode("ascii")
+
+    def heartbeat(self) -> bytes:
+        """Return a ping and an event without content. Claude Code 2.1.197 gives up after five minutes of pings alone.
+
+        So a text block may begin before the first token. If no text follows, it stays empty.
+        """
+        if self._stop:
+            return _PING
+        if not self._has_begun:
+            frame = self._start()
+        elif self._open_kind:
+            frame = self._delta(_EMPTY[self._open_kind])
+        else:
+            frame = self._begin(_TEXT_BLOCK)
+        return _PING + frame.encode("ascii")
+
+    def _start(self) -> str:
+        self._has_begun = True
+        before = End("done", Usage(self._facts.num_prompt_tokens, 0))
+        message = self._message([], {"stop_reason": None, "stop_sequence": None}, before)
+        return _frame("message_start", {"message": message})
 
     def whole(self, events: Sequence[Event]) -> bytes:
         end = finished_end(events)
@@ -120,7 +147,7 @@ class MessagesEncoder:
     def _text(self, text: str) -> str:
         if not text:
             return ""
-        begin = "" if self._open_kind == "text" else self._begin({"type": "text", "text": ""})
+        begin = "" if self._open_kind == "text" else self._begin(_TEXT_BLOCK)
         return begin + self._delta(f'{{"type":"text_delta","text":{quote(text)}}}')
 
     def _call(self, part: CallPart) -> str:

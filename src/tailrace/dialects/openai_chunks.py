@@ -9,7 +9,15 @@ from typing import Literal, TypeAlias
 from tailrace.dialects.answers import EventStreamView, ToolsView, finite, logprobs_json, tokens_of
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end, progress_json, usage_json
+from tailrace.dialects.wire import (
+    HEARTBEAT,
+    Encoder,
+    deltas_by_choice,
+    failure_of,
+    finished_end,
+    progress_json,
+    usage_json,
+)
 from tailrace.text.calls import CallPart, ToolCallReader
 from tailrace.text.custom_calls import CustomCallReader
 from tailrace.types import End, Event, PromptProgress, Released, TextDelta
@@ -57,6 +65,7 @@ class _Encoder:
         self._usage = view.usage
         self._logprobs = view.logprobs
         self._num_tokens = 0
+        self._running = list(range(facts.num_choices))  # the choices without a finish_reason
         self._head = (
             f'data: {{"id":{quote(self.id_prefix + facts.stream_id)},"object":"{self.object_name}",'
             f'"created":{facts.created_s},"model":{quote(facts.model)},"system_fingerprint":null,"choices":['
@@ -73,10 +82,21 @@ class _Encoder:
                 f'"total_tokens":{prompt + answer}}}}}\n\n'
             )
 
-    def _with_progress(self, choice: str, progress: PromptProgress) -> bytes:
-        """Return a chunk without text, as llama.cpp sends it. `choice` is its only one, as JSON."""
+    def heartbeat(self) -> bytes:
+        """Return a chunk without text: Qwen Code gives up after four minutes without a chunk, and a comment is none."""
+        if not self._running:
+            return HEARTBEAT
+        self._count(0)
+        return (self._head + self._empty_choice(self._running[0]) + self._tail).encode("ascii")
+
+    def progress(self, progress: PromptProgress) -> bytes:
+        """Return a chunk without text, as llama.cpp sends it."""
+        self._count(0)
         shown = to_json(progress_json(progress)).decode()
-        return f'{self._head}{choice}],"prompt_progress":{shown}{self._tail[1:]}'.encode("ascii")
+        return f'{self._head}{self._empty_choice(0)}],"prompt_progress":{shown}{self._tail[1:]}'.encode("ascii")
+
+    def _empty_choice(self, choice: int) -> str:
+        raise NotImplementedError
 
     def _end(self, end: End | Released) -> bytes:
         if end.status != "done":
@@ -120,9 +140,8 @@ class ChatChunkEncoder(_Encoder):
             return self._end(event)
         choice, chunks = event.choice, ""
         if choice not in self._opened:
-            self._opened.add(choice)
             self._count(0)
-            chunks = self._chunk(choice, _OPENING, "null", "null")
+            chunks = self._head + self._empty_choice(choice) + self._tail
         self._count(len(event.token_ids))
         finish: str | None = event.finish_reason
         reader = self._readers[choice]
@@ -142,16 +161,14 @@ class ChatChunkEncoder(_Encoder):
             logprobs = to_json(self._logprobs_json([event])).decode() if self._logprobs else "null"
             chunks += self._chunk(choice, f'{{"content":{quote(event.text)}}}', logprobs, "null")
         if finish is not None:
+            self._running.remove(choice)
             chunks += self._chunk(choice, "{}", self._pending_logprobs(choice), f'"{finish}"')
         return chunks.encode("ascii")
 
-    def progress(self, progress: PromptProgress) -> bytes:
-        delta = "{}"
-        if not self._opened:
-            self._opened.add(0)
-            delta = _OPENING
-        self._count(0)
-        return self._with_progress(_chat_choice(0, delta), progress)
+    def _empty_choice(self, choice: int) -> str:
+        is_new = choice not in self._opened
+        self._opened.add(choice)
+        return _chat_choice(choice, _OPENING if is_new else "{}")
 
     def _pending_logprobs(self, choice: int) -> str:
         """Those of tokens whose text was held back until it was clear that it is no call, or is one."""
@@ -268,16 +285,18 @@ class TextEncoder(_Encoder):
         text, self._echoes[event.choice] = self._echoes[event.choice] + event.text, ""
         if not text and not self._logprobs and event.finish_reason is None:
             return b""
-        finish = "null" if event.finish_reason is None else f'"{event.finish_reason}"'
+        finish = "null"
+        if event.finish_reason is not None:
+            self._running.remove(event.choice)
+            finish = f'"{event.finish_reason}"'
         logprobs = "null"
         if self._logprobs:
             logprobs = to_json(self._logprobs_json([event], self._offsets[event.choice])).decode()
             self._offsets[event.choice] += len(event.text)
         return (self._head + _text_choice(event.choice, text, logprobs, finish) + self._tail).encode("ascii")
 
-    def progress(self, progress: PromptProgress) -> bytes:
-        self._count(0)
-        return self._with_progress(_text_choice(0, ""), progress)
+    def _empty_choice(self, choice: int) -> str:
+        return _text_choice(choice, "")
 
     def whole(self, events: Sequence[Event]) -> bytes:
         end = finished_end(events)

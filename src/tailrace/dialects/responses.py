@@ -37,6 +37,7 @@ from tailrace.dialects.responses_tools import (
     namespaces_of,
     read_response_choice,
     read_response_tools,
+    repeated_tool,
 )
 from tailrace.dialects.shapes import Other, ignored, read_known, refused
 from tailrace.dialects.tools import ChosenTools, choose_tools
@@ -219,7 +220,7 @@ def _memo(
         echo["conversation"] = {"id": getattr(fields.conversation, "id", fields.conversation)}
     echo["store"] = fields.store is not False
     given = zip(fields.tools or (), body.get("tools") or (), strict=True)
-    echo["tools"] = [as_given for tool, as_given in given if not isinstance(tool, Other)]
+    echo["tools"] = [repeated_tool(tool, as_given) for tool, as_given in given if not isinstance(tool, Other)]
     if fields.tool_choice is not None:
         echo["tool_choice"] = body["tool_choice"]
     if fields.text is not None and fields.text.format is not None:

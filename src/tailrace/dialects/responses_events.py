@@ -80,15 +80,22 @@ class ResponsesEncoder:
         if isinstance(event, Released):  # without a number of its own: the next event has the next number
             number = max(0, self._next_number - 1)
             return _encoded("error", number, _error_fields(event)).encode("ascii")
-        if seq == 1:
-            for kind in ("response.created", "response.in_progress"):
-                self._emit(kind, {"response": self._response("in_progress", None)})
+        self._open()
         if isinstance(event, End):
             self._close(event)
         elif event.choice == 0:
             self._add_delta(event)
-        out, self._out = "".join(self._out), []
-        return out.encode("ascii")
+        return self._taken()
+
+    def heartbeat(self) -> bytes:
+        """Return an event: Codex CLI gives up after five minutes without one, and a comment is none.
+
+        First come those that open every response, then what OpenAI's servers send, with the number of the event before.
+        """
+        if not self._next_number:
+            self._open()
+            return self._taken()
+        return _encoded("keepalive", self._next_number - 1, {}).encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
         if self._view.is_deleted:
@@ -105,6 +112,15 @@ class ResponsesEncoder:
         for seq, event in enumerate(events if self._logprobs else _merged(events), 1):
             self.encode(seq, event)
         self._merge_pending()
+
+    def _open(self) -> None:
+        if not self._next_number:
+            for kind in ("response.created", "response.in_progress"):
+                self._emit(kind, {"response": self._response("in_progress", None)})
+
+    def _taken(self) -> bytes:
+        out, self._out = "".join(self._out), []
+        return out.encode("ascii")
 
     @property
     def _id(self) -> str:
@@ -284,7 +300,7 @@ class ResponsesEncoder:
             "prompt_cache_key": None,
             "reasoning": {"effort": None, "summary": None} | echo.get("reasoning", {}),
             "safety_identifier": None,
-            "service_tier": None,
+            "service_tier": "default",
             "store": echo.get("store", True),
             "temperature": echo.get("temperature", 1.0),
             "text": echo.get("text", {"format": {"type": "text"}}),

@@ -22,6 +22,7 @@ __all__ = [
     "namespaces_of",
     "read_response_choice",
     "read_response_tools",
+    "repeated_tool",
 ]
 
 
@@ -99,6 +100,13 @@ def namespaces_of(tools: Sequence[ResponseTool]) -> dict[str, tuple[str, str]]:
         for one in tool.tools
         if not isinstance(one, Other)
     }
+
+
+def repeated_tool(tool: ResponseTool, as_given: JsonBody) -> JsonBody:
+    """Return a tool as a response shows it. A function has all fields (Open Responses, `FunctionTool`)."""
+    if not isinstance(tool, ResponseFunction):
+        return as_given
+    return as_given | {name: None for name in ("description", "parameters", "strict") if name not in as_given}
 
 
 def read_response_choice(choice: ResponseChoice | None) -> ToolChoice:

@@ -36,6 +36,7 @@ __all__ = [
     "HEARTBEAT",
     "NO_PREFIX",
     "SSE",
+    "BeatingEncoder",
     "CumulativeEncoder",
     "Encoder",
     "Example",
@@ -114,6 +115,13 @@ class ProgressEncoder(Encoder, Protocol):
 
     def progress(self, progress: PromptProgress) -> bytes:
         """Return the bytes of a report. All of them come before the first event."""
+
+
+@runtime_checkable
+class BeatingEncoder(Encoder, Protocol):
+    """An encoder whose heartbeat is an event, which depends on what it has encoded."""
+
+    def heartbeat(self) -> bytes: ...
 
 
 class Presentation(Protocol):

@@ -13,7 +13,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.dialects import Encoder, Wire
-from tailrace.dialects.wire import CumulativeEncoder, HeadedEncoder, Presentation, ProgressEncoder, failure_of
+from tailrace.dialects.wire import (
+    BeatingEncoder,
+    CumulativeEncoder,
+    HeadedEncoder,
+    Presentation,
+    ProgressEncoder,
+    failure_of,
+)
 from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, Released
@@ -204,11 +211,16 @@ class StreamAnswer:
                 timer.cancel()
         if self._is_disconnected or reader.cursor < self._log.last_seq or reader.ending is not None:
             return
-        chunk = self._heartbeat
-        if self._progress is not None and (progress := reader.take_progress()) is not None:
-            chunk = self._progress.progress(progress)
-        if chunk:
+        if chunk := self._new_progress(reader) or self._next_heartbeat():
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    def _new_progress(self, reader: Reader) -> bytes:
+        if self._progress is None or (progress := reader.take_progress()) is None:
+            return b""
+        return self._progress.progress(progress)
+
+    def _next_heartbeat(self) -> bytes:
+        return self._encoder.heartbeat() if isinstance(self._encoder, BeatingEncoder) else self._heartbeat
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
         await client_disconnected(receive)
