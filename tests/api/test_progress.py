@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.api.process import Server
 from tests.http.wire import Wire, as_json
 from tests.waiting import until
+from websockets.sync.client import connect
 
 SSE = {"accept": "text/event-stream"}
 NUM_TOKENS = 400
@@ -138,6 +140,32 @@ def test_a_prompt_whose_engine_died_is_read_from_its_beginning(slow: Server) -> 
     assert reports[-1] > first[-1]
     kinds = [event.get("event", "text") for event in rest[len(reports) :]]
     assert kinds == ["text"] * 3 + ["done"]  # and none between the tokens
+
+
+def test_a_socket_has_frames_without_a_number(slow: Server) -> None:
+    with connect(f"ws://127.0.0.1:{slow.port}/v1/ws") as socket:
+        socket.send(json.dumps({"type": "create", "id": "a", **ASKED}))
+        created = json.loads(socket.recv())
+        assert created == {"type": "created", "id": "a", "stream_id": created["stream_id"]}
+        with connect(f"ws://127.0.0.1:{slow.port}/v1/ws") as other:
+            other.send(json.dumps({"type": "follow", "stream_id": created["stream_id"]}))
+            frames = [json.loads(socket.recv())]
+            while frames[-1]["type"] != "done":
+                frames.append(json.loads(socket.recv()))
+            quiet = [json.loads(other.recv())["type"] for _ in range(5)]
+    kinds = [frame["type"] for frame in frames]
+    reports = frames[: kinds.count("progress")]
+    assert kinds == ["progress"] * len(reports) + ["delta"] * 3 + ["done"]
+    assert all(frame["id"] == "a" and "seq" not in frame for frame in reports)
+    _require_grows(reports)
+    assert [frame["seq"] for frame in frames[len(reports) :]] == [1, 2, 3, 4]
+    assert quiet == ["following", "delta", "delta", "delta", "done"]
+
+
+def test_a_socket_names_an_engine_that_cannot_say_it(server: Server) -> None:
+    with connect(f"ws://127.0.0.1:{server.port}/v1/ws") as socket:
+        socket.send(json.dumps({"type": "create", **ASKED}))
+        assert json.loads(socket.recv())["ignored"] == ["return_progress"]
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,19 @@ async def test_models(serve: Serve, open_tab: OpenTab) -> None:
     assert server.state(await tab.stream_id())["model"] == "other"
 
 
+async def test_a_long_prompt_shows_how_much_of_it_is_read(open_tab: OpenTab) -> None:
+    with contextlib.closing(Server("scripted:prefill_tokens_per_s=100")) as slow:
+        tab = await open_tab(slow.wait_ready().url)
+        await let_ask(tab, max_tokens=1)
+        await tab.send("x" * 500)
+        state = tab.answer.locator(".state")
+        await expect(state).to_have_text("Reading your message…")
+        await expect(state).to_have_text(re.compile(r"^Reading the prompt: [1-4]\d %…$"))
+        await expect(state).to_have_text(re.compile(r"^Reading the prompt: [5-9]\d %…$"))
+        assert await tab.wait_end()
+        await expect(state).not_to_contain_text("Reading")
+
+
 @pytest.mark.deep
 async def test_the_queue_and_refusals_are_shown(narrow: Server, open_tab: OpenTab) -> None:
     busy = narrow.create({"prompt": "Long.", "max_tokens": 5000, "ignore_eos": True})

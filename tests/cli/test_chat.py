@@ -135,6 +135,29 @@ def test_a_cut_connection_resumes_where_it_was(server: Server) -> None:
     assert num_connections >= 3
 
 
+def test_a_long_prompt_at_a_terminal() -> None:
+    """The scripted engine reads it in three seconds. The line is there from the first second to the first token."""
+    slow = Server("scripted:prefill_tokens_per_s=100").wait_ready()
+    with terminal("chat", "--url", slow.url, *_asked("scripted", "x" * 300, count=1)) as shown:
+        shown.wait_for("reading the prompt: ")
+        assert shown.wait() == 0
+    slow.close()
+    found = [int(text) for text in re.findall(r"reading the prompt: (\d+) % of 3\d\d tokens", shown.text)]
+    assert found == sorted(found)
+    assert found[0] >= 20  # not in the first second
+    assert len(set(found)) > 2
+    last = shown.raw.rpartition("reading the prompt")[2]
+    assert "\x1b[2K" in last  # the line is erased
+
+
+def test_a_long_prompt_in_a_pipe() -> None:
+    slow = Server("scripted:prefill_tokens_per_s=200").wait_ready()
+    ran = _run(slow.url, *_asked("-", count=1), stdin="x" * 300)
+    slow.close()
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert ran.stdout == _expected("x" * 300, 1)
+
+
 def test_a_cut_connection_at_a_terminal(server: Server) -> None:
     cuts = [Line(to_client=Flow(end_after_bytes=2000, end="reset")), Line(to_client=Flow(end_after_bytes=1500))]
     with Chaos(server.port, cuts) as chaos, terminal("chat", "--url", chaos.url, *_asked("scripted", "Hi.")) as shown:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tailrace.engines.interface import Engine
+from typing import cast
+
+from tailrace.engines.interface import Engine, Reporting
 from tailrace.testing import laws
 
 __all__ = ["ON_ITS_OWN", "SHARED_LAWS", "Shared"]
@@ -19,6 +21,8 @@ class Shared:
         self.submit = engine.submit
         self.abort = engine.abort
         self.step = engine.step
+        if engine.capabilities.reports_progress:
+            self.progress = cast("Reporting", engine).progress
 
     def __call__(self) -> Engine:
         return self

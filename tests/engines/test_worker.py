@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 
@@ -17,7 +18,7 @@ import pytest
 from tests.engines.sequences import expected_ids, make_sequence
 from tests.waiting import LONG_S, until
 
-from tailrace.engines.interface import Delta
+from tailrace.engines.interface import Capabilities, Delta, Engine, Prefill, Sequence
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -32,6 +33,7 @@ from tailrace.engines.protocol import (
     decode_from_worker,
     encode,
 )
+from tailrace.engines.worker import WorkerLink, run
 from tailrace.frames import FrameBuffer
 
 _AHEAD_BYTES = 32 * 1024
@@ -284,4 +286,46 @@ def test_frames_have_the_documented_format(worker: Worker) -> None:
         1,
         1,
         [[1, 0, [*expected_ids(make_sequence(1, 1))], [], "length", "", [], None, False, False, False, None]],
+        [],
     ]
+
+
+class _Hanging:
+    """An engine that reads a prompt in two steps, and then hangs in the middle."""
+
+    capabilities = Capabilities("hanging", 100, 100, 1, 1, frozenset(), True, reports_progress=True)
+
+    def __init__(self) -> None:
+        self._num_read = 0
+
+    def submit(self, sequence: Sequence) -> None: ...
+    def abort(self, sequence_id: int) -> None: ...
+    def close(self) -> None: ...
+
+    def step(self) -> list[Delta]:
+        self._num_read = min(self._num_read + 4, 8)
+        return []
+
+    def progress(self) -> list[Prefill]:
+        return [Prefill(1, self._num_read)]
+
+
+def test_an_engine_that_hangs_does_not_seem_to_make_progress() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        running = threading.Thread(target=_run_until_closed, args=(_Hanging(), theirs))
+        running.start()
+        ours.settimeout(LONG_S)
+        ours.sendall(encode(Submit(make_sequence(1))))
+        buffer, frames = FrameBuffer(), list[FromWorker]()
+        while len(frames) < 5:
+            frames += [decode_from_worker(body) for body in buffer.feed(ours.recv(1 << 16))]
+        ours.shutdown(socket.SHUT_RDWR)
+        running.join(LONG_S)
+    said = [frame.progress for frame in frames[:5] if isinstance(frame, Frame)]
+    assert said == [[Prefill(1, 4)], [Prefill(1, 8)], [], [], []]
+
+
+def _run_until_closed(engine: Engine, ours: socket.socket) -> None:
+    with contextlib.suppress(EOFError):
+        run(engine, WorkerLink(ours), 1)

@@ -10,7 +10,7 @@ from tests.streams.virtual_time import run
 from tests.waiting import idle
 
 from tailrace.streams import Reader, Record, StreamLog, is_stream_id, new_stream_id
-from tailrace.types import End, Event, Status, TextDelta, Usage
+from tailrace.types import End, Event, PromptProgress, Status, TextDelta, Usage
 
 END = End("done", Usage(1, 1))
 
@@ -229,6 +229,30 @@ def test_a_reader_for_the_end_is_woken_once() -> None:
             assert log.num_waiting == 1
             log.extend([END])
         assert wakes == 1
+
+    run(scenario())
+
+
+def test_progress_wakes_only_the_readers_that_show_it() -> None:
+    async def scenario() -> None:
+        log, first, second = new_log(), PromptProgress(9, 3, 0, 0.5), PromptProgress(9, 6, 0, 1.0)
+        showing, other = Reader(log, shows_progress=True), Reader(log)
+        waiting = [asyncio.create_task(reader.wait()) for reader in (showing, other)]
+        await idle()
+        log.report(first)
+        await idle()
+        assert [task.done() for task in waiting] == [True, False]
+        assert (showing.take_progress(), other.take_progress()) == (first, None)
+        assert showing.take_progress() is None  # it has this one
+        log.report(second)
+        await Reader(log, shows_progress=True).wait()  # which comes later, and gets the newest at once
+        assert showing.take_progress() == second
+        log.extend([delta()])
+        await waiting[1]
+        log.report(first)
+        assert log.progress == second  # there is none after the first event
+        assert Reader(log, shows_progress=True).take_progress() is None
+        assert (log.last_seq, log.num_waiting) == (1, 0)
 
     run(scenario())
 

@@ -35,12 +35,12 @@ from tailrace.engines.protocol import (
 from tailrace.errors import SequenceFailed, TailraceError
 from tailrace.frames import FrameBuffer
 
-__all__ = ["main"]
+__all__ = ["WorkerLink", "main", "run"]
 
 _FLUSH_TIMEOUT_S = 2.0
 
 
-class _Link:
+class WorkerLink:
     """The worker's end of the socket pair."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -100,7 +100,7 @@ class _Reports:
         return [progress for progress in self._last if progress not in last]
 
 
-def run(engine: Engine, link: _Link, epoch: int) -> None:
+def run(engine: Engine, link: WorkerLink, epoch: int) -> None:
     """Step the engine until the server closes the socket.
 
     Raises: EOFError then; anything else means that the engine is lost.
@@ -140,7 +140,7 @@ def main(argv: list[str]) -> int:
     """Run the worker. `argv` is the socket's descriptor and the parent's process id. Returns the exit status."""
     fd, parent_pid = int(argv[0]), int(argv[1])
     begin_child(parent_pid)
-    link = _Link(socket.socket(fileno=fd))
+    link = WorkerLink(socket.socket(fileno=fd))
     with contextlib.suppress(EOFError):
         start = link.receive_first()
         if not isinstance(start, Start) or start.version != PROTOCOL_VERSION:

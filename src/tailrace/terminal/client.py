@@ -34,6 +34,7 @@ _CANCEL_S = 3.0
 _RETRY_STATUSES = frozenset({429, 502, 503, 504})
 _TERMINAL = frozenset({"done", "cancelled", "error", "interrupted"})
 _ERROR_LENGTH = 500
+_WITH_PROGRESS = {"return_progress": True}
 
 Json = dict[str, Any]  # Any: what JSON can be
 
@@ -65,6 +66,7 @@ class Client:
     models: list[str]
     on_wait: Callable[[str], None] = field(default=lambda reason: None)  # called with the reason of a pause
     on_reasoning: Callable[[str], None] = field(default=lambda piece: None)  # told what the model thinks
+    on_progress: Callable[[Json], None] = field(default=lambda progress: None)  # told how much of the prompt is read
 
     def answer(self, model: str, messages: list[Turn], sampling: Mapping[str, float]) -> AsyncGenerator[str, None]:
         """Yield the pieces of an answer.
@@ -72,7 +74,7 @@ class Client:
         Cancellation: cancels the stream on the server. Raises: AnswerFailed.
         """
         body = {"model": model, "messages": messages, **sampling}
-        return self._resumable(body) if self.is_tailrace else self._foreign_answer(body)
+        return self._resumable(body | _WITH_PROGRESS) if self.is_tailrace else self._foreign_answer(body)
 
     def follow(self, stream_id: str, choice: int = 0) -> AsyncGenerator[str, None]:
         """Yield the pieces of one of tailrace's streams, from its beginning to its end. Raises: AnswerFailed."""
@@ -119,6 +121,9 @@ class Client:
                             if event.event in _TERMINAL:
                                 _check_end(event)
                                 return
+                            if event.event == "progress":
+                                self.on_progress(_json(event.data))
+                                continue
                             if event.event == "released":
                                 continue  # the stream goes on elsewhere, or later: the response ends here
                             last_id = event.id
@@ -151,7 +156,8 @@ class Client:
         timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_TIMEOUT_S)
         if stream_id:
             headers = {"last-event-id": last_id} if last_id else {}
-            return self._stream("GET", f"{self.root}/v1/streams/{stream_id}/events", headers=headers, timeout=timeout)
+            url = f"{self.root}/v1/streams/{stream_id}/events"
+            return self._stream("GET", url, headers=headers, timeout=timeout, params={"return_progress": "true"})
         headers = {"accept": "text/event-stream", "idempotency-key": key}
         return self._stream("POST", f"{self.root}/v1/streams", json=body, headers=headers, timeout=timeout)
 

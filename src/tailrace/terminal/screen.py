@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol, TextIO
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from tailrace.terminal.text import printable_text
 
@@ -15,6 +16,7 @@ __all__ = ["MarkdownScreen", "PlainScreen", "Screen"]
 
 
 _SHOWN_THOUGHTS = 4000  # characters
+_PATIENCE_MS = 1000  # of people, before they want to know how long it takes
 
 
 class Screen(Protocol):
@@ -25,6 +27,9 @@ class Screen(Protocol):
 
     def think(self, piece: str) -> None:
         """Show the next piece of the reasoning."""
+
+    def read(self, progress: Mapping[str, Any]) -> None:
+        """Show how much of the prompt is read, until the answer begins. `progress` is that of the native wire."""
 
     def close(self) -> None:
         """End the answer. Its text stays on the screen, and the cursor is on a new line."""
@@ -46,6 +51,9 @@ class PlainScreen:
     def think(self, piece: str) -> None:
         pass
 
+    def read(self, progress: Mapping[str, Any]) -> None:
+        pass
+
     def close(self) -> None:
         if self._is_in_line:
             self._out.write("\n")
@@ -54,7 +62,8 @@ class PlainScreen:
 
 class MarkdownScreen:
     """Renders Markdown while the text arrives. Complete blocks are printed once. The last block is redrawn as it grows;
-    if it is too long for the terminal, only its end is shown. Reasoning is shown until the answer begins."""
+    if it is too long for the terminal, only its end is shown. Reasoning is shown until the answer begins,
+    and before that how much of a long prompt is read."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
@@ -81,6 +90,14 @@ class MarkdownScreen:
 
         self._thoughts = (self._thoughts + printable_text(piece))[-_SHOWN_THOUGHTS:]
         self._live.update(_LastLines(Text(self._thoughts, style="dim italic"), has_line_above=False))
+
+    def read(self, progress: Mapping[str, Any]) -> None:
+        from rich.text import Text
+
+        total, processed = int(progress.get("total", 0)), int(progress.get("processed", 0))
+        if total and int(progress.get("time_ms", 0)) >= _PATIENCE_MS:
+            text = f"reading the prompt: {100 * processed // total} % of {total:,} tokens"
+            self._live.update(Text(text, style="dim"))
 
     def close(self) -> None:
         self._live.update("")

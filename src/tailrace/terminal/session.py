@@ -58,6 +58,7 @@ class Chat:
         async def show() -> None:
             messages = [*system, *self.turns, question_turn]
             self.client.on_reasoning = screen.think
+            self.client.on_progress = screen.read
             async with contextlib.aclosing(self.client.answer(self.model, messages, self.sampling)) as answer:
                 async for piece in answer:
                     pieces.append(piece)

@@ -32,9 +32,10 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from typing import cast
 
 from tailrace.child import resident_bytes
-from tailrace.engines.interface import Engine
+from tailrace.engines.interface import Engine, Prefill, Reporting
 from tailrace.errors import SequenceFailed
 from tailrace.testing._harness import EngineHarness, Law, require
 from tailrace.testing.sampling_laws import grammar_laws, sampling_laws
@@ -255,6 +256,30 @@ def _logprobs(harness: EngineHarness) -> None:
     require(not unwanted, without, f"logprobs that were not requested: {unwanted}")
 
 
+def _progress(harness: EngineHarness) -> None:
+    engine = harness.engine
+    if not engine.capabilities.reports_progress:
+        return
+    reporting = cast("Reporting", engine)
+    length = engine.capabilities.context_tokens - 8
+    prompt = [n % 89 % harness.vocab_size for n in range(length)]
+    sequence_id = harness.submit(prompt, harness.sampling(4))
+    reports: list[Prefill] = []
+    while not harness.deltas[sequence_id]:
+        harness.step()
+        found = [one for one in reporting.progress() if one.sequence_id == sequence_id]
+        require(len(found) <= 1, sequence_id, f"several reports at once: {found}")
+        reports += found if not harness.deltas[sequence_id] else []
+    seen = f"the reports of a prompt of {length} tokens: {reports}"
+    counts = [report.num_read_tokens for report in reports]
+    require(counts == sorted(counts) and all(count <= length for count in counts), sequence_id, seen)
+    require(all(0 <= one.num_cached_tokens <= one.num_read_tokens for one in reports), sequence_id, seen)
+    late = [one for one in reporting.progress() if one.sequence_id == sequence_id]
+    require(not late, sequence_id, f"after the first token: {late}")
+    harness.finish(sequence_id)
+    require(reporting.progress() == [], None, "progress() gave something although nothing runs")
+
+
 def _try_length(harness: EngineHarness, num_prompt_tokens: int) -> int | None:
     """Submit a prompt of this length, for one new token. Returns None if it was refused with SequenceFailed."""
     prompt = [n % 97 % harness.vocab_size for n in range(num_prompt_tokens)]
@@ -346,6 +371,7 @@ laws: tuple[Law, ...] = (
     ),
     Law("seeds_differ", "another seed gives another answer", _seeds_differ, _SEEDED),
     Law("logprobs_when_asked", "one logprob for each token, only if requested", _logprobs, frozenset({"logprobs"})),
+    Law("progress_is_counted", "progress() grows up to the prompt's length, and ends with the first token", _progress),
     Law("long_prompt_is_refused", "submit() of a too long prompt raises SequenceFailed; others continue", _long_prompt),
     Law("prompt_of_the_limit", "a prompt as long as the context is answered, or only it is refused", _limit_prompt),
     Law("nothing_leaks", "after many short sequences the engine is idle, and its memory has not grown", _no_leak),

@@ -85,6 +85,16 @@ def test_exact_engine_keeps(law: Law, exact_engine: LlamaCppEngine) -> None:
     law(Shared(exact_engine), vocab_size=_VOCAB_SIZE)
 
 
+def test_a_long_prompt_is_read_in_steps(engine: Shared) -> None:
+    prompt = tuple(range(1000, 1300))
+    engine.submit(Sequence(9400, prompt, Sampling(temperature=0.0, seed=0, max_tokens=1)))
+    counts: list[int] = []
+    while not engine.step():
+        counts += [one.num_read_tokens for one in engine.progress()]
+    assert {0, 128, 256, 300} >= set(counts)
+    assert len(set(counts)) > 1
+
+
 def test_closing(spec: EngineSpec) -> None:
     """It may be closed twice, and during a sequence. Only its user can open the socket, and no file remains."""
     law = next(law for law in laws if law.name == ON_ITS_OWN)

@@ -17,7 +17,7 @@ from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.interface import Delta, Engine, Sequence
+from tailrace.engines.interface import Delta, Engine, Prefill, Sequence
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import read_card
 from tailrace.testing import Law, laws
@@ -69,6 +69,21 @@ def test_engine_keeps(law: Law, shared: Shared) -> None:
     if not law.applies_to(shared.capabilities):
         pytest.skip("an engine that is not exact does not promise it")
     law(shared, vocab_size=300, num_sequences=64)
+
+
+def test_a_long_prompt_is_read_in_steps(shared: Shared) -> None:
+    """A step has 64 tokens, and one for each of 16 sequences. The second prompt has a beginning that is cached."""
+    counts = [_read(shared, _ask(9400 + place, (*range(100), last), max_tokens=1)) for place, last in enumerate((5, 6))]
+    assert counts == ([[(80, 0)], []] if shared.capabilities.reports_progress else [[], []])
+
+
+def _read(engine: Shared, sequence: Sequence) -> list[tuple[int, int]]:
+    """Return how much of a prompt is read, and was cached, after each step but the last."""
+    engine.submit(sequence)
+    found: list[Prefill] = []
+    while not engine.step():
+        found += engine.progress() if engine.capabilities.reports_progress else []
+    return [(one.num_read_tokens, one.num_cached_tokens) for one in found]
 
 
 def test_a_bias_outside_the_model_is_refused(shared: Shared) -> None:

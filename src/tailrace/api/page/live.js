@@ -18,6 +18,7 @@ const LOST = {
 export class LiveAnswer {
   phase = signal("waiting"); // then "queued", "thinking", "writing", "stopping", "over"
   numAhead = signal(0);
+  progress = signal(null); // while a long prompt is read: `{total, processed}`
   isConnected = signal(true);
   thought_s = signal(null);
   facts = signal({}); // as a conversation's tree tells them, and `reason` where it failed
@@ -114,7 +115,7 @@ export class LiveAnswer {
     return null;
   }
 
-  /** Until the first token: how many are in front. */
+  /** Until the first token: how many are in front, and how much of the prompt is read. */
   async #watchQueue() {
     while (["waiting", "queued"].includes(this.phase.value)) {
       await pause(LOOK_MS);
@@ -122,6 +123,7 @@ export class LiveAnswer {
       if (!state || !["waiting", "queued"].includes(this.phase.value)) continue;
       this.phase.value = state.status === "queued" ? "queued" : "waiting";
       this.numAhead.value = state.num_ahead ?? 0;
+      this.progress.value = state.prompt_progress ?? null;
     }
   }
 

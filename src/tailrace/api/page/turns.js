@@ -131,8 +131,9 @@ function Progress({ answer }) {
   if (!answer) return "Waiting…";
   if (!answer.isConnected.value) return "Connection lost. Reconnecting…";
   const ahead = answer.numAhead.value;
+  const read = answer.progress.value;
   return {
-    waiting: "Reading your message…",
+    waiting: read ? `Reading the prompt: ${Math.floor((100 * read.processed) / read.total)} %…` : "Reading your message…",
     queued: ahead ? `In the queue, ${ahead} ahead of you…` : "In the queue, you are next…",
     thinking: "Thinking…",
     writing: "",

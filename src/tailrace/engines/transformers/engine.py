@@ -77,7 +77,7 @@ class TransformersEngine:
             max_sequences=spec.max_sequences,
             parameters=PARAMETERS if self._constraints is not None else PARAMETERS - {"grammar"},
             exact=isinstance(self._forwards, Sequential),
-            reports_progress=isinstance(self._forwards, Paged),
+            reports_progress=not isinstance(self._forwards, Sequential),
         )
 
     def submit(self, sequence: Sequence) -> None:
