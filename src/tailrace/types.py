@@ -76,10 +76,22 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A JSON schema or a regular expression that the whole answer must match."""
+    """What the whole answer must match.
 
-    kind: Literal["json_schema", "regex"]
+    A request has a JSON schema, a regular expression, or tools whose calls are the answer (`calls`, see
+    `schemas.calls`). An engine gets them in the form that it supports: a JSON schema in plain form, a regular
+    expression, or the parts of an answer (`parts`). `free` is no grammar: the answer is only checked at its end.
+    """
+
+    kind: Literal["json_schema", "regex", "calls", "parts", "free"]
     source: str
+    param: str = field(default="grammar", compare=False)  # the field of the request
+    asked: str = ""  # what to check at the end, as `schemas.answers` reads it; "": the grammar keeps everything
+    left_open: tuple[str, ...] = ()  # paths in the request: what the grammar does not keep
+
+    @property
+    def is_free(self) -> bool:
+        return self.kind == "free"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +152,7 @@ class GenerateRequest:
     split_reasoning: bool = True  # for chats; if false, reasoning stays in the text
     sampling: Sampling = field(default_factory=Sampling)
     may_shorten: bool = True  # reduce max_tokens to the room that the prompt leaves; otherwise refuse the request
+    may_loosen: bool = True  # leave open what the engine's grammar does not keep; otherwise refuse the request
     truncate: int | None = None  # use only this many tokens at the end of the prompt
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     linger_s: float | None = None  # None: the server's default
@@ -267,6 +280,9 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     num_reasoning_tokens: int = 0  # included in the completion tokens
     # Included in the prompt tokens: those found in a prefix cache. None: the engine does not say.
     num_cached_tokens: int | None = None
+    # Where the answers do not conform to the schema of the request, checked at the end. None: it was not checked, since
+    # there is no schema or the grammar keeps all of it.
+    schema_mismatches: tuple[str, ...] | None = None
 
 
 Event: TypeAlias = TextDelta | End

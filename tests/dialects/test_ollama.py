@@ -250,9 +250,11 @@ def test_wrong_messages_are_refused(messages: object) -> None:
         chat({"messages": messages})
 
 
-def test_tools_and_a_format_cannot_be_combined() -> None:
-    with pytest.raises(RequestError, match="cannot be used with tools"):
-        chat({"tools": [TOOL], "format": "json"})
+def test_tools_and_a_format_can_be_combined() -> None:
+    grammar = chat({"tools": [TOOL], "format": "json"}).request.sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind, grammar.param) == ("calls", "format")
+    assert json.loads(grammar.source)["answer"] == {"type": "object"}
 
 
 @pytest.mark.parametrize("body", [{"prompt": ""}, {"prompt": None}, {"stream": False, "prompt": ""}])

@@ -331,34 +331,20 @@ def call_schema(name: str, arguments: JsonBody) -> JsonBody:
 
 
 def test_the_model_must_call_one_or_a_certain_one() -> None:
-    look = call_schema("look", LOOK["function"]["parameters"])
-    wait = call_schema("wait", {"type": "object"})
-    for choice, schema in (
-        ("required", {"anyOf": [look, wait]}),
-        ({"type": "function", "function": {"name": "look"}}, look),
-        ({"function": {"name": "wait"}}, wait),
+    look = {"name": "look", "where": "tools[0]", "schema": LOOK["function"]["parameters"]}
+    wait = {"name": "wait", "where": "tools[1]", "schema": None}
+    for choice, asked in (
+        ("required", [look, wait]),
+        ({"type": "function", "function": {"name": "look"}}, [look]),
+        ({"function": {"name": "wait"}}, [wait]),
     ):
         names, grammar, view = tools_of(choice)
         assert grammar is not None
-        assert (names, grammar.kind, json.loads(grammar.source)) == (("look", "wait"), "json_schema", schema)
+        source = json.loads(grammar.source)
+        assert (names, grammar.kind, grammar.param) == (("look", "wait"), "calls", "tools")
+        assert (source["tools"], source["forced"], source["answer"]) == (asked, True, None)
         assert view.calls is not None
         assert view.calls.forced
-    assert json.loads((tools_of("required", LOOK)[1] or Grammar("regex", "")).source) == look
-
-
-def test_definitions_of_forced_arguments_are_kept() -> None:
-    parameters = {
-        "type": "object",
-        "properties": {"at": {"$ref": "#/$defs/Place"}},
-        "$defs": {"Place": {"type": "string"}},
-    }
-    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
-    grammar = tools_of("required", tool)[1]
-    assert grammar is not None
-    schema = json.loads(grammar.source)
-    assert schema["$defs"] == {"Place": {"type": "string"}}
-    assert "$defs" not in schema["properties"]["arguments"]
-    assert chat(CHAT | {"tools": [tool]}).request.tools == (tool,)  # and the model is shown them where they were
 
 
 def _allowed(mode: str, *names: str) -> JsonBody:
@@ -381,7 +367,7 @@ def _allowed(mode: str, *names: str) -> JsonBody:
         ({"tools": [LOOK], "tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tools": [LOOK], "tool_choice": _allowed("required", "wait")}, "tool_choice"),
-        ({"tools": [LOOK], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [LOOK], "response_format": {"type": "regex", "value": "a"}}, "response_format"),
     ],
 )  # fmt: skip
 def test_tools_that_cannot_be(more: JsonBody, param: str) -> None:
@@ -390,18 +376,18 @@ def test_tools_that_cannot_be(more: JsonBody, param: str) -> None:
     assert caught.value.param == param
 
 
-def test_errors_of_tools_have_tgis_messages() -> None:
-    with pytest.raises(RequestError, match=r"^Tool error: Grammar and tools are mutually exclusive$"):
-        chat(CHAT | {"tools": [LOOK], "response_format": {"type": "json_object"}})
-    assert chat(CHAT | {"tools": [LOOK], "response_format": {"type": "text"}}).request.tools == (LOOK,)
-
-
-def test_a_forced_call_with_an_unsupported_schema_is_refused() -> None:
-    tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "patternProperties": {}}}}
-    assert chat(CHAT | {"tools": [tool]}).request.tools == (tool,)  # where nothing is forced, it is only shown
-    with pytest.raises(UnsupportedParameter) as caught:
-        chat(CHAT | {"tools": [tool], "tool_choice": "required"})
-    assert caught.value.param == "tools"
+def test_tools_and_a_schema_can_be_combined() -> None:
+    call = chat(CHAT | {"tools": [LOOK], "response_format": {"type": "json_object", "schema": {"const": "42"}}})
+    grammar = call.request.sampling.grammar
+    assert (call.request.tools, grammar and grammar.kind, grammar and grammar.param) == (
+        (LOOK,),
+        "calls",
+        "response_format",
+    )
+    assert grammar is not None
+    source = json.loads(grammar.source)
+    assert (source["answer"], source["answer_param"], source["forced"]) == ({"const": "42"}, "response_format", False)
+    assert chat(CHAT | {"tools": [LOOK], "response_format": {"type": "text"}}).request.sampling.grammar is None
 
 
 # Usage, and what is unknown or refused

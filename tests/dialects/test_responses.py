@@ -203,8 +203,8 @@ def test_tools_are_shown_in_the_form_of_chat_templates() -> None:
     for choice in ("required", {"type": "function", "name": "look"}):
         forced = request_of({"tools": [LOOK, WAIT], "tool_choice": choice})
         assert forced.sampling.grammar is not None
-        assert '"const":"look"' in forced.sampling.grammar.source
-        assert ('"const":"wait"' in forced.sampling.grammar.source) == (choice == "required")
+        assert '"name":"look"' in forced.sampling.grammar.source
+        assert ('"name":"wait"' in forced.sampling.grammar.source) == (choice == "required")
 
 
 @pytest.mark.parametrize("how", ["as openai has it", "as in chats"])
@@ -276,15 +276,7 @@ def test_unknown_fields_are_ignored_and_named() -> None:
         ({"metadata": {"a": 1}}, "metadata[...]", RequestError),
         ({"text": {"format": {"type": "xml"}}}, "text.format", RequestError),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format", RequestError),
-        ({"text": {"format": {"type": "json_schema", "schema": {"type": "kanarienvogel"}}}}, "text.format",
-         RequestError),
-        ({"text": {"format": {"type": "json_schema", "schema": {"oneOf": []}}}}, "text.format", UnsupportedParameter),
-        ({"text": {"format": {"type": "json_object"}}, "tools": [LOOK]}, "text.format", RequestError),
         ({"tools": [LOOK, {**LOOK, "description": "d"}]}, "tools[1]", RequestError),
-        ({"tools": [{**LOOK, "parameters": {"$defs": 5}}], "tool_choice": "required"}, "tools", RequestError),
-        ({"tools": [{**LOOK, "parameters": {"$defs": {"a": {}}}},
-                    {**WAIT, "parameters": {"$defs": {"a": {"type": "null"}}}}], "tool_choice": "required"},
-         "tools", RequestError),
         ({"tool_choice": "required"}, "tool_choice", RequestError),
         ({"tools": [LOOK], "tool_choice": "wait"}, "tool_choice", RequestError),
         ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "wait"}}, "tool_choice", RequestError),

@@ -147,7 +147,7 @@ def test_choices(choice: object, shown: list[str], callable_names: list[str] | N
     call = chat(CHAT | {"tools": [LOOK, _function("wait")], "tool_choice": choice})
     assert names_of(call) == shown
     grammar = call.request.sampling.grammar
-    forced = [name for name in ("look", "wait") if grammar is not None and f'"const":"{name}"' in grammar.source]
+    forced = [name for name in ("look", "wait") if grammar is not None and f'"name":"{name}"' in grammar.source]
     assert (forced or None) == callable_names
 
 

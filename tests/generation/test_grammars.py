@@ -16,7 +16,7 @@ from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Grammar
 
 FINE = Grammar("regex", "[ab]+")
-UNSATISFIABLE = Grammar("json_schema", '{"type":"object","properties":{"a":{}},"required":["b"]}')
+UNSATISFIABLE = Grammar("json_schema", '{"type":"object","additionalProperties":false,"required":["b"]}')
 
 
 def able() -> Harness:

@@ -9,7 +9,7 @@ from typing import assert_never
 from tailrace.access.audit import note_refusal, noting
 from tailrace.access.principal import arrival_of, sent_by
 from tailrace.api.facts import facts_of
-from tailrace.api.fitting import fitted, shortened
+from tailrace.api.fitting import fitted, left_open, shortened
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import shows_progress
@@ -115,7 +115,7 @@ class StreamChannel:
                 await self._models.load(found)
             request, notes = fitted(request, served.generator, is_strict=self._is_strict)
             run = await served.generator.create(request)
-        notes += shortened(create.request, run.record, "max_tokens")
+        notes += [*shortened(create.request, run.record, "max_tokens"), *left_open(run.record)]
         shown = shows_progress(served, notes, wanted=create.return_progress, is_streamed=True)
         following = self._frames_of(create.name, run.log, 0, shows_progress=shown)
         await self._begin(create.name, following, following.frames.created(notes))

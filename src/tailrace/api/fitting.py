@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 
@@ -16,16 +17,17 @@ from tailrace.generation.served import Served
 from tailrace.streams import Record, new_stream_id
 from tailrace.types import NO_LIMIT, SHAPING, End, Failure, GenerateRequest, Sampling, Usage
 
-__all__ = ["fitted", "overflow_answer", "shortened"]
+__all__ = ["fitted", "left_open", "overflow_answer", "shortened"]
 
 _NEUTRAL = Sampling()
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.$#/~\[\]-]")  # in a header, in the path of a keyword in a schema
 
 
 def fitted(request: GenerateRequest, generator: Generator, *, is_strict: bool) -> tuple[GenerateRequest, list[str]]:
     """Return the request without the parameters that only shape the answer and that the engine does not have, and
     their names. With --strict nothing is left out or shortened, and the generator refuses the request."""
     if is_strict:
-        return replace(request, may_shorten=False), []
+        return replace(request, may_shorten=False, may_loosen=False), []
     left_out = [name for name in generator.unsupported(request.sampling) if name in SHAPING]
     neutral = {name: getattr(_NEUTRAL, name) for name in left_out}
     return replace(request, sampling=replace(request.sampling, **neutral)), left_out
@@ -35,6 +37,12 @@ def shortened(request: GenerateRequest, record: Record, name: str) -> list[str]:
     """Return a note if a stream has less than the `max_tokens` of its request; `name` is the name of this parameter."""
     asked, used = request.sampling.max_tokens, record.sampling.max_tokens
     return [] if asked in (None, NO_LIMIT, used) else [note(name, f"{used} used")]
+
+
+def left_open(record: Record) -> list[str]:
+    """Return notes about the constraints of a schema that the grammar of a stream does not keep."""
+    grammar = record.sampling.grammar
+    return [note(_UNSAFE.sub("?", path[:120]), "left open") for path in grammar.left_open] if grammar else []
 
 
 def overflow_answer(

@@ -25,7 +25,7 @@ from tailrace import __version__
 from tailrace.access.audit import noting
 from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by
 from tailrace.api.facts import facts_of, running_streams
-from tailrace.api.fitting import fitted, overflow_answer, shortened
+from tailrace.api.fitting import fitted, left_open, overflow_answer, shortened
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
 from tailrace.api.pages import Pages, wants_page
@@ -263,6 +263,7 @@ class Routes:
                     return overflow_answer(call, served, named, ignored)
                 raise named from None
             notes += shortened(call.request, log.record, name_on_wire("max_tokens", wire, parsed))
+            notes += left_open(log.record)
             ignored = ignored_header(notes, is_strict=False)
             facts = facts_of(served, log)
             if not facts.prompts:  # an Idempotency-Key found an ended stream

@@ -129,13 +129,11 @@ def parse(request: ParsedRequest) -> GenerateCall:
     notes = list(unused)
     generate, tools = _prompt(fields, request.server, notes)
     grammar = _grammar(fields)
-    if tools.shown and grammar is not None:
-        raise RequestError("output_config.format cannot be used with tools.", param="output_config")
     is_single = fields.tool_choice is not None and bool(fields.tool_choice.disable_parallel_tool_use)
     names = ("temperature", "top_p", "top_k", "max_tokens")
     sampling = replace(
         sampling_of(SamplingFields(**{name: getattr(fields, name) for name in names})),
-        grammar=tools.forced or grammar,
+        grammar=tools.grammar(grammar),
         single_call=is_single and tools.allows_several_calls,
         stop=stops(fields.stop_sequences, name="stop_sequences"),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end
+from tailrace.dialects.wire import Encoder, conformity_json, deltas_by_choice, failure_of, finished_end
 from tailrace.errors import ContextLengthExceeded, TailraceError
 from tailrace.text.calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
 from tailrace.types import End, Event, Released, TextDelta, Usage
@@ -62,7 +62,9 @@ class MessagesEncoder:
         if not isinstance(event, TextDelta):
             if event.status != "done":
                 return b"event: error\ndata: " + encode_error(failure_of(event))[1] + b"\n\n"
-            frames.append(_frame("message_delta", {"delta": self._stop, "usage": _usage(event)}))
+            frames.append(
+                _frame("message_delta", {"delta": self._stop, "usage": _usage(event), **conformity_json(event)})
+            )
             frames.append(_frame("message_stop", {}))
             return "".join(frames).encode("ascii")
         if not self._has_begun:
@@ -134,6 +136,7 @@ class MessagesEncoder:
             "content": content,
             **stop,
             "usage": _usage(end),
+            **conformity_json(end),
         }
 
     def _call_id(self, number: int) -> str:

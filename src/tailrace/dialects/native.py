@@ -41,6 +41,7 @@ from tailrace.dialects.wire import (
     Show,
     View,
     Wire,
+    conformity_json,
     deltas_by_choice,
     failure_of,
     named_model,
@@ -308,7 +309,7 @@ def end_fields(end: End | Released) -> JsonBody:
         fields["error"] = cut_json(end)
     if isinstance(end, End) and end.continuity is not None:
         fields["continuity"] = end.continuity
-    return fields
+    return fields | (conformity_json(end) if isinstance(end, End) else {})
 
 
 def cut_json(ending: End | Released) -> JsonBody:

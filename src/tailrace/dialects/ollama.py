@@ -134,9 +134,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall | Reply:
         return _load_reply(request, fields.model, {"message": {"role": "assistant", "content": ""}}, notes)
     offers = read_tools(fields.tools or (), notes)
     tools = choose_tools(offers, ToolChoice(), request.server, notes, any_name=True)
-    grammar = _grammar(fields.format)
-    if tools.shown and grammar is not None:
-        raise RequestError("format cannot be used with tools.", param="format")
+    grammar = tools.grammar(_grammar(fields.format))
     messages = read_messages(_messages(fields.messages, notes), notes)
     sampling = _sampling(request.server, fields, grammar, notes)
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
@@ -192,7 +190,7 @@ def _load_reply(request: ParsedRequest, name: str, shown: JsonBody, notes: list[
 def _grammar(value: object) -> Grammar | None:
     if value is None or value == "":
         return None
-    return ANY_OBJECT if value == "json" else grammar_of_schema(value, "format")
+    return replace(ANY_OBJECT, param="format") if value == "json" else grammar_of_schema(value, "format")
 
 
 def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None, notes: list[str]) -> Sampling:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tailrace.dialects.answers import logprobs_json
 from tailrace.dialects.bodies import JsonBody, quote, time_of, to_json
 from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end
+from tailrace.dialects.wire import Encoder, conformity_json, deltas_by_choice, failure_of, finished_end
 from tailrace.errors import AdmissionError, ContextLengthExceeded, QuotaExceeded, TailraceError
 from tailrace.text.calls import WholeCall, WholeCallReader
 from tailrace.types import CallReading, End, Event, FinishReason, Released, TextDelta
@@ -108,7 +108,7 @@ class OllamaEncoder:
                 "prompt_eval_duration": prompt,
                 "eval_duration": answer,
             }
-        return done
+        return done | conformity_json(end)
 
     def _logprobs(self, deltas: Sequence[TextDelta]) -> list[JsonBody]:
         found = [one for delta in deltas for one in logprobs_json(self._facts.vocabulary, delta)]

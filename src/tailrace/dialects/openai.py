@@ -181,8 +181,6 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         choice = ChosenTool(named) if isinstance(named, Named) else named
     tools = choose_tools(offers, read_choice(choice), request.server, notes)
     grammar = _grammar(fields)
-    if tools.shown and grammar is not None:
-        raise RequestError("Tool error: Grammar and tools are mutually exclusive", param="response_format")
     wants_logprobs = bool(fields.top_logprobs) if fields.logprobs is None else fields.logprobs
     branch, before = request.branch, tuple[Message, ...]()
     if branch is not None:
@@ -206,7 +204,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
             _sampling(fields),
             logprobs=wants_logprobs,
             top_logprobs=(fields.top_logprobs or 0) if wants_logprobs else 0,
-            grammar=tools.forced or grammar,
+            grammar=tools.grammar(grammar),
             single_call=is_single and tools.allows_several_calls,
             max_reasoning_tokens=_reasoning_budget(fields, request.server, notes),
         ),

@@ -12,6 +12,7 @@ from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.wire import (
     HEARTBEAT,
     Encoder,
+    conformity_json,
     deltas_by_choice,
     failure_of,
     finished_end,
@@ -99,11 +100,13 @@ class _Encoder:
         raise NotImplementedError
 
     def _end(self, end: End | Released) -> bytes:
-        if end.status != "done":
+        if not isinstance(end, End) or end.status != "done":
             return _error_frame(end) + _DONE
-        if self._usage == "never":
+        more = conformity_json(end) if end.schema_mismatches or self._usage != "never" else {}
+        more |= {"usage": usage_json(end)} if self._usage != "never" else {}
+        if not more:
             return _DONE
-        return f'{self._head}],"usage":{to_json(usage_json(end)).decode()}}}\n\n'.encode("ascii") + _DONE
+        return f"{self._head}],{to_json(more).decode()[1:]}\n\n".encode("ascii") + _DONE
 
     def _whole(self, end: End, choices: list[JsonBody]) -> bytes:
         facts = self._facts
@@ -115,6 +118,7 @@ class _Encoder:
                 "model": facts.model,
                 "choices": choices,
                 "usage": usage_json(end),
+                **conformity_json(end),
                 "system_fingerprint": None,
             }
         )

@@ -111,8 +111,6 @@ def parse(request: ParsedRequest) -> GenerateCall:
     offers = read_response_tools(fields.tools or (), notes)
     tools = choose_tools(offers, read_response_choice(fields.tool_choice), request.server, notes)
     grammar = read_response_format(_format(fields), "text.format")
-    if tools.shown and grammar is not None:
-        raise RequestError("text.format cannot be used with tools.", param="text.format")
     if fields.conversation is not None and fields.previous_response_id is not None:
         raise RequestError("conversation and previous_response_id cannot be used together.", param="conversation")
     branch = request.branch and open_branch(request.branch, has_input=bool(fields.input))
@@ -144,7 +142,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
             sampling,
             logprobs=wants_logprobs,
             top_logprobs=fields.top_logprobs or 0,
-            grammar=tools.forced or grammar,
+            grammar=tools.grammar(grammar),
             single_call=is_single and tools.allows_several_calls,
             max_reasoning_tokens=reasoning_budget(most, request.server, notes, "reasoning.max_tokens"),
             max_tokens=answer_tokens(fields.max_output_tokens, "max_output_tokens") or sampling.max_tokens,

@@ -12,7 +12,7 @@ from tailrace.dialects.answers import EventStreamView, ToolsView, logprobs_json
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.responses_tools import flat_name
-from tailrace.dialects.wire import Encoder, failure_of, finished_end
+from tailrace.dialects.wire import Encoder, conformity_json, failure_of, finished_end
 from tailrace.errors import ContextLengthExceeded, TailraceError, UnknownStream
 from tailrace.text.arguments import arguments_object
 from tailrace.text.calls import CallPart
@@ -312,6 +312,7 @@ class ResponsesEncoder:
             "usage": _usage(end) if end is not None else None,
             "user": echo.get("user"),
             "metadata": echo.get("metadata", {}),
+            **(conformity_json(end) if end is not None else {}),
         }
 
 

@@ -11,9 +11,9 @@ import msgspec
 
 from tailrace.dialects.bodies import JsonBody, printable
 from tailrace.dialects.facts import ServerFacts
-from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.shapes import Other, note
-from tailrace.errors import RequestError
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.schemas.calls import AskedCalls, AskedTool
 from tailrace.text.calls import UNKNOWN, parameters_of
 from tailrace.text.custom_calls import CUSTOM_INPUT
 from tailrace.types import CallReading, Grammar
@@ -109,7 +109,8 @@ class ChosenTools:
     """The tools of a request."""
 
     shown: tuple[JsonBody, ...] = ()  # to the model
-    forced: Grammar | None = None  # its answers are exactly one call
+    callable: tuple[Offer, ...] = ()  # those that it may call
+    is_forced: bool = False  # the answer is exactly one call
     custom: frozenset[str] = frozenset()  # names of the tools whose call is a text
     format: str = "hermes"  # of the model's calls
 
@@ -117,12 +118,33 @@ class ChosenTools:
         """Return how calls are read from the answer; None if the model was shown no tools."""
         if not self.shown:
             return None
-        return CallReading(self.format, self.forced is not None, single, parameters_of(self.shown))
+        return CallReading(self.format, self.is_forced, single, parameters_of(self.shown))
 
     @property
     def allows_several_calls(self) -> bool:
         """Whether the model may make more than one call. An answer with a forced call ends after it."""
-        return bool(self.shown) and self.forced is None
+        return bool(self.shown) and not self.is_forced
+
+    def grammar(self, answer: Grammar | None) -> Grammar | None:
+        """Return the grammar of the answer: a forced call, or calls or a text of the grammar `answer`.
+
+        Raises: UnsupportedParameter for tools beside a regular expression, which a whole answer cannot be checked for.
+        """
+        if not self.shown or (answer is None and not self.is_forced):
+            return answer
+        if answer is not None and answer.kind != "json_schema" and not self.is_forced:
+            raise UnsupportedParameter(
+                f"{answer.param}: tools can be used with a JSON schema, but not with a regular expression.",
+                param=answer.param,
+            )
+        asked = AskedCalls(
+            [AskedTool(one.name, one.where, one.parameters) for one in self.callable],
+            None if answer is None else msgspec.json.decode(answer.source),
+            "" if answer is None else answer.param,
+            self.is_forced,
+        )
+        param = "tools" if answer is None or self.is_forced else answer.param
+        return Grammar("calls", msgspec.json.encode(asked).decode(), param)
 
 
 def read_tools(tools: Sequence[Tool | CustomTool | Other], notes: list[str], *, name: str = "tools") -> list[Offer]:
@@ -192,7 +214,7 @@ def _name_of(chosen: ChosenTool | ChosenCustomTool | Other) -> str | None:
 def choose_tools(
     offers: Sequence[Offer], choice: ToolChoice, server: ServerFacts, notes: list[str], *, any_name: bool = False
 ) -> ChosenTools:
-    """Return the tools to show to the model, and a grammar if a call is forced.
+    """Return the tools to show to the model, and which of them it may or must call.
 
     With "auto" and a chat template without tools, tools are left out and named as ignored: such a model was not trained
     to call functions, and their descriptions make answers worse. Open WebUI sends 36 tools with every chat. In the
@@ -216,13 +238,12 @@ def choose_tools(
     if not allowed and choice.kind == "required":
         raise RequestError("Tool error: tool_choice names a function that is not among the tools.", param="tool_choice")
     shown = offers if choice.kind == "required" else allowed
-    forced = _grammar_of_calls(allowed) if choice.kind == "required" else None
     custom = frozenset(one.name for one in shown if one.is_custom)
     known = server.tool_format
     if not known and server.describes_tools:
         notes.append(note("tools", "how this model writes calls is not known"))
         known = UNKNOWN.name
-    return ChosenTools(_shown(shown), forced, custom, known or "hermes")
+    return ChosenTools(_shown(shown), tuple(allowed), choice.kind == "required", custom, known or "hermes")
 
 
 def _distinct(offers: Sequence[Offer], notes: list[str], allowed: re.Pattern[str]) -> list[Offer]:
@@ -252,25 +273,3 @@ def _shown(offers: Sequence[Offer]) -> tuple[JsonBody, ...]:
         function = {"name": one.name} | {name: value for name, value in facts if value is not None}
         shown.append({"type": "function", "function": function})
     return tuple(shown)
-
-
-def _grammar_of_calls(offers: Sequence[Offer]) -> Grammar:
-    """Return a grammar for one call of one of these functions."""
-    calls: list[JsonBody] = []
-    definitions: JsonBody = {}
-    for one in offers:
-        arguments = dict(one.parameters or {"type": "object"})
-        if isinstance(arguments.get("$defs"), dict):  # otherwise `grammar_of_schema` refuses it
-            for name, definition in arguments.pop("$defs").items():
-                if definitions.setdefault(name, definition) != definition:
-                    raise RequestError("Two tools have different $defs with the same name.", param="tools")
-        calls.append(
-            {
-                "type": "object",
-                "properties": {"name": {"const": one.name}, "arguments": arguments},
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return grammar_of_schema(schema | ({"$defs": definitions} if definitions else {}), "tools")

@@ -53,6 +53,7 @@ __all__ = [
     "Show",
     "View",
     "Wire",
+    "conformity_json",
     "deltas_by_choice",
     "failure_of",
     "find_model",
@@ -343,6 +344,11 @@ def deltas_by_choice(events: Sequence[Event], num_choices: int) -> list[list[Tex
         if isinstance(event, TextDelta):
             deltas[event.choice].append(event)
     return deltas
+
+
+def conformity_json(end: End) -> JsonBody:
+    """Return the field about the schema of a request, if the answers were checked against it."""
+    return {} if end.schema_mismatches is None else {"schema_mismatches": list(end.schema_mismatches)}
 
 
 def usage_json(end: End) -> JsonBody:

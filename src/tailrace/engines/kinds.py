@@ -24,6 +24,7 @@ from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.plugins import Plugins, load_plugins
 from tailrace.requirements import install_command
+from tailrace.schemas import GUIDANCE, PORTABLE, Reach
 from tailrace.spelling import listed
 
 __all__ = [
@@ -67,6 +68,7 @@ class Kind:
     is_for_one: bool = False  # fastest with one stream, and slower than others with many
     step_tokens: int = 256  # default number of prompt tokens per step; 0: the library decides
     starts_processes: bool = False  # child processes that do not end when the worker is killed
+    reach: Reach = PORTABLE  # what its grammars keep of a JSON schema
     may_be_silent: bool = False  # may give no token for long; has its own timeouts
     refuses: Callable[[ModelCard], str] = _accept_all
     weight_bytes: Callable[[ModelCard], int] = _file_bytes
@@ -143,6 +145,7 @@ KINDS = {
             packages=("xllamacpp",),
             cls="tailrace.engines.llamacpp.engine:LlamaCppEngine",
             is_for_one=True,
+            reach=GUIDANCE,
             settings=(*_COMPUTING_SETTINGS, "exact"),  # --exact costs two thirds of the speed
             step_tokens=512,  # llama.cpp's own batch size
         ),
@@ -154,6 +157,7 @@ KINDS = {
             extra="vllm",
             cls="tailrace.engines.vllm.engine:VllmEngine",
             settings=(*_COMPUTING_SETTINGS, "adapter", "adapter_scale", "dtype", "gpus"),
+            reach=GUIDANCE,
             starts_processes=True,
             step_tokens=0,  # vLLM takes 2,048 on a CPU to 16,384 on the largest GPUs
         ),
@@ -164,6 +168,7 @@ KINDS = {
             packages=("torch", "transformers"),
             extra="transformers",
             cls="tailrace.engines.transformers.engine:TransformersEngine",
+            reach=GUIDANCE,
             settings=(*_COMPUTING_SETTINGS, "adapter", "adapter_scale", "device", "dtype"),
         ),
         Kind(

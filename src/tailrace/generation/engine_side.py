@@ -289,7 +289,7 @@ class EngineSide(ABC):
         record = self.record
         if record.exact:
             self.fail(Diverged("A replay gave a different answer, and this request needs the exact one."))
-        elif record.sampling.grammar is not None:
+        elif record.sampling.grammar is not None and not record.sampling.grammar.is_free:
             # A grammar starts again with each sequence, so the result would not match it.
             self.fail(Diverged("A replay gave a different answer, and one with a grammar cannot be continued."))
         else:

@@ -14,6 +14,7 @@ from tailrace.admission import Gate
 from tailrace.engines import Supervisor
 from tailrace.engines.grammars.check import GrammarCheck
 from tailrace.engines.interface import Sequence
+from tailrace.engines.kinds import find_kind
 from tailrace.errors import (
     ContextLengthExceeded,
     EngineLost,
@@ -24,12 +25,15 @@ from tailrace.errors import (
 )
 from tailrace.generation.blame import Blame
 from tailrace.generation.choice import SEEDS, Choice
+from tailrace.generation.grammars import GrammarFitter
 from tailrace.generation.observers import Meter, Observers, Times
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
+from tailrace.schemas import PORTABLE
+from tailrace.schemas.answers import AnswerCheck
 from tailrace.streams import Claim, Lease, LogStore, Record, StreamLog, new_stream_id
-from tailrace.types import NO_LIMIT, Allowance, GenerateRequest, Sampling, means_any_model
+from tailrace.types import NO_LIMIT, Allowance, GenerateRequest, Grammar, Sampling, means_any_model
 
 __all__ = ["Generator", "Limits"]
 
@@ -77,7 +81,10 @@ class Generator:
         self.is_unloaded = False  # the next request loads the engine
         self.used_s = time.monotonic()  # when a stream last began or ended
         self._supervisor = supervisor
-        self._grammars = GrammarCheck(supervisor.spec)
+        self._grammar_check = GrammarCheck(supervisor.spec)
+        kind = find_kind(supervisor.spec.engine)
+        self._grammars = GrammarFitter(self._grammar_check, kind.reach if kind is not None else PORTABLE)
+        self._answer_check = AnswerCheck()
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__
         self._blame = Blame()
@@ -141,7 +148,7 @@ class Generator:
         if request.sampling.grammar is not None:
             self.gate.check_open(request.owner)
             # Outside `gate.coming`: requests that wait here must not take slots of requests without a grammar.
-            await self._grammars.check(request.sampling.grammar, caller=request.caller, within_s=self.limits.queue_s)
+            request = await self._with_grammar(request, request.sampling.grammar)
         with self.gate.coming(request.owner):
             prompts = await self.prompts.encode(request)
         longest = max(len(prompt.ids) for prompt in prompts)
@@ -175,6 +182,16 @@ class Generator:
         self.used_s = time.monotonic()
         with self._reserved(record):
             return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
+
+    async def _with_grammar(self, request: GenerateRequest, grammar: Grammar) -> GenerateRequest:
+        """Return the request with a grammar that the engine takes. Raises: as `create`."""
+        fitted = await self._grammars.fit(
+            grammar, call_format=self.prompts.call_format, caller=request.caller, within_s=self.limits.queue_s
+        )
+        if fitted.left_open and not request.may_loosen:
+            path = fitted.left_open[0]
+            raise UnsupportedParameter(f"{path} cannot be kept by this engine's grammar.", param=grammar.param)
+        return replace(request, sampling=replace(request.sampling, grammar=fitted))
 
     async def _open(self, record: Record, longest: int, arrived_s: float, *, is_slowed: bool) -> Run:
         """Keep a stream in the log store, and queue it. Raises: as `create`."""
@@ -256,7 +273,7 @@ class Generator:
     def on_unload(self) -> None:
         """The engine is unloaded on purpose, until the next request."""
         self.is_unloaded = True
-        self._grammars.close()
+        self._grammar_check.close()
         self.recovery.abandon()
         self._stop_give_up_timer()
         self.gate.shut()
@@ -379,10 +396,12 @@ class Generator:
 
     def _make_run(self, lease: Lease, arrived_s: float) -> Run:
         record = lease.log.record
+        asked = record.sampling.grammar
+        grammar = Grammar(asked.kind, asked.source) if asked is not None and not asked.is_free else None
         choices = []
         for index in range(record.num_choices):
             number, nth = divmod(index, record.sampling.n)
-            sampling = replace(record.sampling, seed=(record.seed + nth) % SEEDS)
+            sampling = replace(record.sampling, seed=(record.seed + nth) % SEEDS, grammar=grammar)
             prompt = record.prompts[number]
             sequence = Sequence(self.new_sequence_id(), prompt.ids, sampling)
             choices.append(Choice(index, sequence, self.prompts.tokenizer, prompt.reasoning, prompt.calls))
@@ -392,6 +411,7 @@ class Generator:
             times=Times(arrived_s),
             store=self.store,
             gate=self.gate,
+            answer_check=self._answer_check,
             engine=self._supervisor,
             new_sequence_id=self.new_sequence_id,
             rescuer=self.recovery,

@@ -25,6 +25,11 @@ class PromptEncoder:
         self.context_tokens = context_tokens
         self._add_bos = add_bos
 
+    @property
+    def call_format(self) -> str:
+        """The format in which the model writes tool calls; "" if its chat template takes no tools."""
+        return self.chat.calls.name if self.chat is not None and self.chat.calls is not None else ""
+
     def check(self, request: GenerateRequest) -> None:
         """Check what can be checked without encoding. Raises: RequestError."""
         if request.messages and self.chat is None:
@@ -93,7 +98,8 @@ class PromptEncoder:
     def _encode_chat(self, chat: ChatEncoder, request: GenerateRequest) -> tuple[list[int], ReasoningFormat | None]:
         messages, continues = request.messages, request.continue_final
         # A grammar constrains the answer from its first token.
-        is_plain = request.sampling.grammar is not None or request.sampling.max_reasoning_tokens == 0
+        grammar = request.sampling.grammar
+        is_plain = (grammar is not None and not grammar.is_free) or request.sampling.max_reasoning_tokens == 0
         ids = chat.encode(
             messages,
             tools=request.tools,

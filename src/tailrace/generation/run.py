@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from tailrace.admission import Gate, QueueEntry
 from tailrace.errors import Interrupted, LeaseLost, QueueTimeout, TailraceError
 from tailrace.generation.engine_side import EngineSide
+from tailrace.generation.whole_answers import Pair, to_check
+from tailrace.schemas.answers import AnswerCheck
 from tailrace.types import End, Failure, Status, Usage
 
 __all__ = ["Run"]
@@ -25,9 +27,11 @@ class Run(EngineSide):
     """
 
     gate: Gate
+    answer_check: AnswerCheck
     on_end: Callable[[Run], None]
     _entry: QueueEntry | None = field(init=False, default=None)
     _linger_timer: asyncio.TimerHandle | None = field(init=False, default=None)
+    _check: asyncio.Task[None] | None = field(init=False, default=None)  # of the whole answers
 
     @property
     def usage(self) -> Usage:
@@ -155,10 +159,28 @@ class Run(EngineSide):
             self.gate.settle(self._entry)
 
     def _end_if_complete(self) -> None:
-        if all(choice.is_complete for choice in self.choices):
+        if not all(choice.is_complete for choice in self.choices):
+            return
+        pairs = to_check(self.record, self._appended())
+        if pairs is None:
             self._end("done")
+        elif self._check is None:
+            self._check = asyncio.create_task(self._check_answers(pairs))
 
-    def _end(self, status: Status, error: TailraceError | None = None, usage: Usage | None = None) -> None:
+    async def _check_answers(self, pairs: list[Pair]) -> None:
+        """Check the answers against the schemas of the request, and end the stream."""
+        found = await self.answer_check([(schema, text) for _, schema, text in pairs])
+        named = (name + one for (name, *_), each in zip(pairs, found, strict=True) for one in each)
+        self._end("done", schema_mismatches=tuple(named))
+
+    def _end(
+        self,
+        status: Status,
+        error: TailraceError | None = None,
+        usage: Usage | None = None,
+        *,
+        schema_mismatches: tuple[str, ...] | None = None,
+    ) -> None:
         if self.end is not None or self.is_handed_over:
             return
         self.times.ended_s = time.monotonic()
@@ -173,6 +195,7 @@ class Run(EngineSide):
             self.continuity,
             num_reasoning_tokens,
             self._num_cached_tokens() if status == "done" else None,
+            schema_mismatches,
         )
         self._complete_all()
         self.read()

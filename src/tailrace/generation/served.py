@@ -89,8 +89,7 @@ class Served:
 
     @property
     def tool_format(self) -> str:
-        chat = self.generator.prompts.chat
-        return chat.calls.name if chat is not None and chat.calls is not None else ""
+        return self.generator.prompts.call_format
 
     @property
     def describes_tools(self) -> bool:

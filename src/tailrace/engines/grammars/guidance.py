@@ -36,6 +36,8 @@ _SETS = {
 # Small models get stuck in unlimited white space, so the separators are those of Python's JSON. (llama.cpp's version
 # takes them as texts, other versions as patterns; these values mean the same in both.)
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_PARTS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?:|.", re.DOTALL)  # of a regular expression
+_STARTS, _ENDS = ("", "(", "(?:", "|"), ("", ")", "|")
 _SAY_NOTHING = frozenset(("$id", "$schema", "default", "description", "examples", "strict", "title"))
 
 
@@ -50,10 +52,13 @@ def to_guidance(grammar: Grammar) -> str:
 
 
 def _plain(regex: str) -> str:
-    """Remove ^ and $ at the ends, and replace \\d, \\w and \\s with ASCII sets."""
-    text = regex.removeprefix("^")
-    text = text[:-1] if re.search(r"(?<!\\)(\\\\)*\$\Z", text) else text
-    return re.sub(r"\\.", lambda match: _SETS.get(match[0], match[0]), text)
+    """Remove ^ and $ at the ends of alternatives, and replace \\d, \\w and \\s with ASCII sets."""
+    parts = ["", *_PARTS.findall(regex), ""]
+    kept = []
+    for before, part, after in zip(parts, parts[1:], parts[2:], strict=False):
+        if not (part == "^" and before in _STARTS) and not (part == "$" and after in _ENDS):
+            kept.append(re.sub(r"\\.", lambda match: _SETS.get(match[0], match[0]), part))
+    return "".join(kept)
 
 
 def _closed(schema: _Schema) -> _Schema:
