@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailrace.engines.interface import Prefill
 from tailrace.engines.openvino.prompts import Piece, Prompts
 
 _BLOCK = 32
@@ -151,3 +152,17 @@ def test_without_a_cache_a_prompt_that_fits_into_a_step_is_not_split() -> None:
     assert taken() == [2]
     assert taken(is_prefilling=True) == []
     assert taken() == [3]
+
+
+def test_progress_says_what_is_computed_and_what_was_found() -> None:
+    queue = _queue()
+    queue.add(1, tuple(range(400)), unchanged=False)
+    reports = []
+    while queue.take(0, is_prefilling=False):
+        reports += queue.progress()
+    assert reports == [Prefill(1, 128, 0), Prefill(1, 256, 0), Prefill(1, 352, 0)]
+    queue.add(2, (*range(256), *range(300)), unchanged=False)  # of which as much is in the cache
+    queue.take(0, is_prefilling=False)
+    assert queue.progress() == [Prefill(2, 256 + 128, 256)]
+    queue.drop(2)
+    assert queue.progress() == []

@@ -38,7 +38,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from tailrace.engines.grammars.automata import GrammarError
-from tailrace.engines.interface import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.openvino.memory import GrammarMemory, release_mapped
 from tailrace.engines.openvino.model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline
 from tailrace.engines.openvino.prompts import Prompts
@@ -118,6 +118,7 @@ class OpenVINOEngine:
             max_sequences=spec.max_sequences,
             parameters=PARAMETERS if has_tokenizer(spec) else PARAMETERS - {"grammar"},
             exact=spec.exact and (not spec.prefix_cache or rows > 0) and _is_known_exact(spec),
+            reports_progress=spec.prefix_cache,  # without the cache, the library splits the prompts
         )
 
     def submit(self, sequence: Sequence) -> None:
@@ -167,6 +168,9 @@ class OpenVINOEngine:
                     self._turns.drop(sequence_id)
                     del self._runs[sequence_id]
         return deltas
+
+    def progress(self) -> list[Prefill]:
+        return self._prompts.progress()
 
     def close(self) -> None:
         for sequence_id, run in self._runs.items():

@@ -22,6 +22,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from tailrace.engines.interface import Prefill
+
 __all__ = ["Piece", "Prompts"]
 
 _TAIL_TOKENS = 24  # enough bits for a prompt's number
@@ -34,6 +36,7 @@ class _Prompt:
     ids: tuple[int, ...]
     end: int  # the last position at which it may be split
     position: int = 0  # up to here it is in the cache
+    num_found: int = 0  # tokens of them that an earlier prompt has put there
     key: int = 0  # hash of everything before `position`
 
 
@@ -69,6 +72,10 @@ class Prompts:
 
     def drop(self, sequence_id: int) -> None:
         self._waiting.pop(sequence_id, None)
+
+    def progress(self) -> list[Prefill]:
+        """Return how much is computed of each waiting prompt, after a step."""
+        return [Prefill(one.sequence_id, one.position, one.num_found) for one in self._waiting.values()]
 
     def take(self, num_decoding: int, *, is_prefilling: bool) -> list[Piece]:
         """Return the pieces that fit into the next step besides `num_decoding` sequences. Never empty while prompts
@@ -112,6 +119,7 @@ class Prompts:
         while prompt.position < prompt.end and (key := self._next_key(prompt)) in self._known:
             self._known.move_to_end(key)
             prompt.position += self._block_tokens
+            prompt.num_found += self._block_tokens
             prompt.key = key
         return len(prompt.ids) - prompt.position
 
