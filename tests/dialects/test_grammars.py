@@ -9,7 +9,9 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.dialects.fake_server import chat, completion, generate, parsed
 
+from tailrace.dialects import GenerateCall, ollama
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema, read_response_format, read_tgi_grammar
 from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
@@ -182,6 +184,7 @@ def test_any_json_is_accepted_or_refused_as_a_response_format(value: object, kin
 # What wires wrap around them
 
 SCHEMA: JsonBody = {"type": "object", "properties": {"a": {"type": "integer"}}}
+_NAMED = {"name": "n", "schema": SCHEMA}
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,8 @@ SCHEMA: JsonBody = {"type": "object", "properties": {"a": {"type": "integer"}}}
         {"type": "json_object", "value": SCHEMA},
         {"type": "json_object", "schema": SCHEMA},  # llama.cpp's form
         {"type": "json", "value": SCHEMA},
+        {"type": "json_schema", "value": {"name": "n", "schema": SCHEMA}},  # TGI's form
+        {"type": "json_object", "schema": {"name": "n", "description": "d", "schema": SCHEMA, "strict": True}},
     ],
     ids=str,
 )
@@ -200,6 +205,37 @@ def test_response_formats_with_a_schema(wrapped: JsonBody) -> None:
     grammar = read_response_format(wrapped)
     assert grammar is not None
     assert json.loads(grammar.source) == SCHEMA
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_schema", "value": _NAMED}},
+        {"structured_outputs": {"json": _NAMED}},
+        {"guided_json": _NAMED},
+        {"json_schema": _NAMED},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+def test_a_named_schema_never_allows_any_answer(body: JsonBody) -> None:
+    """Its keywords are none of JSON Schema's, which ignores other keywords."""
+    for generation in (
+        chat({"messages": [{"role": "user", "content": "Hi"}], **body}),
+        completion({"prompt": "Hi", **body}),
+    ):
+        grammar = generation.request.sampling.grammar
+        assert grammar is not None
+        assert json.loads(grammar.source) == SCHEMA
+
+
+def test_a_named_schema_of_other_wires() -> None:
+    of_tgi = generate({"inputs": "Hi", "parameters": {"grammar": {"type": "json_schema", "value": _NAMED}}})
+    messages = [{"role": "user", "content": "Hi"}]
+    of_ollama = ollama.parse_chat(parsed({"model": "scripted", "messages": messages, "format": _NAMED}))
+    for call in (of_tgi, of_ollama):
+        assert isinstance(call, GenerateCall)
+        assert call.request.sampling.grammar is not None
+        assert json.loads(call.request.sampling.grammar.source) == SCHEMA
 
 
 def test_response_formats_without_one() -> None:

@@ -23,6 +23,7 @@ _MAX_VALUES = 200  # of a choice
 _SPECIAL = re.compile(r"[.\\\[\](){}*+?|^$/\-\"']")  # characters that all engines allow to be escaped with \
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
+_WRAPPER = {"name", "description", "schema", "strict"}
 ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 
@@ -53,16 +54,23 @@ def read_tgi_grammar(kind: str, value: object) -> Grammar:
         return grammar_of_regex(value, "grammar")
     if kind not in ("json", "json_object", "json_schema"):
         raise RequestError("grammar is not valid: the types are json, json_schema and regex", param="grammar")
-    if kind == "json_schema" and isinstance(value, dict) and isinstance(value.get("schema"), dict):
-        value = value["schema"]
+    if kind == "json_schema":
+        value = _without_name(value)
     if not isinstance(value, dict) or "properties" not in value:
         raise RequestError("grammar is not valid: Grammar must have a 'properties' field", param="grammar")
     return grammar_of_schema(value, "grammar")
 
 
+def _without_name(schema: object) -> object:
+    """Return the inner one of `{"name", "schema"}`. As a schema itself, it would allow any answer."""
+    is_wrapped = isinstance(schema, dict) and schema.keys() <= _WRAPPER and isinstance(schema.get("schema"), dict)
+    return schema["schema"] if isinstance(schema, dict) and is_wrapped else schema
+
+
 def grammar_of_schema(schema: object, param: str) -> Grammar:
-    """Return a grammar from a JSON schema. The generator brings it into the form of the engine, and refuses what is no
-    JSON schema. Raises: RequestError."""
+    """Return a grammar from a JSON schema, which may be named as in TGI's and OpenAI's APIs. The generator brings it
+    into the form of the engine, and refuses what is no JSON schema. Raises: RequestError."""
+    schema = _without_name(schema)
     if not isinstance(schema, dict):
         raise RequestError(f"{param} needs a JSON schema.", param=param)
     return Grammar("json_schema", to_json(schema).decode(), param)
