@@ -90,6 +90,7 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sequence_id: int
     num_read_tokens: int  # includes the cached ones
     num_cached_tokens: int = 0  # tokens of the prompt that were found in a prefix cache
+    num_tokens: int | None = None  # of the prompt, if it differs from the number of ids
 
 
 class RestartNeeded(Exception):

@@ -172,10 +172,12 @@ class EngineSide(ABC):
         if choice is None or self.log.events:
             return
         self._progress[choice.index] = progress
-        firsts = range(0, self.record.num_choices, self.record.sampling.n)  # the first choice of each prompt
-        read = [self._progress[index] for index in firsts if index in self._progress]
+        prompts = enumerate(self.record.prompts)  # the first choice of each counts
+        found = [(prompt, self._progress.get(place * self.record.sampling.n)) for place, prompt in prompts]
+        read = [one for _, one in found if one is not None]
+        num_tokens = sum(one.num_tokens if one and one.num_tokens else len(prompt.ids) for prompt, one in found)
         num_read_tokens = sum(one.num_read_tokens for one in read)
-        now_s, num_tokens = time.monotonic(), self.record.num_prompt_tokens
+        now_s = time.monotonic()
         if num_read_tokens == num_tokens or now_s >= self._reported_s + _PROGRESS_S:
             self._reported_s = now_s
             num_cached_tokens = sum(one.num_cached_tokens for one in read)

@@ -27,7 +27,7 @@ from tests.engines.fake_upstream import (
 from tests.waiting import LONG_S
 
 from tailrace.engines import EngineSpec
-from tailrace.engines.interface import Delta, Sequence
+from tailrace.engines.interface import Delta, Prefill, Sequence
 from tailrace.engines.upstream.engine import UpstreamEngine
 from tailrace.engines.upstream.requests import PARAMETERS, make_request
 from tailrace.errors import ModelError, SequenceFailed
@@ -295,6 +295,41 @@ def test_a_server_that_sends_heartbeats_is_not_timed_out(sign: bytes) -> None:
 
     with FakeUpstream(hesitate) as upstream, engine_at(upstream.port, first_s=1.5, idle_s=1.5) as engine:
         assert run(engine, asking())[1][-1].finish_reason == "stop"
+
+
+def _progress(total: int, cache: int, processed: int) -> bytes:
+    counts = {"total": total, "cache": cache, "processed": processed, "time_ms": 5}
+    return b"data: " + json.dumps({"choices": [{"index": 0, "text": ""}], "prompt_progress": counts}).encode() + b"\n\n"
+
+
+def test_progress_comes_through_and_is_no_begun_answer() -> None:
+    """The next piece of a prompt may take longer than the next token."""
+
+    def read(asked: Asked) -> bytes:
+        asked.sock.sendall(SSE)
+        for processed in (2, 9, 10):
+            asked.sock.sendall(_progress(10, 2, processed))
+            time.sleep(0.5)
+        return text_chunk("a", "stop") + done()
+
+    with FakeUpstream(read) as upstream, engine_at(upstream.port, kind="llamacpp", idle_s=0.2) as engine:
+        engine.submit(asking())
+        found: list[Prefill] = []
+        while not (deltas := engine.step()):
+            found += [one for one in engine.progress() if one not in found]
+        assert engine.progress() == []
+        assert upstream.asked[0].body["return_progress"] is True
+    assert deltas[-1].finish_reason == "stop"
+    assert found == [Prefill(1, read, 2, 10) for read in (2, 9, 10)]
+
+
+def test_progress_that_cannot_be_is_left_out() -> None:
+    answer = SSE + _progress(10, 2, 90) + _progress(10, -2, 9) + text_chunk("a", "stop") + done()
+    with FakeUpstream(answer) as upstream, engine_at(upstream.port, kind="llamacpp") as engine:
+        engine.submit(asking())
+        while not (deltas := engine.step()):
+            assert engine.progress() == []
+    assert text_of(deltas) == "a"
 
 
 def test_tool_calls_become_text() -> None:

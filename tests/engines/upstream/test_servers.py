@@ -15,6 +15,7 @@ import httpx
 import pytest
 from tests.api.process import Server
 from tests.engines.fake_upstream import SSE, Asked, FakeUpstream, answer_of, chat_chunk, done, head, text_chunk
+from tests.http.wire import sse_data
 from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
@@ -410,6 +411,12 @@ def test_llama_cpp(serve: Serve, llama: str) -> None:
         }
         answer = front.post("/v1/chat/completions", body).json()
         assert chaos.num_connections >= 3, answer
+        long = {"prompt": "The river bends. " * 100, "max_tokens": 1, "stream": True, "return_progress": True}
+        chunks = [json.loads(data) for data in sse_data(front.post("/v1/completions", long).content)[:-1]]
+        reports = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+        assert reports, chunks
+        assert 300 < reports[-1]["total"] < 512  # in tokens of the model, which the front does not know
+        assert reports[-1]["processed"] <= reports[-1]["total"]
     whole = httpx.post(
         f"{llama}/v1/chat/completions", json=body | {"top_k": 0, "min_p": 0, "top_p": 1}, timeout=LONG_S
     ).json()

@@ -164,7 +164,7 @@ async def _read_events(
     """Read the events to the end of the answer. Raises: UpstreamError."""
     decode = (TgiDecoder() if request.is_tgi else OpenAIDecoder()).decode
     loop = asyncio.get_running_loop()
-    silence_s = timeouts.first_s  # before the first event, the request may be queued there
+    silence_s = timeouts.first_s  # before the first text, the request may be queued there, or a long prompt is read
     ended: AnswerEvent | None = None
     usage: tuple[int, int] | None = None
     num_cached: int | None = None
@@ -175,12 +175,13 @@ async def _read_events(
                 usage = event.usage or usage
                 num_cached = num_cached if event.num_cached_tokens is None else event.num_cached_tokens
                 if ended is None:
-                    silence_s = timeouts.idle_s if encoded else silence_s
+                    if encoded and event.num_read is None:
+                        silence_s = timeouts.idle_s
                     clock.reschedule(loop.time() + silence_s)
                     if event.finish_reason is not None:
                         ended = event
                         clock.reschedule(loop.time() + _USAGE_S)  # for the remaining events
-                    elif event.text or event.usage:
+                    elif event.text or event.usage or event.num_read:
                         on_event(event)
                 if event.is_over or (ended is not None and usage is not None):
                     break

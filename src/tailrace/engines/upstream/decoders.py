@@ -56,6 +56,7 @@ class AnswerEvent:
     usage: tuple[int, int] | None = None  # tokens of prompt and answer
     num_cached_tokens: int | None = None  # of the prompt; with `usage`, if the server says it
     is_over: bool = False  # the last event
+    num_read: tuple[int, int, int] | None = None  # tokens of the prompt: read, of which cached, of all
 
 
 def _counts(prompt: int | None, answer: int | None) -> tuple[int, int] | None:
@@ -117,8 +118,23 @@ class _Answer(msgspec.Struct):
     finish_reason: str | None = None
 
 
+class _Progress(msgspec.Struct):
+    """llama.cpp's. Counts tokens of the prompt."""
+
+    total: int
+    cache: int
+    processed: int  # includes the cached ones
+
+    @property
+    def counts(self) -> tuple[int, int, int] | None:
+        """Those read, of which cached, of all; None if they are wrong."""
+        is_right = 0 <= self.cache <= self.processed <= self.total < _MOST_TOKENS
+        return (self.processed, self.cache, self.total) if is_right else None
+
+
 class _Chunk(msgspec.Struct):
     choices: list[_Answer] | None = None
+    prompt_progress: _Progress | None = None
     usage: _Usage | None = None
     error: Any = None  # Any: the format differs between servers
 
@@ -160,6 +176,8 @@ class OpenAIDecoder:
         chunk = _decode_chunk(event)
         if chunk.error:
             raise _error_in_stream(chunk.error)
+        if chunk.prompt_progress is not None:
+            return AnswerEvent(num_read=chunk.prompt_progress.counts)
         usage = chunk.usage.counts if chunk.usage is not None else None
         num_cached = chunk.usage.num_cached_tokens if chunk.usage is not None else None
         if not chunk.choices:

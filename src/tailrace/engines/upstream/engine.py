@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 
 from tailrace.engines.inner_loop import InnerLoop
-from tailrace.engines.interface import Capabilities, Delta, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.upstream.answers import Timeouts, follow, new_client
 from tailrace.engines.upstream.decoders import AnswerEvent, UpstreamError
@@ -39,6 +39,7 @@ class _Run:
         self.count = 0  # ids
         self.usage = (len(sequence.prompt_ids), 0)  # estimated until the server sends its counts
         self.num_cached: int | None = None  # tokens of the prompt, if the server says it
+        self.progress: Prefill | None = None  # until there is text
         self.is_aborted = False
         self.task: asyncio.Task[None]
         self._text: list[str] = []
@@ -50,6 +51,10 @@ class _Run:
         return bool(self._text) or self._finish_reason is not None or self._error is not None
 
     def add(self, event: AnswerEvent) -> None:
+        if event.num_read is not None:
+            self.progress = Prefill(self.sequence_id, *event.num_read)
+            return
+        self.progress = None
         if event.text:
             self._text.append(event.text)
         self.usage = event.usage or (self.usage[0], self.usage[1] + bool(event.text))
@@ -116,6 +121,7 @@ class UpstreamEngine:
             max_sequences=spec.max_sequences,
             parameters=PARAMETERS[self._address.kind],
             exact=False,
+            reports_progress=self._address.kind == "llamacpp",
         )
 
     def submit(self, sequence: Sequence) -> None:
@@ -137,6 +143,9 @@ class UpstreamEngine:
         if has_aborted or not self._loop.runs:
             self._loop.clean_up(_CLOSE_S)
         return deltas
+
+    def progress(self) -> list[Prefill]:
+        return [run.progress for run in self._loop.runs.values() if run.progress is not None]
 
     def close(self) -> None:
         if self._loop.is_closed:

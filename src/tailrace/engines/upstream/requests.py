@@ -55,6 +55,8 @@ def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
         return UpstreamRequest(f"{address.url}/generate_stream", _json(body), is_tgi=True)
     body = {"model": address.model, "stream": True, "stream_options": {"include_usage": True}}
     body |= _sampling_fields(address, sampling)
+    if address.kind == "llamacpp":
+        body["return_progress"] = True
     if chat is None:
         body |= {"prompt": text} | _grammar_fields(address, sampling, is_chat=False)
         return UpstreamRequest(f"{address.url}/completions", _json(body), is_tgi=False)
