@@ -12,6 +12,8 @@ from tests.api.oracle import LOGPROB, Answer, chat_ids
 from tests.api.process import Server
 from tests.http.wire import Wire, as_json, sse_data
 
+from tailrace.engines.scripted.texts import TEXTS
+
 PROMPT = "Tell me of rivers."
 COUNT = 21  # ends within a character
 SEED = 5
@@ -321,6 +323,19 @@ def test_codex_gets_a_list_that_it_can_read(server: Server) -> None:
     answer = server.http.get("/v1/models", params={"client_version": "0.169.0"})
     assert answer.json() == {**server.http.get("/v1/models").json(), "models": []}
     assert "x-tailrace-ignored" not in answer.headers
+
+
+def test_bare_text_that_breaks_off_says_why_on_our_own_wire(serve: Callable[..., Server]) -> None:
+    """The number in the prompt makes the engine fail the sequence."""
+    server = serve("scripted:text=-1,fault_after=2")
+    with server.wire() as wire:
+        wire.send("POST", f"/?prompt=Fail{len(TEXTS) + 2}")
+        assert wire.head() == 200
+        with pytest.raises(EOFError):
+            wire.body()
+    state = server.state(wire.headers["x-stream-id"])
+    assert state["status"] == "error"
+    assert state["error"] == {"code": "sequence_failed", "message": state["error"]["message"], "retryable": False}
 
 
 def test_models_in_the_format_of_the_clients_header(server: Server) -> None:

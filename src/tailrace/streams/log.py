@@ -334,8 +334,7 @@ class Reader:
     @property
     def _progress(self) -> PromptProgress | None:
         log = self._log
-        is_new = self.shows_progress and not log.events and log.progress is not self._shown
-        return log.progress if is_new else None
+        return log.progress if self.shows_progress and not log.events and log.progress is not self._shown else None
 
     @property
     def ending(self) -> End | Released | None:
@@ -356,7 +355,7 @@ class Reader:
         log = self._log
         if log.end is not None or log.released is not None or (self.cursor < len(log.events) and not self.at_end_only):
             return
-        if self._progress is not None:
+        if self.shows_progress and self._progress is not None:
             return
         self._wakeup = asyncio.get_running_loop().create_future()
         try:
