@@ -246,12 +246,12 @@ async def test_an_older_change_does_not_replace_a_newer_one(tmp_path: Path) -> N
     async with serving_with_keys(tmp_path) as house:
         token, loop = house.key(), asyncio.get_running_loop()
         key_id, other = token.split("_")[1], house.twin()
-        rotated = threading.Event()
+        others_keys, rotated = other.keys(), threading.Event()
 
         def revoke(*_: object) -> None:
             if not rotated.is_set():
                 rotated.set()
-                other.keys().revoke(key_id)
+                others_keys.revoke(key_id)
                 asyncio.run_coroutine_threadsafe(house.records.read_keys(), loop).result(120)
 
         async with house.client(house.key("root", scopes=("admin",))) as admin:

@@ -107,6 +107,7 @@ def test_listed(store: KeyStore) -> None:
     assert {key.key_id for key in store.list()} == {key.key_id for key in made}
     assert {key.owner for key in store.list("alice")} == {"alice"}
     assert store.forget("alice") == 2
+    assert store.forget("alice") == 0
     assert [key.owner for key in store.list()] == ["bob"]
 
 
@@ -169,6 +170,32 @@ def test_a_database_that_was_restored_from_a_copy_is_read_again(store: KeyStore)
     changes = store.changed_since(1_000)
     assert [key.owner for key in changes.keys] == ["alice"]
     assert changes.version == 1
+
+
+def test_a_server_that_was_away_learns_that_a_forgotten_key_is_revoked(store: KeyStore) -> None:
+    made = store.create("alice", name="laptop")
+    keyring, revoked = _keyring(store), list[str]()
+    keyring.on_revoked(revoked.append)
+    seen = store.changed_since(0).version
+    store.revoke(made.key.key_id)
+    store.forget("alice")
+    changed = store.changed_since(seen).keys
+    keyring.update(changed)
+    assert revoked == [made.key.key_id]
+    assert all(word not in str(key) for key in changed for word in ("alice", "laptop", str(made.key.secret_hash)))
+    with pytest.raises(Unauthenticated):
+        _show(keyring, made.token)
+
+
+def test_a_server_whose_last_owner_was_forgotten_stays_closed(url: str, store: KeyStore) -> None:
+    made = store.create("alice")
+    store.forget("alice")
+    assert store.list() == []
+    assert not _keyring(store).is_empty
+    assert has_keys(Settings(database=url))
+    for call in (store.get, store.revoke, lambda key_id: store.rotate(key_id, grace_s=0)):
+        with pytest.raises(UnknownKey):
+            call(made.key.key_id)
 
 
 async def test_a_keyring_reads_changes(url: str) -> None:

@@ -15,7 +15,9 @@ from tailrace.streams import LogStore
 
 __all__ = ["OwnerDeletion"]
 
-_PROPAGATION_S = 1.0  # after this time, other servers with the same database know that the keys are revoked
+# After this time, other servers that reach the database know that the keys are revoked, and write nothing more about
+# the owner. A server that does not reach it refuses the keys as soon as it does.
+_PROPAGATION_S = 1.0
 
 
 class OwnerDeletion:

@@ -18,6 +18,8 @@ from tailrace.records.tables import key_changes, keys, owners, sessions
 
 __all__ = ["Changes", "KeyStore", "next_version"]
 
+_FORGOTTEN = "(deleted)"  # as the owner of a key; no owner can have this name
+
 
 class Changes(msgspec.Struct, frozen=True):
     """What has changed after a version."""
@@ -53,7 +55,7 @@ class KeyStore:
 
     def list(self, owner: str | None = None) -> Sequence[Key]:
         """Return keys, the newest first. Raises: ValueError for an invalid owner."""
-        query = select(keys).order_by(keys.c.created_s.desc(), keys.c.key_id)
+        query = select(keys).where(keys.c.owner != _FORGOTTEN).order_by(keys.c.created_s.desc(), keys.c.key_id)
         if owner is not None:
             query = query.where(keys.c.owner == check_owner(owner))
         with self._database.begin() as connection:
@@ -129,11 +131,19 @@ class KeyStore:
         return Changes([_key(row) for row in rows], {row.owner: _quota(row.quota) for row in limited}, found, newest)
 
     def forget(self, owner: str) -> int:
-        """Delete an owner's keys and limits. Returns how many keys there were. Revoke the keys first: running servers
-        do not notice a deletion and would accept the keys until a restart."""
+        """Delete an owner's keys and limits. Returns how many keys there were.
+
+        The ids of the keys stay, revoked and without anything else. So a server that could not reach the database
+        meanwhile learns that they are revoked, and no server becomes open because its last key was deleted.
+        """
         with self._database.begin(is_long=True) as connection:
+            version = next_version(connection)
             connection.execute(delete(owners).where(owners.c.owner == owner))
-            return connection.execute(delete(keys).where(keys.c.owner == owner)).rowcount
+            forgotten = _row(Key("", _FORGOTTEN, scopes=(), revoked_s=time.time()))
+            del forgotten["key_id"]
+            return connection.execute(
+                update(keys).where(keys.c.owner == owner).values(**forgotten, version=version)
+            ).rowcount
 
 
 def next_version(connection: Connection) -> int:
@@ -145,7 +155,8 @@ def _existing(connection: Connection, key_id: str) -> Key:
     """Raises: UnknownKey."""
     if "\0" in key_id:  # PostgreSQL refuses such text
         raise UnknownKey("There is no key with this id.")
-    row = connection.execute(select(keys).where(keys.c.key_id == key_id)).one_or_none()
+    query = select(keys).where(keys.c.key_id == key_id, keys.c.owner != _FORGOTTEN)
+    row = connection.execute(query).one_or_none()
     if row is None:
         raise UnknownKey("There is no key with this id.")
     return _key(row)
