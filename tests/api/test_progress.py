@@ -6,6 +6,7 @@ import contextlib
 import json
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +160,40 @@ def test_a_prompt_whose_engine_died_is_read_from_its_beginning(slow: Server) -> 
     assert reports[-1] > first[-1]
     kinds = [event.get("event", "text") for event in rest[len(reports) :]]
     assert kinds == ["text"] * 3 + ["done"]  # and none between the tokens
+
+
+def test_a_prompt_whose_server_died_is_read_by_the_next_one(tmp_path: Path) -> None:
+    source, flags = "scripted:prefill_tokens_per_s=200,eos_after=3", ("--data-dir", str(tmp_path))
+    with contextlib.closing(Server(source, *flags)) as first:
+        stream_id = first.wait_ready().create(BODY)
+        until(lambda: first.state(stream_id).get("prompt_progress", {}).get("processed", 0) > 0)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+    with contextlib.closing(Server(source, *flags)) as second, second.wait_ready().wire() as wire:
+        wire.send("GET", f"/v1/streams/{stream_id}/events?return_progress=true")
+        assert wire.head() == 200
+        events = list(_blocks(wire))
+    kinds = [event.get("event", "text") for event in events]
+    assert kinds == ["progress"] * kinds.count("progress") + ["text"] * 3 + ["done"]
+    assert kinds[0] == "progress"
+    assert [event["id"] for event in events if "id" in event] == [f"{stream_id}-{seq}" for seq in range(1, 5)]
+
+
+def test_a_stream_that_is_replayed_says_nothing() -> None:
+    """It has events, and its prompt is read again after the death of its engine."""
+    source, body = "scripted:prefill_tokens_per_s=400,tokens_per_s=10", ASKED | {"max_tokens": 20}
+    with contextlib.closing(Server(source)) as paced, _begin(paced.wait_ready(), "/v1/streams", body) as wire:
+        events, kinds = _blocks(wire), list[str]()
+        for event in events:
+            kinds.append(event.get("event", "text"))
+            if kinds.count("text") == 5:
+                paced.worker().send_signal(signal.SIGKILL)
+        ids = event["id"]
+    num_reports = kinds.count("progress")
+    assert kinds == ["progress"] * num_reports + ["text"] * 20 + ["done"]
+    assert num_reports > 1
+    assert ids.endswith("-21")
+    assert as_json(event["data"])["continuity"] == "replayed"
 
 
 def test_a_socket_has_frames_without_a_number(slow: Server) -> None:
