@@ -12,6 +12,7 @@ from tests.dialects.transcripts import facts
 from tailrace.dialects import openai
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import ChatView
+from tailrace.dialects.openai_models import list_models, show_model
 from tailrace.dialects.wire import View
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import NO_LIMIT, CallReading, End, Event, Grammar, Message, Sampling, TextDelta, Usage
@@ -500,14 +501,14 @@ def test_models() -> None:
         "max_model_len": 99,
         "state": "ready",
     }
-    reply = openai.list_models(parsed(server=server))
+    reply = list_models(parsed(server=server))
     assert (reply.status, reply.media_type) == (200, "application/json")
     assert json.loads(reply.body) == {"object": "list", "data": [model]}
-    assert json.loads(openai.show_model(parsed(server=server, path={"name": "a\u00df"})).body) == model
-    assert openai.list_models(parsed(server=FakeServer(model="\u2028"))).body.isascii()
+    assert json.loads(show_model(parsed(server=server, path={"name": "a\u00df"})).body) == model
+    assert list_models(parsed(server=FakeServer(model="\u2028"))).body.isascii()
 
 
 @pytest.mark.parametrize("name", ["", "scripte", "scripted/", "../scripted", "SCRIPTED"])
 def test_unknown_models(name: str) -> None:
     with pytest.raises(UnknownModel):
-        openai.show_model(parsed(path={"name": name}))
+        show_model(parsed(path={"name": name}))

@@ -19,7 +19,7 @@ import msgspec
 
 from tailrace.conversations.items import messages_of
 from tailrace.dialects.answers import no_embeddings
-from tailrace.dialects.bodies import JsonBody, to_json
+from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
 from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import (
@@ -37,6 +37,7 @@ from tailrace.dialects.grammars import grammar_of_schema, read_response_format
 from tailrace.dialects.messages import Messages, read_messages
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatView, TextView, UsageShown
+from tailrace.dialects.openai_models import list_models, show_model, show_version
 from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
 from tailrace.dialects.shapes import Other, ignored, read_known, refused
 from tailrace.dialects.structured_outputs import StructuredOutputs, read_structured_outputs
@@ -57,13 +58,12 @@ from tailrace.dialects.wire import (
     GenerateCall,
     Operation,
     ParsedRequest,
-    Reply,
     Show,
     Wire,
     named_model,
     shows_progress,
 )
-from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
+from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import GenerateRequest, Grammar, Message, Sampling
 
 __all__ = [
@@ -347,36 +347,6 @@ def _usage(fields: _Body, notes: list[str]) -> UsageShown:
 
 def _shows_progress(fields: _Body, server: ServerFacts, notes: list[str]) -> bool:
     return shows_progress(server, notes, wanted=fields.return_progress, is_streamed=bool(fields.stream))
-
-
-def list_models(request: ParsedRequest) -> Reply:
-    found: JsonBody = {"object": "list", "data": [_model(server) for server in request.every]}
-    if "client_version" in request.query:
-        # Codex CLI asks so, and needs a list of its own form. An entry would replace Codex's instructions to the model.
-        found["models"] = []
-    return Reply(to_json(found))
-
-
-def show_model(request: ParsedRequest) -> Reply:
-    if request.path["name"] != request.server.model:
-        raise UnknownModel("There is no such model here.", param="model")
-    return Reply(to_json(_model(request.server)))
-
-
-def show_version(request: ParsedRequest) -> Reply:
-    """Answer as vLLM does."""
-    return Reply(to_json({"version": request.server.version}))
-
-
-def _model(server: ServerFacts) -> JsonBody:
-    return {
-        "id": server.model,
-        "object": "model",
-        "created": server.started_s,
-        "owned_by": "tailrace",
-        "max_model_len": server.max_total_tokens,
-        "state": server.state,
-    }
 
 
 _CHAT = {"messages": [{"role": "user", "content": "Tell me a story about dogs."}], "max_tokens": 64, "stream": True}
