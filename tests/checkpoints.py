@@ -31,6 +31,25 @@ _LINES = [
 @pytest.fixture(scope="session")
 def tiny_gpt2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random GPT-2 with 128 positions and a byte-level tokenizer, whose greedy text is varied nonsense."""
+    template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    return _tiny_gpt2(tmp_path_factory.mktemp("models") / "tiny-gpt2", 128, template)
+
+
+@pytest.fixture(scope="session")
+def tiny_tools_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with 2,048 positions, and a template with tools and calls in the format of Hermes."""
+    return _tiny_gpt2(tmp_path_factory.mktemp("models") / "tiny-tools", 2048, _TOOLS)
+
+
+_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool.function.name }}\n{% endfor %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}\n"
+    "{% endfor %}"
+)
+
+
+def _tiny_gpt2(path: Path, num_positions: int, template: str) -> Path:
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
@@ -45,12 +64,12 @@ def tiny_gpt2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     raw.train_from_iterator(_LINES, trainer)
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # as in all of transformers
-        tokenizer_object=raw, bos_token=eos, eos_token=eos, unk_token=eos, model_max_length=128
+        tokenizer_object=raw, bos_token=eos, eos_token=eos, unk_token=eos, model_max_length=num_positions
     )
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    tokenizer.chat_template = template
     config = GPT2Config(
         vocab_size=len(tokenizer),
-        n_positions=128,
+        n_positions=num_positions,
         n_embd=32,
         n_layer=2,
         n_head=2,
@@ -61,7 +80,6 @@ def tiny_gpt2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = GPT2LMHeadModel(config)
-    path = tmp_path_factory.mktemp("models") / "tiny-gpt2"
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path

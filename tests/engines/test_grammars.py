@@ -18,6 +18,7 @@ from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.models import ModelCard
+from tailrace.text.calls.written import AnswerParts
 from tailrace.types import Grammar, Sampling
 
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
@@ -131,6 +132,20 @@ def test_answers_conform_to_a_schema(name: str, speaker: Speaker) -> None:
     for text, end in speaker.ask(*_asked(grammar_of_schema(schema, "schema"))):
         assert end.finish_reason == "stop", (text, end)
         assert holds(json.loads(text)), text
+
+
+def test_calls_in_the_form_of_a_model(speaker: Speaker) -> None:
+    """The marker is a control token, which has no characters of its own."""
+    ends = ("<|im_end|>", "<|endoftext|>")
+    special = sorted((i, one.content) for i, one in speaker.tokenizer.get_added_tokens_decoder().items() if one.special)
+    marker = next(((text, number) for number, text in special if text not in ends), ("<call>", 0))
+    arguments = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    parts = [marker[0], '{"name": "f", "arguments": ', {"json": arguments}, "}"]
+    answer = AnswerParts([parts], tokens=dict([marker] if marker[1] else []))
+    for text, end in speaker.ask(*_asked(Grammar("parts", msgspec.json.encode(answer).decode()))):
+        assert end.finish_reason == "stop"
+        call = json.loads(text.replace(marker[0], ""))
+        assert (call["name"], call["arguments"]["n"] in (1, 2)) == ("f", True)
 
 
 def test_white_space_is_bounded(speaker: Speaker) -> None:

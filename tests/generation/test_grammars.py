@@ -7,13 +7,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
-from tests.generation.harness import Harness, greedy
+from tests.generation.harness import Harness, end_of, greedy, text_of
 from tests.waiting import idle
 
 from tailrace.admission import Gate
 from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.types import Grammar
+from tailrace.schemas.calls import AskedCalls, AskedTool
+from tailrace.streams import StreamLog
+from tailrace.types import GenerateRequest, Grammar
 
 FINE = Grammar("regex", "[ab]+")
 UNSATISFIABLE = Grammar("json_schema", '{"type":"object","additionalProperties":false,"required":["b"]}')
@@ -68,3 +71,61 @@ async def test_no_tokens_follow_the_end_of_a_grammar() -> None:
     with pytest.raises(UnsupportedParameter) as refused:
         await able().create(sampling=replace(greedy(3), ignore_eos=True, grammar=FINE))
     assert refused.value.param == "ignore_eos"
+
+
+UNIQUE = Grammar("json_schema", '{"type":"array","uniqueItems":true}', "format")
+
+
+async def test_what_a_grammar_does_not_keep_is_left_open_unless_the_request_forbids_it() -> None:
+    harness = able()
+    sampling = replace(greedy(3), ignore_eos=False, grammar=UNIQUE)
+    with pytest.raises(UnsupportedParameter, match="#/uniqueItems") as refused:
+        await harness.generator.create(GenerateRequest(prompts=("Hi",), sampling=sampling, may_loosen=False))
+    assert refused.value.param == "format"
+    run = await harness.create(sampling=sampling)
+    kept = run.record.sampling.grammar
+    assert kept is not None
+    assert (kept.source, kept.left_open) == ('{"type":"array"}', ("format#/uniqueItems",))
+    assert run.choices[0].sequence.sampling.grammar == Grammar("json_schema", '{"type":"array"}')
+    harness.finish(run)
+    harness.check_idle()
+
+
+async def test_a_schema_that_is_none_is_refused_with_its_field() -> None:
+    wrong = Grammar("json_schema", '{"properties":{"a":{"type":"text"}}}', "text.format")
+    with pytest.raises(RequestError, match="#/properties/a/type must be") as refused:
+        await able().create(sampling=replace(greedy(3), ignore_eos=False, grammar=wrong))
+    assert refused.value.param == "text.format"
+
+
+async def test_a_free_answer_has_no_grammar_on_the_engine() -> None:
+    asked = AskedCalls([AskedTool("f", "tools[0]")], {"type": "object"}, "format")
+    calls = Grammar("calls", msgspec.json.encode(asked).decode(), "format")
+    harness = able()
+    run = await harness.create(sampling=replace(greedy(3), ignore_eos=False, grammar=calls))
+    assert run.choices[0].sequence.sampling.grammar is None
+    assert run.record.sampling.grammar is not None
+    assert run.record.sampling.grammar.left_open == ("format",)
+    harness.finish(run)
+    assert end_of(run.log).schema_mismatches is None  # it ended at its limit
+    harness.check_idle()
+
+
+async def test_a_whole_answer_is_checked_before_its_end() -> None:
+    harness = able()
+    first = await harness.create(sampling=greedy(8))
+    harness.finish(first)
+    stop = text_of(first.log)[4:6]
+    run = await harness.create(sampling=replace(greedy(8, stop=(stop,)), grammar=UNIQUE))
+    while harness.engine.receivers:
+        harness.engine.step()
+    assert run.log.end is None
+    await until_end(run.log)
+    assert end_of(run.log).schema_mismatches == ("the answer is not JSON",)
+    harness.check_idle()
+
+
+async def until_end(log: StreamLog) -> None:
+    async with asyncio.timeout(60):
+        while log.end is None:
+            await asyncio.sleep(0.01)

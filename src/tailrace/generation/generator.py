@@ -83,7 +83,8 @@ class Generator:
         self._supervisor = supervisor
         self._grammar_check = GrammarCheck(supervisor.spec)
         kind = find_kind(supervisor.spec.engine)
-        self._grammars = GrammarFitter(self._grammar_check, kind.reach if kind is not None else PORTABLE)
+        reach = kind.reach if kind is not None else PORTABLE
+        self._grammars = GrammarFitter(self._grammar_check, reach, prompts.tokenizer.control_tokens)
         self._answer_check = AnswerCheck()
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__

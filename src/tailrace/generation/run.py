@@ -162,7 +162,7 @@ class Run(EngineSide):
         if not all(choice.is_complete for choice in self.choices):
             return
         pairs = to_check(self.record, self._appended())
-        if pairs is None:
+        if not pairs:
             self._end("done")
         elif self._check is None:
             self._check = asyncio.create_task(self._check_answers(pairs))

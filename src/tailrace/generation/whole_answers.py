@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec import structs
 
 from tailrace.schemas.answers import SchemasAsked
 from tailrace.streams import Record
-from tailrace.text.calls import WholeCall, WholeCallReader
+from tailrace.text.calls import WholeCall, WholeCallReader, parameters_of
 from tailrace.types import TextDelta
 
 __all__ = ["Pair", "to_check"]
@@ -17,12 +18,12 @@ __all__ = ["Pair", "to_check"]
 Pair: TypeAlias = tuple[str, Any, str]  # what it is, for people; its schema as JSON; its text
 
 
-def to_check(record: Record, answers: Sequence[Sequence[TextDelta]]) -> list[Pair] | None:
-    """Return what to check at the end of a stream; None if its grammar keeps everything. An answer that ended at a
+def to_check(record: Record, answers: Sequence[Sequence[TextDelta]]) -> list[Pair]:
+    """Return what to check at the end of a stream; nothing if its grammar keeps everything. An answer that ended at a
     limit is not whole, and is not checked."""
     grammar = record.sampling.grammar
     if grammar is None or not grammar.asked:
-        return None
+        return []
     asked = msgspec.json.decode(grammar.asked, type=SchemasAsked)
     pairs: list[Pair] = []
     for number, deltas in enumerate(answers):
@@ -31,7 +32,8 @@ def to_check(record: Record, answers: Sequence[Sequence[TextDelta]]) -> list[Pai
             text = "".join(delta.text for delta in deltas)
             parts: list[str | WholeCall] = [text]
             if prompt.calls is not None:
-                reader = WholeCallReader(prompt.calls)
+                tools = ({"function": {"name": name, "parameters": one}} for name, one in asked.arguments.items())
+                reader = WholeCallReader(structs.replace(prompt.calls, tools=parameters_of(tools)))
                 parts = reader.push(text) + reader.flush()
             prefix = f"answer {number}: " if record.num_choices > 1 else ""
             pairs += _of_answer(parts, asked, prefix)

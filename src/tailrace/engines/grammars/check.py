@@ -151,7 +151,7 @@ class _ProcessPerGrammar:
 
     def __call__(self, grammar: Grammar) -> str:
         command = [sys.executable, "-I", str(Path(compile_one.__file__))]
-        text = to_guidance(grammar).encode()
+        text = to_guidance(grammar, as_text=True).encode()
         try:
             done = subprocess.run(command, input=text, capture_output=True, timeout=_COMPILE_TIMEOUT_S, check=False)
         except (subprocess.TimeoutExpired, OSError):

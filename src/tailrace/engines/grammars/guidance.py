@@ -13,6 +13,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from tailrace.engines.grammars.answer_parts import rules_of
+from tailrace.text.calls.written import AnswerParts
 from tailrace.types import Grammar
 
 __all__ = ["to_guidance"]
@@ -41,14 +43,21 @@ _STARTS, _ENDS = ("", "(", "(?:", "|"), ("", ")", "|")
 _SAY_NOTHING = frozenset(("$id", "$schema", "default", "description", "examples", "strict", "title"))
 
 
-def to_guidance(grammar: Grammar) -> str:
-    """Convert a grammar to llguidance's language, which llama.cpp also accepts."""
+def to_guidance(grammar: Grammar, *, as_text: bool = False) -> str:
+    """Convert a grammar to llguidance's language, which llama.cpp also accepts. `as_text`: for a vocabulary without
+    control tokens, whose names are text then."""
     if grammar.kind == "json_schema":
-        closed = _closed(msgspec.json.decode(grammar.source)) | {"x-guidance": _SPACES}
-        schema = msgspec.json.encode(closed).decode()
-        return f"%llguidance {{}}\nstart: %json {schema}\n"
+        return f"%llguidance {{}}\nstart: {_json(msgspec.json.decode(grammar.source))}\n"
+    if grammar.kind == "parts":
+        parts = msgspec.json.decode(grammar.source, type=AnswerParts)
+        return "%llguidance {}\n" + rules_of(parts, _json, as_text=as_text)
     text = re.sub(r"\\.|/|\n", lambda match: _BETWEEN_SLASHES.get(match[0], match[0]), _plain(grammar.source))
     return f"%llguidance {{}}\nstart: /{text or '()'}/\n"
+
+
+def _json(schema: _Schema) -> str:
+    closed = _closed(schema) | {"x-guidance": _SPACES}
+    return f"%json {msgspec.json.encode(closed).decode()}"
 
 
 def _plain(regex: str) -> str:

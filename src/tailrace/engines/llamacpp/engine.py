@@ -277,7 +277,7 @@ class LlamaCppEngine:
     ) -> tuple[tuple[int, ...], FinishReason | None]:
         """Cut the answer at the end of the grammar. Returns "error" if llama.cpp did not follow the grammar."""
         for count, token_id in enumerate(ids, 1):
-            if token_id not in self._eos_token_ids and not follower.take(self._pieces[token_id]):
+            if token_id not in self._eos_token_ids and not follower.take(token_id, self._pieces[token_id]):
                 return (), "error"
             if follower.is_complete:
                 return ids[:count], "stop"

@@ -1,0 +1,93 @@
+"""The form in which an engine gets the grammar of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from tailrace.schemas import Reach, plain_form
+from tailrace.schemas.answers import SchemasAsked
+from tailrace.schemas.calls import AskedCalls, PlainCalls, plain_calls, schema_of_call
+from tailrace.schemas.portable import check_portable
+from tailrace.schemas.references import pointer
+from tailrace.text.calls import FORMATS, CallFormat
+from tailrace.text.calls.written import AnswerParts, CallParts, call_parts, surroundings
+from tailrace.types import Grammar
+
+__all__ = ["engine_form"]
+
+_decode = msgspec.json.decode
+
+
+def engine_form(grammar: Grammar, call_format: str, reach: Reach, control_tokens: Mapping[str, int]) -> Grammar:
+    """Return a grammar of this reach for a JSON schema or for calls. `call_format`: in which the model writes calls; ""
+    if it was not trained for them. Takes up to 0.2 s. Raises: SchemaError."""
+    if grammar.kind == "json_schema":
+        return _of_schema(grammar, reach)
+    return _of_calls(grammar, FORMATS.get(call_format), reach, control_tokens)
+
+
+def _of_schema(grammar: Grammar, reach: Reach) -> Grammar:
+    asked = _decode(grammar.source)
+    plain = plain_form(asked, reach)
+    left_open = tuple(grammar.param + path for path in plain.left_open)
+    return replace(
+        grammar,
+        source=_source(plain.schema, reach),
+        left_open=left_open,
+        asked=_asked(SchemasAsked(asked)) if left_open else "",
+    )
+
+
+def _of_calls(grammar: Grammar, form: CallFormat | None, reach: Reach, control_tokens: Mapping[str, int]) -> Grammar:
+    """Return a grammar for calls in the form of the model. Where there is none, a forced call is plain JSON, and an
+    answer that may be a text is free."""
+    asked, param = _decode(grammar.source, type=AskedCalls), grammar.param
+    plain = plain_calls(asked, reach)
+    left_open = plain.left_open
+    arguments = {tool.name: tool.schema for tool in asked.tools}
+    schemas = _asked(SchemasAsked(None if asked.forced else asked.answer, arguments))
+    calls = _calls(form, plain) if reach.has_calls and form is not None else None
+    if form is not None and calls is not None:
+        for tool, call in zip(asked.tools, calls, strict=True):
+            left_open += tuple(pointer(f"{tool.where}#", "properties", name) for name in call.open_names)
+        parts = _answer(form, calls, plain.answer, control_tokens, may_repeat=not asked.forced)
+        source = msgspec.json.encode(parts).decode()
+        return Grammar("parts", source, param, schemas if left_open else "", left_open)
+    if asked.forced:
+        source = _source(schema_of_call(plain), reach)
+        return Grammar("json_schema", source, param, schemas if left_open else "", left_open)
+    return Grammar("free", "", param, schemas, (asked.answer_param, *left_open))
+
+
+def _calls(form: CallFormat, plain: PlainCalls) -> list[CallParts] | None:
+    """Return each tool's call; None if the format cannot be a grammar."""
+    calls = [call_parts(form, name, arguments) for name, arguments in plain.arguments.items()]
+    written = [call for call in calls if call is not None]
+    return written if len(written) == len(calls) else None
+
+
+def _answer(
+    form: CallFormat,
+    calls: Sequence[CallParts],
+    answer: dict[str, Any] | None,
+    control_tokens: Mapping[str, int],
+    *,
+    may_repeat: bool,
+) -> AnswerParts:
+    before, between, after = surroundings(form)
+    tokens = {marker: control_tokens[marker] for marker in form.markers if marker in control_tokens}
+    return AnswerParts([call.parts for call in calls], before, between if may_repeat else None, after, answer, tokens)
+
+
+def _source(schema: dict[str, Any], reach: Reach) -> str:
+    if reach.is_portable:
+        check_portable(schema)
+    return msgspec.json.encode(schema).decode()
+
+
+def _asked(asked: SchemasAsked) -> str:
+    return msgspec.json.encode(asked).decode()
