@@ -297,6 +297,7 @@ def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutin
     from tailrace.api.lifecycle import serve as serve_model
     from tailrace.api.pages import NO_LIBRARIES, has_libraries
     from tailrace.cli.pull import terminal_progress
+    from tailrace.cli.windows import small_window
     from tailrace.generation.service import Service
     from tailrace.generation.source import find_named
     from tailrace.models.places import prepared_path
@@ -326,6 +327,9 @@ def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutin
         say(f"Listening on {url}")
         say(f"  Page to chat on:  {local}/" if has_libraries() else f"  No page to chat on. {NO_LIBRARIES}")
         say(f"  OpenAI base URL:  {local}/v1")
+        first = service.models.first
+        if small := small_window(first.max_total_tokens, found.card.context_tokens, first.settings):
+            say(f"  Coding agents:    {small}")
         say(f"  Try it:           curl -N -X POST '{local}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
 
     def on_drain(num_streams: int) -> None:
