@@ -143,7 +143,9 @@ class WorkerProcess(asyncio.Protocol):
         message = decode_from_worker(body)
         if isinstance(message, Frame):
             if message.epoch == self.epoch:
-                self._dispatch(message)
+                if message.progress:
+                    self._report(message.progress)
+                self._dispatch(message.deltas)
         elif isinstance(message, Ready):
             if message.version != PROTOCOL_VERSION or message.epoch != self.epoch:
                 self._mark_lost("has another version")
@@ -153,17 +155,18 @@ class WorkerProcess(asyncio.Protocol):
             self.wants_restart = not message.is_crash
             self._mark_lost(message.message)
 
-    def _dispatch(self, frame: Frame) -> None:
-        receivers = self.receivers
-        if frame.progress:
-            self.last_token_s = self.last_frame_s
-            for progress in frame.progress:
-                if (receiver := receivers.get(progress.sequence_id)) is not None:
-                    receiver.report(progress)
-        if frame.deltas:
+    def _report(self, reports: list[Prefill]) -> None:
+        self.last_token_s = self.last_frame_s
+        for progress in reports:
+            if (receiver := self.receivers.get(progress.sequence_id)) is not None:
+                receiver.report(progress)
+
+    def _dispatch(self, deltas: list[Delta]) -> None:
+        if deltas:
             self.last_token_s = self.last_frame_s
             self.has_given = True
-        for delta in frame.deltas:
+        receivers = self.receivers
+        for delta in deltas:
             receiver = receivers.get(delta.sequence_id)
             if receiver is None:
                 continue

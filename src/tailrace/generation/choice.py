@@ -97,6 +97,7 @@ class Choice:
     _splitter: ReasoningSplitter | None = field(init=False)  # until the reasoning is over
     # The text of control tokens that belong to tool calls, by id. Other control tokens have no text.
     _spellings: dict[int, str] = field(init=False)
+    _is_plain: bool = field(init=False)  # none of the four has to see each token
 
     def __post_init__(self) -> None:
         self._reset_text()
@@ -145,7 +146,7 @@ class Choice:
         if delta.usage is not None:
             num_prompt, num_answer = delta.usage
             self.usage = (num_prompt - self._num_prompted_usage, num_answer + self._num_prompted_usage)
-        if self._stops is not None or self._tool_calls is not None or self._splitter is not None or self._spellings:
+        if not self._is_plain:
             return self._take_tokens(delta)
         text = self._detokenizer.push(delta.token_ids)
         self.num_tokens += len(delta.token_ids)
@@ -322,8 +323,14 @@ class Choice:
             markers = "".join(FORMATS.get(self.calls.format, UNKNOWN).markers)
             known = self._tokenizer.control_tokens.items()
             self._spellings = {token_id: spelled for spelled, token_id in known if spelled in markers}
-        single = msgspec.structs.replace(self.calls or CallReading(), single=True)
-        self._tool_calls = ToolCallReader(single) if sampling.single_call else None
+        self._tool_calls = None
+        if sampling.single_call:
+            self._tool_calls = ToolCallReader(msgspec.structs.replace(self.calls or CallReading(), single=True))
+        self._note_plain()
+
+    def _note_plain(self) -> None:
+        readers = (self._splitter, self._stops, self._tool_calls)
+        self._is_plain = all(reader is None for reader in readers) and not self._spellings
 
     def _take_tokens(self, delta: Delta) -> tuple[TextDelta, ...]:
         """Return the events of a delta, with its tokens read one at a time."""
@@ -381,6 +388,7 @@ class Choice:
             self.num_reasoning_tokens = num_tokens
         if splitter.is_over:
             self._splitter = None
+            self._note_plain()
         return parts
 
     def _show(self, shown: _Shown, reasoning: str, text: str) -> None:

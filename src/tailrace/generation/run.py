@@ -161,7 +161,7 @@ class Run(EngineSide):
     def _end_if_complete(self) -> None:
         if not all(choice.is_complete for choice in self.choices):
             return
-        pairs = to_check(self.record, self._appended())
+        pairs = to_check(self.record, self._appended()) if self.record.sampling.grammar is not None else []
         if not pairs:
             self._end("done")
         elif self._check is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from functools import lru_cache
 from typing import TypeAlias, TypeVar
 
 from tailrace.text.stops import overlap
@@ -123,20 +124,21 @@ class Incoming:
 
     def pieces(self, *markers: str) -> Wait[tuple[str, str]]:
         """Take text that is certainly before the first of these markers, or the marker itself. Returns (text, "") or
-        ("", marker); ("", "") at the end of the text. Call it again for more."""
-        while True:
-            start = self._first(markers, self.at)
-            if start is not None and start[0] == self.at:
-                self.at += len(start[1])
-                return "", start[1]
-            stop = len(self.text) if start is None else start[0]
-            if start is None and not self.is_complete:
-                stop -= max(overlap(self.text[self.at :], marker) for marker in markers)
-            if stop > self.at:
-                return self.take(stop - self.at), ""
+        ("", marker); ("", "") at the end of the text. Call it again for more.
+
+        This is in the path of every token, so markers are compared only where one of them may begin.
+        """
+        beginnings = _beginnings(markers)
+        while self.at == len(self.text):
             if self.is_complete:
                 return "", ""
             yield
+        begin = beginnings.search(self.text, self.at)
+        stop = len(self.text) if begin is None else begin.start()
+        if stop > self.at:
+            return self.take(stop - self.at), ""
+        marker = yield from self.skip(*markers)
+        return ("", marker) if marker else (self.take(1), "")
 
     def _first(self, markers: tuple[str, ...], begin: int) -> tuple[int, str] | None:
         """Return the place of the first marker, and the longest marker there; None if none has arrived whole, or if an
@@ -155,6 +157,16 @@ class Incoming:
     def _may_grow(self, markers: tuple[str, ...], place: int, marker: str) -> bool:
         rest = self.text[place:]
         return any(len(one) > len(rest) and one.startswith(rest) and len(one) > len(marker) for one in markers)
+
+
+@lru_cache(maxsize=256)
+def _beginnings(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern of the places where a marker may begin: its first three characters, or fewer at the end."""
+    return re.compile("|".join(sorted({_beginning(marker[:3]) for marker in markers})) or "(?!)")
+
+
+def _beginning(text: str) -> str:
+    return re.escape(text[0]) + (rf"(?:\Z|{_beginning(text[1:])})" if text[1:] else "")
 
 
 def run(parser: Wait[T]) -> T:

@@ -185,7 +185,7 @@ class LiteralReader:
             char = yield from self.source.char()
             if not char:
                 return False
-            if (yield from self.source.skip(quote)):
+            if char == quote[0] and (yield from self.source.skip(quote)):
                 return True
             if char == "\\" and knows_escapes:
                 if not (yield from self._escape(write)):
