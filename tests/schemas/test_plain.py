@@ -300,6 +300,15 @@ def nested(depth: int) -> dict[str, Any]:
         {"enum": [[{"a": 1}]] * 3_000},
         {"properties": {f"p{number}": {"$ref": "#"} for number in range(3_000)}},
         {"type": "string", "pattern": "(" * 100_000},
+        # Work that grows with the square of the size, unless it is counted.
+        {"allOf": [{"enum": list(range(5_000))}] * 50},
+        {"enum": list(range(5_000)), "anyOf": [{"minimum": number} for number in range(250)]},
+        {"properties": {f"p{number}": {"$ref": "#/$defs/a0"} for number in range(3_000)},
+         "$defs": {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(5_000)} | {"a5000": TEXT}},
+        {"properties": {f"p{number}": {"oneOf": [{"$ref": f"#/$defs/d{(number + k) % 300}"} for k in range(30)]}
+                        for number in range(2_000)},
+         "$defs": {f"d{number}": {"type": "object", "properties": {"k": {"const": number}}, "required": ["k"]}
+                   for number in range(300)}},
     ],
     ids=lambda schema: str(schema)[:60],
 )  # fmt: skip

@@ -24,7 +24,7 @@ _decode = msgspec.json.decode
 
 def engine_form(grammar: Grammar, call_format: str, reach: Reach, control_tokens: Mapping[str, int]) -> Grammar:
     """Return a grammar of this reach for a JSON schema or for calls. `call_format`: in which the model writes calls; ""
-    if it was not trained for them. Takes up to 0.2 s. Raises: SchemaError."""
+    if it was not trained for them. Takes up to a second. Raises: SchemaError."""
     if grammar.kind == "json_schema":
         return _of_schema(grammar, reach)
     return _of_calls(grammar, FORMATS.get(call_format), reach, control_tokens)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from tailrace.engines.grammars.check import GrammarCheck
-from tailrace.errors import RequestError
+from tailrace.errors import QueueFull, RequestError
 from tailrace.generation.grammar_forms import engine_form
 from tailrace.schemas import Reach, looser
 from tailrace.schemas.conjunction import SchemaError
@@ -29,7 +30,7 @@ class GrammarFitter:
         self._reach = reach
         self._control_tokens = control_tokens
         self._fitted: OrderedDict[bytes, Grammar] = OrderedDict()
-        self._turn = asyncio.Semaphore(1)  # a hostile schema takes a core for 0.2 s
+        self._turn = asyncio.Semaphore(1)  # a hostile schema takes a core for a second
 
     async def fit(self, grammar: Grammar, *, call_format: str, caller: str, within_s: float) -> Grammar:
         """Return a grammar that the engine takes. `call_format` is as in `engine_form`. What the grammar cannot keep is
@@ -50,12 +51,25 @@ class GrammarFitter:
             self._fitted.popitem(last=False)
         return fitted
 
+    @contextlib.asynccontextmanager
+    async def _my_turn(self, within_s: float) -> AsyncIterator[None]:
+        """Raises: QueueFull."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise QueueFull("Too many new schemas are waiting.", retry_after_s=1.0) from None
+        try:
+            yield
+        finally:
+            self._turn.release()
+
     async def _loosen(self, grammar: Grammar, call_format: str, *, caller: str, within_s: float) -> Grammar:
         """Try to keep everything, then less and less."""
         refused = RequestError(f"{grammar.param}: this JSON schema cannot be used.", param=grammar.param)
         for reach in looser(self._reach):
             try:
-                async with self._turn:
+                async with self._my_turn(within_s):
                     fitted = await asyncio.to_thread(engine_form, grammar, call_format, reach, self._control_tokens)
                 if not fitted.is_free:
                     await self._check.check(fitted, caller=caller, within_s=within_s)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import msgspec
+
 from tailrace.schemas.references import Schema, pointer
 
-__all__ = ["CHOICES", "KINDS", "Clause", "Clauses", "Conjunction", "Never", "SchemaError", "is_kind"]
+__all__ = ["CHOICES", "KINDS", "Clause", "Clauses", "Conjunction", "Never", "SchemaError", "is_kind", "key_of"]
 
 KINDS = ("object", "array", "string", "number", "integer", "boolean", "null")
 CHOICES = ("anyOf", "oneOf")
@@ -129,7 +131,10 @@ class Conjunction:
                 raise SchemaError(f"{pointer(path, 'enum')} must be a list of values")
             if schema.get("nullable") is True and None not in values:
                 values = [*values, None]
-            self.values = list(values) if self.values is None else [one for one in self.values if _is_in(one, values)]
+            if self.values is not None:
+                known = {key_of(one) for one in values}
+                values = [one for one in self.values if key_of(one) in known]
+            self.values = list(values)
 
     def _add_scalars(self, schema: Schema, path: str) -> None:
         for name in (*_LOW, *_HIGH):
@@ -191,7 +196,7 @@ class Conjunction:
         if required is not None and not isinstance(required, bool):  # a boolean is of draft 3
             if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
                 raise SchemaError(f"{pointer(path, 'required')} must be a list of names")
-            self.required += [one for one in dict.fromkeys(required) if one not in self.required]
+            self.required = list(dict.fromkeys((*self.required, *required)))
 
     def _beside(self, name: str) -> Clauses:
         """Return what a property has to be that is not among those so far."""
@@ -259,8 +264,9 @@ def _map_of(value: object, path: str) -> dict[str, Clauses]:
     return {name: (Clause(one, pointer(path, name)),) for name, one in value.items()}
 
 
-def _is_in(value: object, values: Iterable[object]) -> bool:
-    return any(type(value) is type(one) and value == one for one in values)
+def key_of(value: object) -> bytes:
+    """Return the same key for equal JSON values."""
+    return msgspec.json.encode(value, order="sorted")
 
 
 def is_kind(value: object, kinds: frozenset[str]) -> bool:

@@ -23,14 +23,15 @@ from collections.abc import Callable
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
-from tailrace.schemas.conjunction import CHOICES, KINDS, Clause, Clauses, Conjunction, Never, SchemaError
+from tailrace.schemas.conjunction import CHOICES, KINDS, Clause, Clauses, Conjunction, Never, SchemaError, key_of
 from tailrace.schemas.reach import Reach
 from tailrace.schemas.references import References, Schema, pointer
 from tailrace.schemas.regexes import regex_fault
 
 __all__ = ["MAX_STEPS", "NO_ANSWER", "Plain", "plain_form"]
 
-MAX_STEPS = 20_000  # schemas that are visited, 0.1 to 0.2 s
+MAX_STEPS = 40_000  # about the number of schemas that are visited
+_SIZE_OF_STEP = 10  # entries of lists and objects, and characters
 _MAX_DEPTH = 48
 _MAX_ALTERNATIVES = 256  # of one anyOf, after merging
 _MAX_COMPARED = 32  # alternatives of a oneOf that are compared with each other
@@ -45,8 +46,8 @@ class Plain(NamedTuple):
 
 
 def plain_form(schema: Schema, reach: Reach, *, kind: str = "", prefix: str = "") -> Plain:
-    """Put a schema into plain form. Takes up to 0.2 s. `kind` is a type that the value must have. `prefix` begins the
-    names of `$defs`. Raises: SchemaError."""
+    """Put a schema into plain form. Takes up to a second. `kind` is a type that the value must have. `prefix` begins
+    the names of `$defs`. Raises: SchemaError."""
     if not isinstance(schema, dict):
         raise SchemaError("it must be an object")
     return _Converter(schema, reach, prefix).convert(kind)
@@ -61,6 +62,7 @@ class _Converter:
         self._steps = 0
         self._left_open: dict[str, None] = {}
         self._names: dict[str, str] = {}  # of definitions, by the paths of their schemas
+        self._paths: dict[str, str] = {}  # and the paths, by these names
         self._definitions: dict[str, Any] = {}
         self._waiting: deque[Clause] = deque()  # definitions to convert
 
@@ -104,6 +106,7 @@ class _Converter:
         seen = set[str]()
         target: Clause | None = None
         while len(parts) == 1 and isinstance(schema := parts[0].schema, dict) and "$ref" in schema:
+            self._step(_cost(schema))
             if Conjunction.is_constrained(schema, but="$ref") or parts[0].path in seen:
                 break
             seen.add(parts[0].path)
@@ -118,7 +121,8 @@ class _Converter:
 
     def _name(self, target: Clause) -> str:
         if target.path not in self._names:
-            self._names[target.path] = f"{self._prefix}d{len(self._names)}"
+            name = self._names[target.path] = f"{self._prefix}d{len(self._names)}"
+            self._paths[name] = target.path
             self._waiting.append(target)
         return self._names[target.path]
 
@@ -127,7 +131,7 @@ class _Converter:
         found, seen, waiting = Conjunction(), set[str](), deque(parts)
         while waiting:
             part = waiting.popleft()
-            self._step()
+            self._step(_cost(part.schema))
             found.add(part)
             if not isinstance(part.schema, dict):
                 continue
@@ -161,15 +165,16 @@ class _Converter:
         base = tuple(found.base)
         if not groups:
             return self._plain(base, depth + 1)
-        schemas: list[dict[str, Any]] = []
+        distinct: dict[bytes, dict[str, Any]] = {}
         for chosen in product(*groups):
             try:
                 one = self._plain(base + chosen, depth + 1)
             except Never:
                 continue
-            schemas += [each for each in one.get("anyOf", [one]) if each not in schemas]
-        if not schemas:
+            distinct |= {key_of(each): each for each in one.get("anyOf", [one])}
+        if not distinct:
             raise Never
+        schemas = list(distinct.values())
         for index, path in found.exclusive:
             if found.choices[index] in groups and not (len(groups) == 1 and self._are_disjoint(schemas)):
                 self._leave_open(path)
@@ -179,15 +184,14 @@ class _Converter:
         """Return whether no value fits two of these plain schemas, as far as this is easy to see."""
         if len(schemas) > _MAX_COMPARED:
             return False
+        self._step(len(schemas) ** 2 // _SIZE_OF_STEP)
         return all(_exclude(one, other) for one, other in combinations(map(self._resolved, schemas), 2))
 
     def _resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Return the types and the properties of the target of a plain `$ref`."""
         if "$ref" not in schema:
             return schema
-        name = schema["$ref"].rpartition("/")[2]
-        path = next(path for path, known in self._names.items() if known == name)
-        target = self._references.find(path)
+        target = self._references.find(self._paths[schema["$ref"].rpartition("/")[2]])
         found = target[0] if target is not None else {}
         return found if isinstance(found, dict) and not {"$ref", "allOf", *CHOICES} & found.keys() else {}
 
@@ -196,7 +200,7 @@ class _Converter:
     def _values(self, found: Conjunction) -> dict[str, Any]:
         values = found.values or []
         kept = [one for one in values if self._reach.has_values or not isinstance(one, list | dict)]
-        kept = [one for index, one in enumerate(kept) if not _is_before(one, kept, index)]
+        kept = list({key_of(one): one for one in kept}.values())
         if not kept or len(kept) > self._reach.max_values:
             self._leave_open(_where(found, "enum"))
             kinds = {_kind_of(one) for one in values}
@@ -376,10 +380,10 @@ class _Converter:
     def _leave_open(self, path: str) -> None:
         self._left_open.setdefault(path)
 
-    def _step(self) -> None:
-        self._steps += 1
+    def _step(self, cost: int) -> None:
+        self._steps += cost
         if self._steps > MAX_STEPS:
-            raise SchemaError(f"it is too large: with its references expanded, it has more than {MAX_STEPS} schemas")
+            raise SchemaError("it is too large when its references are expanded")
 
 
 def _where(found: Conjunction, name: str) -> str:
@@ -402,8 +406,12 @@ def _kind_of(value: object) -> str:
     return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
-def _is_before(value: object, values: list[Any], index: int) -> bool:
-    return any(type(value) is type(one) and value == one for one in values[:index]) if index < 500 else False
+def _cost(schema: Schema) -> int:
+    """Return how much work a schema is, without those inside of it."""
+    if not isinstance(schema, dict):
+        return 1
+    sizes = (len(value) for value in schema.values() if isinstance(value, list | dict | str))
+    return 1 + sum(sizes) // _SIZE_OF_STEP
 
 
 def _exclude(one: dict[str, Any], other: dict[str, Any]) -> bool:
