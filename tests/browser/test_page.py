@@ -243,9 +243,7 @@ async def test_a_long_prompt_shows_how_much_of_it_is_read(open_tab: OpenTab) -> 
         await let_ask(tab, max_tokens=1)
         await tab.send("x" * 500)
         state = tab.answer.locator(".state")
-        await expect(state).to_have_text("Reading your message…")
-        await expect(state).to_have_text(re.compile(r"^Reading the prompt: [1-4]\d %…$"))
-        await expect(state).to_have_text(re.compile(r"^Reading the prompt: [5-9]\d %…$"))
+        await expect(state).to_have_text(re.compile(r"^Reading the prompt: [1-9]\d? %…$"))
         assert await tab.wait_end()
         await expect(state).not_to_contain_text("Reading")
 
