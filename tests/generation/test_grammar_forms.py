@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.generation.grammar_forms import engine_form
-from tailrace.schemas import GUIDANCE, PORTABLE
+from tailrace.schemas import GUIDANCE, PASSED_ON, PORTABLE, looser
 from tailrace.schemas.answers import SchemasAsked
 from tailrace.schemas.calls import AskedCalls, AskedTool
 from tailrace.schemas.conjunction import SchemaError
@@ -140,3 +140,26 @@ def test_an_error_names_the_tool_the_path_and_the_keyword() -> None:
     with pytest.raises(SchemaError) as refused:
         form_of("hermes", schema={"properties": {"a": {"type": "text"}}})
     assert str(refused.value).startswith("tools[0] (look): #/properties/a/type must be")
+
+
+def test_another_server_gets_the_schema_as_it_is_and_the_answer_is_checked() -> None:
+    schema = '{"type":"object","description":"d","properties":{"a":{"type":"array","uniqueItems":true}}}'
+    grammar = engine_form(Grammar("json_schema", schema), "", PASSED_ON, {})
+    assert (grammar.source, grammar.left_open) == (schema, ())
+    assert msgspec.json.decode(grammar.asked, type=SchemasAsked).answer == json.loads(schema)
+    with pytest.raises(SchemaError):
+        engine_form(Grammar("json_schema", '{"type":"text"}'), "", PASSED_ON, {})
+
+
+def test_too_many_tools_have_any_objects_as_arguments() -> None:
+    schema = {"properties": {f"p{number}": {"type": "string"} for number in range(40)}}
+    asked = AskedCalls([AskedTool(f"t{number}", f"tools[{number}]", schema) for number in range(9)], forced=True)
+    given = Grammar("calls", msgspec.json.encode(asked).decode(), "tools")
+    *others, last = looser(PORTABLE)
+    for reach in others:
+        with pytest.raises(SchemaError, match="too large"):
+            engine_form(given, "", reach, {})
+    grammar = engine_form(given, "", last, {})
+    assert grammar.left_open == tuple(f"tools[{number}]" for number in range(9))
+    assert allows(grammar, '{"name": "t3", "arguments": {"p1": "x"}}')
+    assert grammar.asked

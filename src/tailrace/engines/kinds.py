@@ -24,7 +24,7 @@ from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.plugins import Plugins, load_plugins
 from tailrace.requirements import install_command
-from tailrace.schemas import GUIDANCE, PORTABLE, Reach
+from tailrace.schemas import GUIDANCE, PASSED_ON, PORTABLE, Reach
 from tailrace.spelling import listed
 
 __all__ = [
@@ -176,6 +176,7 @@ KINDS = {
             "a server that already runs",
             formats=("upstream",),
             cls="tailrace.engines.upstream.engine:UpstreamEngine",
+            reach=PASSED_ON,
             may_be_silent=True,  # the model may reason, or the server may queue the request
         ),
         Kind(

@@ -11,6 +11,7 @@ import msgspec
 from tailrace.schemas import Reach, plain_form
 from tailrace.schemas.answers import SchemasAsked
 from tailrace.schemas.calls import AskedCalls, PlainCalls, plain_calls, schema_of_call
+from tailrace.schemas.conjunction import SchemaError
 from tailrace.schemas.portable import check_portable
 from tailrace.schemas.references import pointer
 from tailrace.text.calls import FORMATS, CallFormat
@@ -33,6 +34,8 @@ def engine_form(grammar: Grammar, call_format: str, reach: Reach, control_tokens
 def _of_schema(grammar: Grammar, reach: Reach) -> Grammar:
     asked = _decode(grammar.source)
     plain = plain_form(asked, reach)
+    if reach.is_passed_on:
+        return replace(grammar, asked=_asked(SchemasAsked(asked)))
     left_open = tuple(grammar.param + path for path in plain.left_open)
     return replace(
         grammar,
@@ -58,9 +61,19 @@ def _of_calls(grammar: Grammar, form: CallFormat | None, reach: Reach, control_t
         source = msgspec.json.encode(parts).decode()
         return Grammar("parts", source, param, schemas if left_open else "", left_open)
     if asked.forced:
-        source = _source(schema_of_call(plain), reach)
+        try:
+            source = _source(schema_of_call(plain), reach)
+        except SchemaError:
+            if not reach.is_last:
+                raise
+            source = _source(schema_of_call(_any_arguments(plain)), reach)
+            left_open = tuple(tool.where for tool in asked.tools)
         return Grammar("json_schema", source, param, schemas if left_open else "", left_open)
     return Grammar("free", "", param, schemas, (asked.answer_param, *left_open))
+
+
+def _any_arguments(plain: PlainCalls) -> PlainCalls:
+    return PlainCalls({name: {"type": "object"} for name in plain.arguments}, None, ())
 
 
 def _calls(form: CallFormat, plain: PlainCalls) -> list[CallParts] | None:

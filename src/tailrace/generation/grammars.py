@@ -71,7 +71,8 @@ class GrammarFitter:
             try:
                 async with self._my_turn(within_s):
                     fitted = await asyncio.to_thread(engine_form, grammar, call_format, reach, self._control_tokens)
-                if not fitted.is_free:
+                is_kept_here = not (reach.is_passed_on and fitted.kind == "json_schema")
+                if not fitted.is_free and is_kept_here:
                     await self._check.check(fitted, caller=caller, within_s=within_s)
             except SchemaError as error:
                 reason = f"{grammar.param}: this JSON schema cannot be used: {error}."

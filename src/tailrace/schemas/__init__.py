@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tailrace.schemas.plain import Plain, plain_form
-from tailrace.schemas.reach import GUIDANCE, PORTABLE, Reach, looser
+from tailrace.schemas.reach import GUIDANCE, PASSED_ON, PORTABLE, Reach, looser
 
-__all__ = ["GUIDANCE", "PORTABLE", "Plain", "Reach", "looser", "plain_form"]
+__all__ = ["GUIDANCE", "PASSED_ON", "PORTABLE", "Plain", "Reach", "looser", "plain_form"]

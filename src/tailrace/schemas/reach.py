@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-__all__ = ["GUIDANCE", "PORTABLE", "Reach", "looser"]
+__all__ = ["GUIDANCE", "PASSED_ON", "PORTABLE", "Reach", "looser"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,8 @@ class Reach:
     """The constraints that a grammar keeps. Others are left open, and the whole answer is checked."""
 
     is_portable: bool = False  # within the limits of `portable`
+    is_passed_on: bool = False  # another server gets the schema as it is; what it keeps is not known
+    is_last: bool = False  # nothing looser follows: the arguments of tools may be any objects, if need be
     formats: frozenset[str] = frozenset()
     has_patterns: bool = False
     has_sized_texts: bool = False  # lengths of texts that also have a pattern or a format
@@ -38,6 +40,9 @@ PORTABLE = Reach(
     max_values=200,
 )
 
+# For another server. It may show the schema to its model, so its descriptions matter.
+PASSED_ON = replace(PORTABLE, is_passed_on=True)
+
 # What llguidance keeps, also the one in llama.cpp, which is older and has no `uri`.
 GUIDANCE = Reach(
     formats=_COMMON_FORMATS | {"duration", "hostname"},
@@ -58,4 +63,4 @@ def looser(reach: Reach) -> Iterator[Reach]:
     yield reach
     shorter = replace(reach, has_patterns=False, has_sized_texts=False, max_length=0, max_items=min(reach.max_items, 8))
     yield shorter
-    yield replace(shorter, formats=frozenset(), max_number=0, max_items=0, max_values=50)
+    yield replace(shorter, formats=frozenset(), max_number=0, max_items=0, max_values=50, is_last=True)
