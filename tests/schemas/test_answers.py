@@ -26,6 +26,11 @@ async def test_answers_say_where_they_do_not_conform() -> None:
     ]
 
 
+async def test_an_answer_ends_whatever_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", None)
+    assert await check(({}, "1"), ({}, "2")) == [[NOT_CHECKED], [NOT_CHECKED]]
+
+
 async def test_nothing_to_check_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", None)
     assert await check() == []
