@@ -1,5 +1,5 @@
-"""What happens to Codex CLI and Claude Code in longer work: a conversation that is too long, an engine or a server that
-dies in the middle of an answer."""
+"""What happens to Codex CLI and Claude Code in longer work: many turns, several calls at once, a conversation that is too
+long, an engine or a server that dies in the middle of an answer."""
 
 from __future__ import annotations
 
@@ -41,6 +41,24 @@ def worked(agent: str, url: str, folder: Path, **changes: str) -> Said:
     said = run_agent(agent, url, folder, changes=_MAY_RUN[agent] | changes)
     assert (said.status, _DONE in said.out) == (0, True), said
     return said
+
+
+def test_forty_turns(agent: str, work: Path) -> None:
+    shell = _SHELLS[agent]
+    steps = [shell(f"echo {number} >> hello.txt; echo STEP-{number}-DONE") for number in range(1, 41)]
+    rules: Rules = [{"when": TASK, "calls": [steps[0]]}]
+    rules += [{"when": f"STEP-{number}-DONE", "calls": [step]} for number, step in enumerate(steps[1:], 1)]
+    with scripted(work.parent, [*rules, {"when": "STEP-40-DONE", "say": _DONE}]) as server:
+        worked(agent, server.url, work)
+    assert (work / "hello.txt").read_text() == "".join(f"{number}\n" for number in range(1, 41))
+
+
+def test_several_calls_in_one_answer(agent: str, work: Path) -> None:
+    calls = [_SHELLS[agent](f"echo {name} >> {name}.txt; echo ALL-{name}") for name in "abc"]
+    rules: Rules = [{"when": TASK, "say": "At once.", "calls": calls}, {"when": "ALL-c", "say": _DONE}]
+    with scripted(work.parent, rules) as server:
+        worked(agent, server.url, work)
+    assert {name: (work / f"{name}.txt").read_text() for name in "abc"} == {name: f"{name}\n" for name in "abc"}
 
 
 def test_an_agent_shortens_a_conversation_that_is_too_long(agent: str, work: Path) -> None:
