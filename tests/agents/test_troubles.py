@@ -1,5 +1,5 @@
-"""What happens to Codex CLI and Claude Code in longer work: many turns, several calls at once, a conversation that is too
-long, an engine or a server that dies in the middle of an answer."""
+"""What happens to Codex CLI and Claude Code in longer work: many turns, several calls at once, a conversation that is
+too long, an engine or a server that dies in the middle of an answer."""
 
 from __future__ import annotations
 
