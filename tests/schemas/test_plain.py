@@ -110,6 +110,17 @@ def test_a_reference_to_another_document_is_left_open() -> None:
     assert opened({"items": {"$ref": "http://example.com/a#/b"}}) == ({"type": "array", "items": {}}, ("#/items/$ref",))
 
 
+def test_a_definition_without_any_value_is_left_out() -> None:
+    also = {"items": {"$ref": "#/$defs/never"}, "minItems": 1}
+    never = {"$defs": {"never": {"allOf": [TEXT, {"type": "null"}]}, "also": also}}
+    lists = {"anyOf": [{"$ref": "#/$defs/also"}, {"type": "null"}]}
+    assert plain({"properties": {"a": {"$ref": "#/$defs/never"}, "b": lists}, **never}) == {
+        "type": "object",
+        "properties": {"b": {"type": "null"}},
+    }
+    assert fault({"$ref": "#/$defs/never", **never}) == NO_ANSWER
+
+
 def test_a_schema_that_contains_itself_stays_so() -> None:
     node = {"type": "object", "properties": {"next": {"$ref": "#"}}}
     expected = {"type": "object", "properties": {"next": {"$ref": "#/$defs/d0"}}}

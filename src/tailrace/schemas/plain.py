@@ -65,19 +65,25 @@ class _Converter:
         self._paths: dict[str, str] = {}  # and the paths, by these names
         self._definitions: dict[str, Any] = {}
         self._waiting: deque[Clause] = deque()  # definitions to convert
+        self._impossible: set[str] = set()  # paths of definitions to which no value conforms
 
     def convert(self, kind: str) -> Plain:
         given = (Clause({"type": kind}, "#"),) if kind else ()
-        try:
-            schema = self._plain((Clause(self._root, "#"), *given), 0)
-        except Never:
-            raise SchemaError(NO_ANSWER) from None
-        while self._waiting:
-            part = self._waiting.popleft()
+        num_impossible = -1
+        while num_impossible < len(self._impossible):  # again without those that were found
+            num_impossible = len(self._impossible)
+            for known in (self._left_open, self._names, self._paths, self._definitions):
+                known.clear()
             try:
-                self._definitions[self._names[part.path]] = self._plain((part,), 0)
+                schema = self._plain((Clause(self._root, "#"), *given), 0)
             except Never:
-                self._definitions[self._names[part.path]] = False
+                raise SchemaError(NO_ANSWER) from None
+            while self._waiting:
+                clause = self._waiting.popleft()
+                try:
+                    self._definitions[self._names[clause.path]] = self._plain((clause,), 0)
+                except Never:
+                    self._impossible.add(clause.path)
         if self._definitions:
             schema = {**schema, "$defs": self._definitions}
         return Plain(schema, tuple(self._left_open))
@@ -88,6 +94,8 @@ class _Converter:
             self._leave_open(parts[0].path if parts else "#")
             return {}
         if (target := self._pure_reference(parts)) is not None:
+            if target.path in self._impossible:
+                raise Never
             return {"$ref": f"#/$defs/{self._name(target)}"}
         found = self._gather(parts)
         for path in found.left_open:
