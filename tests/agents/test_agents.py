@@ -54,6 +54,7 @@ AGENTS: dict[str, Rules] = {
     ),
     "Cline": _steps(_call("run_commands", commands=["ls"]), _call("editor", path=_PATH, new_text=f"{_WRITTEN}\n")),
     "Continue": _steps(_call("List", dirpath="."), _call("Write", filepath=_PATH, content=f"{_WRITTEN}\n")),
+    "Goose": _steps(_call("shell", command="ls"), _call("write", path=_PATH, content=f"{_WRITTEN}\n")),
     "Aider": [{"when": TASK, "say": f"{_SAID}\n\nhello.txt\n```\n{_WRITTEN}\n```\n"}],
     "OpenHands": _steps(
         _call("terminal", command="ls", security_risk="LOW"),
