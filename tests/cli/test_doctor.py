@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any  # JSON
 
@@ -17,6 +18,9 @@ from tests.api.process import TAILRACE, environment
 from tests.waiting import LONG_S
 
 from tailrace.cli import main
+from tailrace.cli.doctor import chat_lines
+from tailrace.generation.source import find_source
+from tailrace.models import NoProgress
 from tailrace.streams.disk import DiskJournal
 
 
@@ -104,6 +108,27 @@ def test_the_report_as_text() -> None:
     assert result.exit_code == 0
     assert "scripted would run with scripted" in result.stdout
     assert "Machine" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ messages[-1].content }}", "no: its chat template takes no tools"),
+        (
+            "{{ messages[-1].content }}{{ tools | tojson if tools }}",
+            "no: the format of its calls is not known; choose one with --tool-format",
+        ),
+        (
+            "{{ messages[-1].content }}{{ tools | tojson if tools }}{# <tool_call> of <function= with <parameter= #}",
+            "yes, with calls in the format qwen3-coder",
+        ),
+    ],
+    ids=["none", "unknown", "known"],
+)
+def test_it_says_whether_a_model_takes_tools(template: str, expected: str) -> None:
+    source = find_source("scripted", NoProgress())
+    source = replace(source, card=replace(source.card, chat_template=template))
+    assert f"  tools      {expected}" in list(chat_lines(source))
 
 
 def test_only_the_largest_of_many_journals_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

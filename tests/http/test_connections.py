@@ -96,3 +96,9 @@ def test_busy_connections_are_not_closed_for_new_ones() -> None:
         for connection in open_ones:
             connection.close()
         running.close()
+
+
+def test_idle_connections_outlive_those_of_proxies() -> None:
+    """A proxy that sends a request while the server closes the connection answers 502. nginx, ingress-nginx and AWS's
+    load balancers keep idle connections for 60 s."""
+    assert Settings().keep_alive_s > 75

@@ -29,6 +29,8 @@ def fitted(request: GenerateRequest, generator: Generator, *, is_strict: bool) -
     if is_strict:
         return replace(request, may_shorten=False, may_loosen=False), []
     left_out = [name for name in generator.unsupported(request.sampling) if name in SHAPING]
+    if not left_out:
+        return request, []
     neutral = {name: getattr(_NEUTRAL, name) for name in left_out}
     return replace(request, sampling=replace(request.sampling, **neutral)), left_out
 

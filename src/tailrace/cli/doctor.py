@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tailrace.models import ModelCard
     from tailrace.streams.old_journals import KeptJournal
 
-__all__ = ["doctor"]
+__all__ = ["chat_lines", "doctor"]
 
 _LOADS = (1, 16)
 _MAX_TOKENS = 64
@@ -113,7 +113,7 @@ def doctor(model: str | None, engine: str, for_: str, quick: bool, as_json: bool
     else:
         parts = (
             _machine_lines(machine),
-            [*_engine_lines(engines, source), *_chat_lines(source)],
+            [*_engine_lines(engines, source), *chat_lines(source)],
             _speed_lines(source, speeds),
         )
         for line in [*(line for part in parts for line in (*part, "")), *_journal_lines(journals)]:
@@ -245,7 +245,7 @@ def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str
         yield f"{name} would run with {source.engine}: {source.why}."
 
 
-def _chat_lines(source: Source | None) -> Iterator[str]:
+def chat_lines(source: Source | None) -> Iterator[str]:
     """What clients can do in chats with the model."""
     from tailrace.generation.service import load_text
     from tailrace.settings import Settings

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tailrace.types import GenerateRequest, Message, PromptProgress
 
-__all__ = ["ServerFacts", "StreamFacts", "TokenVocabulary"]
+__all__ = ["ServerFacts", "StreamFacts", "TokenVocabulary", "capabilities_of"]
 
 
 class TokenVocabulary(Protocol):
@@ -126,3 +126,9 @@ class ServerFacts(Protocol):
 
     def count_tokens(self, request: GenerateRequest) -> int:
         """Return the number of tokens of a request's prompts. May take long. Raises: RequestError."""
+
+
+def capabilities_of(server: ServerFacts) -> list[str]:
+    """Return what the model can do, in Ollama's words: completion, tools, thinking."""
+    has = {"completion": True, "tools": bool(server.tool_format), "thinking": server.splits_reasoning}
+    return [name for name, is_there in has.items() if is_there]

@@ -10,7 +10,7 @@ import hashlib
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, time_of, to_json
-from tailrace.dialects.facts import ServerFacts
+from tailrace.dialects.facts import ServerFacts, capabilities_of
 from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.wire import ParsedRequest, Reply, find_model
 from tailrace.errors import RequestError, UnknownModel
@@ -88,8 +88,6 @@ def show_model(request: ParsedRequest) -> Reply:
         raise RequestError("model is required", param="model")
     server = request.server
     require(server, name)
-    has = {"completion": True, "tools": bool(server.tool_format), "thinking": server.splits_reasoning}
-    capabilities = [name for name, is_there in has.items() if is_there]
     facts = {
         "details": _DETAILS,
         # Clients read the context length from the field `ARCHITECTURE.context_length`.
@@ -98,7 +96,7 @@ def show_model(request: ParsedRequest) -> Reply:
             "general.basename": server.model,
             "unknown.context_length": server.max_total_tokens,
         },
-        "capabilities": capabilities,
+        "capabilities": capabilities_of(server),
         "modified_at": time_of(server.started_s),
     }
     return Reply(to_json(facts), ignored=ignored)

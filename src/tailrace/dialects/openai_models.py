@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.dialects.bodies import JsonBody, to_json
-from tailrace.dialects.facts import ServerFacts
+from tailrace.dialects.facts import ServerFacts, capabilities_of
 from tailrace.dialects.wire import ParsedRequest, Reply
 from tailrace.errors import UnknownModel
 
@@ -36,5 +36,6 @@ def _model(server: ServerFacts) -> JsonBody:
         "created": server.started_s,
         "owned_by": "tailrace",
         "max_model_len": server.max_total_tokens,
+        "capabilities": capabilities_of(server),
         "state": server.state,
     }
