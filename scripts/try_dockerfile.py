@@ -29,8 +29,8 @@ _MOUNTS = ("proc", "sys", "dev")
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _MAX_MB = 450  # without a model
 _LIBRARIES = (  # of which the Dockerfile removes parts, or which need libraries of the system
-    "cryptography.hazmat.primitives.ciphers.aead", "hiredis", "llguidance", "openvino_genai", "openvino_tokenizers",
-    "psycopg", "redis.asyncio", "sqlalchemy", "tokenizers", "uvloop", "xllamacpp",
+    "cryptography.hazmat.primitives.ciphers.aead", "hiredis", "llguidance", "openvino", "psycopg",
+    "redis.asyncio", "sqlalchemy", "tokenizers", "uvloop", "xllamacpp",
 )  # fmt: skip
 
 

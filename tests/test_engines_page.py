@@ -16,9 +16,9 @@ PAGE = ROOT / "docs" / "engines.md"
 _BEGIN = "<!-- made by TAILRACE_REGENERATE=1 pytest tests/test_engines_page.py -->\n"
 _END = "<!-- end -->"
 _OWN = {
-    "openvino": "openvino/sampling",
+    "openvino": "sampler",
     "llamacpp": "llamacpp/sampling",
-    "transformers": "transformers/sampling",
+    "transformers": "sampler",
     "vllm": "vllm/engine",
 }
 # Implemented by the server.

@@ -77,13 +77,14 @@ class Settings:
     prompt_lookup_tokens: int = _model_setting(
         0,
         "Prompt lookup decoding in OpenVINO: tokens that are guessed per step from the prompt and the answer so far. "
-        "Faster if an answer repeats its prompt, but --exact does not hold then. 0 is off.",
+        "Faster if an answer repeats its prompt; the answer is the same. 0 is off.",
         most=16,
     )
-    grammar_memory_bytes: int = _model_setting(
-        2**29,
-        "Memory for OpenVINO's compiled grammars. Beyond it the engine is restarted when it is idle; beyond twice as "
-        "much it is restarted at once, and its streams continue on the new engine. 0 is no limit.",
+    weights: str = _model_setting(
+        "auto",
+        "Bits of a weight in OpenVINO: 4, 8 or 16. auto keeps four bits where a GGUF file has them, and takes eight "
+        "for all others, also for the files of a Hugging Face directory.",
+        choices=("auto", "4", "8", "16"),
     )
     adapter: str = _model_setting(
         "",
@@ -102,8 +103,7 @@ class Settings:
     )
     prefix_cache: bool = _model_setting(
         True,
-        "Reuse the KV cache of earlier prompts with the same beginning. Then --exact does not hold for prompts with a "
-        "repetition penalty. `tailrace certify` measures how exact this machine is.",
+        "Reuse the KV cache of earlier prompts with the same beginning.",
     )
     context_tokens: int = _model_setting(0, "Largest sum of prompt and answer; 0 is the model's context length.")
     kv_tokens: int = _model_setting(65_536, "Tokens in the engine's KV cache, for all streams together.", least=256)

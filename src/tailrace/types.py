@@ -116,6 +116,10 @@ class Sampling:
     logprobs: bool = False  # of the chosen tokens
     top_logprobs: int = 0  # number of most likely tokens to return at each position
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and the numbers to add to their logits
+    min_tokens: int = 0  # no end before so many
+    stop_token_ids: tuple[int, ...] = ()  # end the answer, besides the model's own
+    allowed_token_ids: tuple[int, ...] = ()  # no others are chosen; empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # tokens that never follow each other
     grammar: Grammar | None = None
     n: int = 1
 

@@ -70,7 +70,7 @@ def test_portable_regexes_pass_unchanged(text: str) -> None:
      "(a)(?(1)b|c)", r"\ba", r"\Ba", r"\Aa", r"a\Z", r"\x41", r"\u0041", r"\p{L}", r"\0", "a*+", "a++", "a?+", "a{2}+",
      "a^b", "^^a", "(^a)", "a$b", "(a$)", "a$\n", r"a\\^b", r"\[^a", "[[a]]", "[[:alpha:]]", "[]a]", "[^]a]", "[a--b]",
      "[a&&b]", "[a||b]", "[a~~b]",
-     # On these the engine breaks down (measured with openvino-genai 2026.4.1).
+     # With empty alternatives or groups, whose repetition takes engines long.
      "()", "a(?:)", "((){64}){64}",
      "a|", "|a", "a||b", "(|a)", "(a|)", "(?:|a)", "^|a", "a|$", "{", "a{", "{}", "a{}", "a{b}", "a{,5}", "a{ 2}",
      '{"a": 1}',

@@ -31,7 +31,7 @@ GGUF = ModelCard(
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Make only these packages appear installed."""
-    there = {"openvino", "openvino_genai", "xllamacpp", "torch", "transformers", "vllm"}
+    there = {"openvino", "xllamacpp", "torch", "transformers", "vllm"}
     monkeypatch.setattr(kinds, "find_spec", lambda name: name if name in there else None)
     return there
 
@@ -54,7 +54,7 @@ def test_auto(installed: set[str], has_gpu: bool) -> None:
     assert choose(replace(GGUF, tensor_types=("Q5_1",))).kind.name == "openvino"
     assert choose(replace(GGUF, tensor_types=("TQ1_0",))).kind.name == "llamacpp"
     assert choose(replace(GGUF, tokenizer_model="gpt2")).kind.name == "openvino"
-    assert choose(replace(GGUF, tokenizer_model="llama")).kind.name == "llamacpp"
+    assert choose(replace(GGUF, tokenizer_model="llama")).kind.name == "openvino"
     assert choose(replace(GGUF, format="openvino")).kind.name == "openvino"
     huggingface = replace(GGUF, format="huggingface")
     assert choose(huggingface).kind.name == ("vllm" if has_gpu else "transformers")
@@ -118,7 +118,7 @@ def test_openvino_has_eight_bits_for_small_files_without_vnni(monkeypatch: pytes
 
 
 def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:
-    assert "llama, qwen2 and qwen3, not of gemma" in why(replace(GGUF, architecture="gemma"), "openvino")
+    assert "olmo2, phi3, qwen2, qwen3 and smollm3, not of gemma" in why(replace(GGUF, architecture="gemma"), "openvino")
     assert "--engine auto takes llamacpp" in why(replace(GGUF, architecture="gemma"), "openvino")
     installed.discard("xllamacpp")
     assert "llamacpp would run it: " in why(replace(GGUF, architecture="gemma"), "openvino")
@@ -132,7 +132,7 @@ def test_every_kind_has_a_text() -> None:
 
 
 def test_a_setting_that_an_engine_does_not_have_is_refused() -> None:
-    KINDS["openvino"].check(["adapter", "adapter_scale", "device", "grammar_memory_bytes", "kv_precision"])
+    KINDS["openvino"].check(["adapter", "adapter_scale", "device", "kv_precision", "weights"])
     KINDS["openvino"].check(["prompt_lookup_tokens"])
     with pytest.raises(
         ModelError,

@@ -68,7 +68,7 @@ class Certificate(msgspec.Struct, frozen=True):
 # Fields of an `EngineSpec` that do not change the ids of an answer, or that are described in another way.
 _NO_SETTINGS = frozenset((
     "engine", "path", "eos_token_ids", "cache_path", "context_tokens", "kv_tokens", "max_sequences",
-    "grammar_memory_bytes", "secret", "options",
+    "secret", "options",
 ))  # fmt: skip
 
 

@@ -121,8 +121,8 @@ KINDS = {
         Kind(
             "openvino",
             "CPUs; most streams at once",
-            formats=("gguf", "openvino"),
-            packages=("openvino", "openvino_genai"),
+            formats=("gguf", "openvino", "huggingface"),
+            packages=("openvino",),
             cls="tailrace.engines.openvino.engine:OpenVINOEngine",
             settings=(
                 *_COMPUTING_SETTINGS,
@@ -130,11 +130,12 @@ KINDS = {
                 "adapter_scale",
                 "device",
                 "exact",
-                "grammar_memory_bytes",
                 "kv_precision",
                 "prompt_lookup_tokens",
+                "weights",
             ),
             exact=True,
+            reach=GUIDANCE,
             refuses=openvino.why_not,
             weight_bytes=openvino.weight_bytes,
         ),
@@ -241,7 +242,7 @@ def choose(
             raise ModelError(f"{wanted} cannot run {card.name}: {reason}. {_others(card, kind)}")
         _require(kind)
         return EngineChoice(kind, "as asked")
-    able = [kind for kind in _preferred() if not kind.why_not(card)]
+    able = [kind for kind in _preferred(card) if not kind.why_not(card)]
     rivals = {kind.name: _unfit_for_one(kind, changed) for kind in able if kind.is_for_one}
     if for_one:
         able.sort(key=lambda kind: rivals.get(kind.name) != "")
@@ -306,17 +307,19 @@ def _require(kind: Kind) -> None:
 
 
 def _others(card: ModelCard, but: Kind) -> str:
-    able = [kind for kind in _preferred() if kind is not but and not kind.why_not(card)]
+    able = [kind for kind in _preferred(card) if kind is not but and not kind.why_not(card)]
     if not able:
         return "No other engine runs it either."
     here = next((kind for kind in able if not kind.missing), None)
     return f"--engine auto takes {here.name}." if here else f"{able[0].name} would run it: {able[0].remedy}."
 
 
-def _preferred() -> list[Kind]:
+def _preferred(card: ModelCard) -> list[Kind]:
     kinds = list(KINDS.values())
     if not has_gpu():
         kinds.sort(key=lambda kind: kind.name == "vllm")  # its CPU build is slower on few cores
+    elif card.format == "huggingface":
+        kinds.sort(key=lambda kind: kind.name == "openvino")  # which would leave the GPU idle
     return kinds
 
 

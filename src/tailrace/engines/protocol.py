@@ -6,7 +6,7 @@ worker whose message cannot be decoded is replaced.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -52,12 +52,12 @@ class EngineSpec(msgspec.Struct, frozen=True):
     prefix_cache: bool = True  # reuse the KV cache of earlier prompts with the same beginning
     device: str = ""  # cpu, cuda, cuda:1, GPU … as the library names it; "": the library decides
     dtype: str = ""  # of the computation: float32, bfloat16, float16; "": the library decides
+    weight_bits: Literal[0, 4, 8, 16] = 0  # of the weights; 0: those of the file
     kv_precision: str = ""  # of the KV cache; "": the library decides
     gpus: int = 1  # number of GPUs that share one model
     prompt_lookup_tokens: int = 0  # speculative tokens per step, copied from earlier text
     adapter: str = ""  # a LoRA adapter's file or directory
     adapter_scale: float = 1.0
-    grammar_memory_bytes: int = 0  # of compiled grammars; the process is replaced at this limit; 0: no limit
     secret: str = ""  # a key for the server at `path`
     options: dict[str, float] = {}  # of the scripted engine, and the timeouts of an upstream server
 

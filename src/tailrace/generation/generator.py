@@ -81,10 +81,9 @@ class Generator:
         self.is_unloaded = False  # the next request loads the engine
         self.used_s = time.monotonic()  # when a stream last began or ended
         self._supervisor = supervisor
-        self._grammar_check = GrammarCheck(supervisor.spec)
         kind = find_kind(supervisor.spec.engine)
         reach = kind.reach if kind is not None else PORTABLE
-        self._grammars = GrammarFitter(self._grammar_check, reach, prompts.tokenizer.control_tokens)
+        self._grammars = GrammarFitter(GrammarCheck(), reach, prompts.tokenizer.control_tokens)
         self._answer_check = AnswerCheck()
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__
@@ -274,7 +273,6 @@ class Generator:
     def on_unload(self) -> None:
         """The engine is unloaded on purpose, until the next request."""
         self.is_unloaded = True
-        self._grammar_check.close()
         self.recovery.abandon()
         self._stop_give_up_timer()
         self.gate.shut()

@@ -240,7 +240,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         kv_precision="" if settings.kv_precision == "auto" else settings.kv_precision,
         gpus=settings.gpus,
         prompt_lookup_tokens=settings.prompt_lookup_tokens,
-        grammar_memory_bytes=settings.grammar_memory_bytes,
+        weight_bits=0 if settings.weights == "auto" else int(settings.weights),  # type: ignore[arg-type]  # choices
         adapter=settings.adapter,
         adapter_scale=settings.adapter_scale,
         secret=upstream_key(Address.parse(source.address).url) if source.address else "",

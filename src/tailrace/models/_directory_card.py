@@ -16,7 +16,7 @@ from tailrace.models._tokenizer import tokenizer_json
 from tailrace.models._vocabulary import CONTROL, NORMAL, Vocabulary, parse_merges
 from tailrace.models.card import ModelCard
 from tailrace.models.pre_tokenizers import GPT2
-from tailrace.models.safetensors import read_head
+from tailrace.models.safetensors import read_head, weight_files
 
 __all__ = ["EXPORT_FILES", "read"]
 
@@ -64,11 +64,16 @@ class _TextConfig(msgspec.Struct):
     max_position_embeddings: int | None = None
 
 
+class _Quantization(msgspec.Struct):
+    quant_method: str = "an unknown method"
+
+
 class _Config(msgspec.Struct):
     model_type: str = ""
     max_position_embeddings: int | None = None
     n_positions: int | None = None  # GPT-2's name of the context length
     text_config: _TextConfig | None = None
+    quantization_config: _Quantization | None = None
     eos_token_id: int | list[int] | None = None
 
 
@@ -87,6 +92,7 @@ def read(path: Path, name: str) -> ModelCard:
     config = _decode(path / "tokenizer_config.json", _TokenizerConfig)
     bos_token, eos_token = _content(config.bos_token), _content(config.eos_token)
     starts = config.add_bos_token
+    model = _decode(path / "config.json", _Config)
     return ModelCard(
         name=name,
         path=path,
@@ -98,7 +104,8 @@ def read(path: Path, name: str) -> ModelCard:
         add_bos=bool(bos_token) and (_puts_first(tokenizer.post_processor, bos_token) if starts is None else starts),
         eos_token_ids=_ends(path, tokenizer, eos_token),
         context_tokens=_context_tokens(path, config),
-        architecture=_decode(path / "config.json", _Config).model_type,
+        architecture=model.model_type,
+        quantized_by=model.quantization_config.quant_method if model.quantization_config else "",
         num_parameters=num_parameters,
         weight_bytes=weight_bytes,
     )
@@ -140,7 +147,7 @@ def _weights(path: Path, kind: str) -> tuple[int, int]:
         except OSError as error:
             raise ModelError(f"{weights} cannot be read: {error.strerror}.") from error
     num_parameters = weight_bytes = 0
-    for file in sorted(path.glob("*.safetensors")):
+    for file in weight_files(path):
         for tensor in read_head(file)[0].values():
             num_parameters += math.prod(tensor.shape)
             weight_bytes += tensor.data_offsets[1] - tensor.data_offsets[0]

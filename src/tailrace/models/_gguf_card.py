@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.errors import ModelError
-from tailrace.models._gguf import Metadata, read_metadata
 from tailrace.models._tokenizer import read_scheme, tokenizer_json
 from tailrace.models._vocabulary import CONTROL, Vocabulary, is_end, read_vocabulary
 from tailrace.models.card import ModelCard
+from tailrace.models.gguf_header import Metadata, read_metadata
 from tailrace.models.shards import part_of, parts_of, some_of
 
-__all__ = ["read"]
+__all__ = ["read", "read_parts"]
 
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
 def read(path: Path, name: str) -> ModelCard:
-    metadata = _read_parts(path)
+    metadata = read_parts(path)
     architecture = metadata.get("general.architecture", str)
     if architecture == "clip":
         raise ModelError(f"{path} is a projector, which reads images for a model. Name the .gguf file of the model.")
@@ -44,14 +44,14 @@ def read(path: Path, name: str) -> ModelCard:
         context_tokens=context_tokens,
         architecture=architecture,
         tokenizer_model=metadata.get("tokenizer.ggml.model", str) or "",
-        tensor_types=tuple(sorted(metadata.tensors.types)),
-        num_parameters=metadata.tensors.num_elements,
-        weight_bytes=metadata.tensors.num_bytes,
+        tensor_types=tuple(sorted({tensor.type for tensor in metadata.tensors})),
+        num_parameters=sum(tensor.num_elements for tensor in metadata.tensors),
+        weight_bytes=sum(tensor.num_bytes for tensor in metadata.tensors),
     )
 
 
-def _read_parts(path: Path) -> Metadata:
-    """Read the metadata of a model, and count the tensors of all its parts. Raises: ModelError."""
+def read_parts(path: Path) -> Metadata:
+    """Read the metadata of a model, and the places of the tensors of all its parts. Raises: ModelError."""
     metadata = read_metadata(path)
     count = metadata.get("split.count", int) or 1
     if count == 1:
@@ -68,7 +68,7 @@ def _read_parts(path: Path) -> Metadata:
     if missing := [part.name for part in parts if not part.exists()]:
         raise ModelError(f"{path} is part 1 of {count} of one model, and these parts are missing: {some_of(missing)}.")
     for part in parts[1:]:
-        metadata.tensors.add(read_metadata(part).tensors)
+        metadata.tensors.extend(read_metadata(part).tensors)
     return metadata
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from tailrace.errors import ModelError
-from tailrace.models._gguf import Metadata
 from tailrace.models._vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+from tailrace.models.gguf_header import Metadata
 from tailrace.models.pre_tokenizers import PRE_TOKENIZERS, Scheme, Step
 
 __all__ = ["read_scheme", "tokenizer_json"]

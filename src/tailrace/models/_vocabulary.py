@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.errors import ModelError
-from tailrace.models._gguf import Metadata
+from tailrace.models.gguf_header import Metadata
 
 __all__ = ["CONTROL", "NORMAL", "UNKNOWN", "USER_DEFINED", "Vocabulary", "is_end", "parse_merges", "read_vocabulary"]
 

@@ -26,6 +26,7 @@ class ModelCard:
     context_tokens: int
     architecture: str = ""  # as the file names it
     tokenizer_model: str = ""  # of a GGUF file: gpt2 (byte-level BPE), llama (SentencePiece)
+    quantized_by: str = ""  # of a Hugging Face directory: the method, such as gptq
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
     num_parameters: int = 0  # 0: unknown
     weight_bytes: int = 0

@@ -1,4 +1,5 @@
-"""Reads the header of a safetensors file, and checks it against the file's size before a library uses the file.
+"""Finds a model's safetensors files, reads their headers, and checks these against the files' sizes before a library
+uses the files.
 
 *Source:* the format's page in the safetensors repository.
 """
@@ -11,8 +12,9 @@ import msgspec
 
 from tailrace.errors import ModelError
 
-__all__ = ["Tensor", "read_head"]
+__all__ = ["Tensor", "read_head", "weight_files"]
 
+_WHOLE = "model.safetensors"
 _MAX_HEAD_BYTES = 100_000_000  # the library's own limit
 
 
@@ -22,6 +24,27 @@ class Tensor(msgspec.Struct):
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]  # the file of each tensor
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files of a Hugging Face model, as transformers chooses them: some directories have the same weights in
+    a second form. Raises: ModelError."""
+    if (directory / _WHOLE).exists():
+        return [directory / _WHOLE]
+    index = directory / f"{_WHOLE}.index.json"
+    try:
+        names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+    except FileNotFoundError:
+        return sorted(directory.glob("*.safetensors"))
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise ModelError(f"{index} cannot be read: {error}. Fetch the model again.") from error
+    if strange := [name for name in names if Path(name).name != name]:
+        raise ModelError(f"{index} is damaged: it names files of other directories, such as {strange[0]}.")
+    return [directory / name for name in sorted(names)]
 
 
 def read_head(file: Path) -> tuple[dict[str, Tensor], int]:

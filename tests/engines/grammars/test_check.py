@@ -31,13 +31,13 @@ async def refusal(check: GrammarCheck, grammar: Grammar) -> str:
 
 
 async def test_a_grammar_that_compiles_passes() -> None:
-    check = GrammarCheck(SPEC)
+    check = GrammarCheck()
     await check.check(FINE)
     await check.check(Grammar("json_schema", '{"type":"string","pattern":"^a/b$","title":"T"}'))
 
 
 async def test_a_grammar_that_does_not_compile_is_refused_with_the_reason() -> None:
-    check = GrammarCheck(SPEC)
+    check = GrammarCheck()
     assert "no answer could conform" in await refusal(check, UNSATISFIABLE)
     assert "cannot be compiled" in await refusal(check, Grammar("regex", "(kanarienvogel"))
     assert "kanarienvogel" not in await refusal(check, Grammar("regex", "(kanarienvogel"))
@@ -49,11 +49,11 @@ async def test_a_grammar_that_does_not_compile_is_refused_with_the_reason() -> N
               "(?:((?:\n{5,}){64}0*\\.{40})){5,}\\.?(?:\u00e9{1,3})"]
 )  # fmt: skip
 async def test_a_grammar_that_fails_during_generation_is_refused(regex: str) -> None:
-    assert "too much time or memory" in await refusal(GrammarCheck(SPEC), Grammar("regex", regex))
+    assert "too much time or memory" in await refusal(GrammarCheck(), Grammar("regex", regex))
 
 
 async def test_results_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = GrammarCheck(SPEC)
+    check = GrammarCheck()
     await check.check(FINE)
     message = await refusal(check, UNSATISFIABLE)
     monkeypatch.setattr(sys, "executable", "/nowhere")  # where no process begins
@@ -65,7 +65,7 @@ async def test_results_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_cache_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_check, "MAX_CACHED", 1)
-    check = GrammarCheck(SPEC)
+    check = GrammarCheck()
     await check.check(FINE)
     await check.check(Grammar("regex", "x"))
     monkeypatch.setattr(sys, "executable", "/nowhere")
@@ -79,7 +79,7 @@ async def test_a_refusal_for_time_is_tried_again_later(monkeypatch: pytest.Monke
     slow = tmp_path / "slow"
     slow.write_text("#!/bin/sh\nkill -XCPU $$\n")
     slow.chmod(0o755)
-    check = GrammarCheck(SPEC)
+    check = GrammarCheck()
     with monkeypatch.context() as broken:
         broken.setattr(grammar_check, "TOO_MUCH_S", 0.0)
         broken.setattr(sys, "executable", str(slow))
@@ -97,7 +97,7 @@ async def test_a_check_that_fails_itself_does_not_blame_the_grammar(
     failing = tmp_path / "failing"
     failing.write_text("#!/bin/sh\necho no library >&2\nexit 1\n")
     failing.chmod(0o755)
-    check = GrammarCheck(SPEC)
+    check = GrammarCheck()
     with monkeypatch.context() as broken:
         broken.setattr(sys, "executable", str(failing))
         with pytest.raises(EngineLost):
@@ -123,7 +123,7 @@ async def test_one_caller_may_wait_for_some_new_grammars_only(
 ) -> None:
     monkeypatch.setattr(grammar_check, "MAX_WAITING_PER_CALLER", 3)
     monkeypatch.setattr(grammar_check, "MAX_WAITING", 4)
-    check = GrammarCheck(SPEC)
+    check = GrammarCheck()
     pending = [asyncio.create_task(check.check(Grammar("regex", source), caller="a")) for source in "abcaa"]
     await idle()
     with pytest.raises(QueueFull):
@@ -142,7 +142,7 @@ async def test_one_caller_may_wait_for_some_new_grammars_only(
 
 
 async def test_a_grammar_waits_for_a_limited_time(held: Callable[[], None]) -> None:
-    check = GrammarCheck(SPEC)
+    check = GrammarCheck()
     pending = [asyncio.create_task(check.check(Grammar("regex", source))) for source in "ab"]
     await idle()
     with pytest.raises(QueueFull):
@@ -153,7 +153,7 @@ async def test_a_grammar_waits_for_a_limited_time(held: Callable[[], None]) -> N
 
 
 async def test_the_event_loop_is_not_blocked() -> None:
-    check = asyncio.create_task(GrammarCheck(SPEC).check(FINE))
+    check = asyncio.create_task(GrammarCheck().check(FINE))
     turns = 0
     while not check.done():
         await turn()
@@ -174,7 +174,7 @@ async def test_a_grammar_that_needs_too_much_is_refused(
     tight = tmp_path / "tight.py"
     tight.write_text("\n".join(lines))
     monkeypatch.setattr(compile_one, "__file__", str(tight))
-    assert "too much time or memory" in await refusal(GrammarCheck(SPEC), FINE)
+    assert "too much time or memory" in await refusal(GrammarCheck(), FINE)
 
 
 def test_a_grammar_is_compiled_by_a_separate_program() -> None:

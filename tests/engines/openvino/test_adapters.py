@@ -1,20 +1,29 @@
-"""Adapters in OpenVINO have exactly the right effect. Adapters of another model are refused."""
+"""Adapters have exactly the effect of merged weights, also in one step with others. Adapters of another model are
+refused."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
-import openvino as ov
 import pytest
+from numpy.typing import NDArray
 from tests.engines.lora import random_pairs, save
+from tests.engines.openvino.tiny_models import EXACT, TINY, logits, make, write_gguf
+from tests.engines.openvino.unpacking import unpacked_model
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.adapters import read_adapter
-from tailrace.engines.interface import Delta, Sequence
-from tailrace.engines.openvino.adapters import named_layers, write_adapted
-from tailrace.engines.openvino.merging import linear_layers
+from tailrace.engines.adapters import Adapter, read_adapter
+from tailrace.engines.interface import Delta
+from tailrace.engines.interface import Sequence as Answer
+from tailrace.engines.openvino.adapters import Branches, split_fused
+from tailrace.engines.openvino.decoder import build, layer_names
+from tailrace.engines.openvino.families import Decoder
+from tailrace.engines.openvino.prepared import Weights, prepare
+from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, models_path
 from tailrace.types import Sampling
@@ -31,6 +40,131 @@ SHAPES = {
     "model.layers.29.mlp.down_proj": (576, 1536),
 }
 PROMPT = tuple(range(1000, 1040))
+_TINY_PROMPTS = ([5, 6, 7, 8, 9] * 8, [70, 3, 60], list(range(3, 43)))
+
+
+def _tiny_shapes(*names: str) -> dict[str, tuple[int, int]]:
+    """Return the shapes of layers of a tiny model, named by layer and module."""
+    sizes = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64), "gate_proj": (96, 64)}
+    sizes |= {"up_proj": (96, 64), "down_proj": (64, 96), "qkv_proj": (128, 64), "gate_up_proj": (192, 64)}
+    return {
+        f"model.layers.{layer}.{'self_attn' if kind[0] in 'qkvo' else 'mlp'}.{kind}": sizes[kind]
+        for layer, _, kind in (name.partition(" ") for name in names)
+    }
+
+
+_FIRST = _tiny_shapes("0 q_proj", "0 v_proj", "1 k_proj", "1 o_proj", "1 up_proj", "2 gate_proj", "2 down_proj")
+_SECOND = _tiny_shapes("0 q_proj", "0 k_proj", "1 down_proj", "2 o_proj", "2 gate_proj")
+_FUSED = _tiny_shapes("0 qkv_proj", "1 gate_up_proj", "2 qkv_proj", "2 gate_up_proj", "2 down_proj")
+
+
+def _adapter(
+    path: Path, shapes: Mapping[str, tuple[int, int]], *, strength: float = 1.0, scale: float = 1.0
+) -> Adapter:
+    return read_adapter(str(save(path, random_pairs(shapes, strength))), scale)
+
+
+def _runner(decoder: Decoder, weights: Weights, adapters: Sequence[Adapter], *, has_lone_form: bool = True) -> Runner:
+    names = layer_names(decoder)
+    by_long = {long: weights.shape(short) for short, long in names.items()}
+    branches = Branches([split_fused(adapter, by_long) for adapter in adapters], names)
+    branches.check({name: weights.shape(name) for name in names})
+    return Runner(build(decoder, weights, branches), "CPU", EXACT, 8, has_lone_form=has_lone_form)
+
+
+def _merge(model: Any, adapter: Adapter, sign: float = 1.0) -> None:  # Any: transformers' model
+    import torch
+
+    for name, low in adapter.layers.items():
+        model.get_submodule(name).weight.data += torch.from_numpy(sign * low.b @ low.a)
+
+
+def _close(found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"), [("llama", _FIRST), ("qwen2", _SECOND), ("olmo2", _FIRST), ("phi3", _FUSED)]
+)
+def test_it_is_merged_weights(name: str, shapes: dict[str, tuple[int, int]], tmp_path: Path) -> None:
+    model = make(TINY[name], tmp_path / "model")
+    decoder, weights = prepare(tmp_path / "model", tmp_path / "cache", 128, bits=16)
+    adapter = _adapter(tmp_path / "adapter", shapes, scale=0.7)
+    runner = _runner(decoder, weights, [adapter])
+    prompt = _TINY_PROMPTS[0]
+    plain = logits(model, prompt)[-1]
+    _merge(model, adapter)
+    adapted = logits(model, prompt)[-1]
+    assert np.abs(plain - adapted).max() > 0.1
+    for number, expected in ((1, adapted), (0, plain)):
+        _close(runner.run([Piece(prompt, 0, (0, 1), is_sampled=True, adapter=number)], is_batch=True)[0], expected)
+        last = Piece(prompt[-1:], len(prompt) - 1, (0, 1), is_sampled=True, adapter=number)
+        _close(runner.run([last], is_batch=False)[0], expected)
+
+
+def test_rows_of_different_adapters_in_one_step(tmp_path: Path) -> None:
+    """Also where both change a layer, and in the last layer, of which only sampled rows are computed."""
+    model = make(TINY["llama"], tmp_path / "model")
+    decoder, weights = prepare(tmp_path / "model", tmp_path / "cache", 128, bits=16)
+    adapters = [_adapter(tmp_path / "a", _FIRST), _adapter(tmp_path / "b", _SECOND, strength=-0.5)]
+    runner = _runner(decoder, weights, adapters)
+    pieces = [
+        Piece(prompt, 0, table, is_sampled=is_sampled, adapter=number)
+        for prompt, table, number, is_sampled in (
+            (_TINY_PROMPTS[0], (0, 1), 2, True),
+            (_TINY_PROMPTS[1], (2,), 0, True),
+            (_TINY_PROMPTS[2][:10], (4, 3), 1, False),
+            (_TINY_PROMPTS[1], (5,), 1, True),
+        )
+    ]
+    found = np.array(runner.run(pieces, is_batch=True))
+    rest = Piece(_TINY_PROMPTS[2][10:], 10, (4, 3), is_sampled=True, adapter=1)
+    last = np.array(runner.run([rest, Piece((9,), 3, (5,), is_sampled=True, adapter=1)], is_batch=True))
+    _close(found[1], logits(model, _TINY_PROMPTS[1])[-1])
+    _merge(model, adapters[0])
+    _close(found[2], logits(model, _TINY_PROMPTS[1])[-1])
+    _close(last[0], logits(model, _TINY_PROMPTS[2])[-1])
+    _close(last[1], logits(model, [*_TINY_PROMPTS[1], 9])[-1])
+    _merge(model, adapters[0], -1)
+    _merge(model, adapters[1])
+    _close(found[0], logits(model, _TINY_PROMPTS[0])[-1])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_weights(bits: int, tmp_path: Path) -> None:
+    """Four bits of a file that has sums, and eight: the adapter itself is never rounded."""
+    import torch
+
+    model = make(TINY["llama"], tmp_path / "model")
+    kind = "Q4_1" if bits == 4 else "Q5_0"
+    file = write_gguf(TINY["llama"], model, tmp_path / "tiny.gguf", lambda name: kind)
+    decoder, weights = prepare(file, tmp_path / "cache", 128)
+    adapter = _adapter(tmp_path / "adapter", _FIRST)
+    for name, values in unpacked_model(weights, decoder.num_layers).items():
+        model.get_submodule(name).weight.data.copy_(torch.from_numpy(values))
+    _merge(model, adapter)
+    runner = _runner(decoder, weights, [adapter], has_lone_form=False)
+    found = runner.run([Piece(_TINY_PROMPTS[0], 0, (0, 1), is_sampled=True, adapter=1)], is_batch=True)[0]
+    _close(found, logits(model, _TINY_PROMPTS[0])[-1])
+
+
+@pytest.mark.deep
+def test_the_default_model(smollm2_dir: Path, card: ModelCard, tmp_path: Path) -> None:
+    """As transformers computes with the packed weights."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    decoder, weights = prepare(Path(card.path), models_path().parent / "prepared", 128)
+    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
+    for name, values in unpacked_model(weights, decoder.num_layers).items():
+        own = model.get_submodule(name).weight
+        assert np.corrcoef(values.ravel(), own.detach().numpy().ravel())[0, 1] > 0.99, name
+        own.data.copy_(torch.from_numpy(values))
+    adapter = _adapter(tmp_path / "adapter", SHAPES)
+    runner = _runner(decoder, weights, [adapter])
+    _close(runner.run([Piece(PROMPT, 0, (0, 1), is_sampled=True)], is_batch=True)[0], logits(model, [*PROMPT])[-1])
+    _merge(model, adapter)
+    piece = Piece(PROMPT, 0, (0, 1), is_sampled=True, adapter=1)
+    _close(runner.run([piece], is_batch=True)[0], logits(model, [*PROMPT])[-1])
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +185,7 @@ def _answer(spec: EngineSpec) -> list[tuple[int, float]]:
     engine = load_engine(spec)
     assert not (spec.adapter and engine.capabilities.exact)
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=8, ignore_eos=True, logprobs=True)
-    engine.submit(Sequence(1, PROMPT, sampling))
+    engine.submit(Answer(1, PROMPT, sampling))
     deltas: list[Delta] = []
     while not deltas or deltas[-1].finish_reason is None:
         deltas += engine.step()
@@ -75,6 +209,7 @@ def test_it_changes_answers_and_with_scale_zero_it_does_not(spec: EngineSpec, tm
     [
         ("model.layers.30.self_attn.q_proj", "no linear layer model.layers.30"),
         ("transformer.h.0.attn.c_attn", "no linear layer transformer"),
+        ("model.layers.0.self_attn.qkv_proj", "no linear layer model.layers.0.self_attn.qkv_proj"),
         ("model.layers.0.self_attn.k_proj", "the shape 576 x 576, but the model's has 192 x 576"),
     ],
 )
@@ -82,77 +217,3 @@ def test_another_models(name: str, reason: str, spec: EngineSpec, tmp_path: Path
     directory = save(tmp_path / "adapter", random_pairs({name: (576, 576)}, 1.0))
     with pytest.raises(ModelError, match=rf"adapter_model\.safetensors cannot be used: .*{reason}"):
         load_engine(msgspec.structs.replace(spec, adapter=str(directory)))
-
-
-@pytest.mark.deep
-def test_it_is_merged_weights(smollm2_dir: Path, spec: EngineSpec, tmp_path: Path) -> None:
-    """The same as transformers in float32 computes with the library's own weights, which are not those of the file to
-    the bit: the layers are found by their order, and that no two changed places is seen here."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from tailrace.engines.transformers.adapters import merge
-
-    load_engine(msgspec.structs.replace(spec, cache_path=str(tmp_path / "prepared"))).close()
-    (prepared,) = (tmp_path / "prepared").iterdir()
-    model = transformers.AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
-    for name, weight in _weights(prepared).items():
-        own = model.get_submodule(name).weight
-        assert np.corrcoef(weight.ravel(), own.detach().numpy().ravel())[0, 1] > 0.99, name
-        own.data.copy_(torch.from_numpy(weight))
-    directory = save(tmp_path / "adapter", random_pairs(SHAPES, 1.0))
-    for adapter in ("", str(directory)):
-        if adapter:
-            merge(model, read_adapter(adapter, 1.0))
-        answer = _answer(msgspec.structs.replace(spec, adapter=adapter, exact=True))
-        ids = torch.tensor([[*PROMPT, *(token_id for token_id, _ in answer)]])
-        with torch.no_grad():
-            likely = torch.log_softmax(model(ids).logits[0, len(PROMPT) - 1 : -1], -1)
-        for place, (token_id, logprob) in enumerate(answer):
-            assert abs(likely[place, token_id].item() - logprob) < 0.4, f"token {place}, adapter {adapter!r}"
-
-
-def _weights(directory: Path) -> dict[str, np.ndarray]:
-    model = ov.Core().read_model(directory / "openvino_model.xml")
-    layers = named_layers(model)
-    (embedding,) = (layer for layer in linear_layers(model) if layer.name == _last(model))
-    layers["model.embed_tokens"] = embedding
-    sources = [layer.node.input_value(1) for layer in layers.values()]
-    values = ov.Core().compile_model(ov.Model(sources, []), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([])
-    weights = {}
-    for place, (name, layer) in enumerate(layers.items()):
-        rows = np.array(values[place])[layer.first : layer.first + layer.num_outputs]
-        weights[name] = _without_sums(rows, layer.shape[1])
-    return weights
-
-
-def _without_sums(weight: np.ndarray, size: int) -> np.ndarray:
-    """Add the columns behind the inputs, which multiply sums of 32 inputs, to those of these inputs."""
-    if weight.shape[1] == size:
-        return weight
-    first, second = np.split(weight[:, size:], 2, 1)
-    return np.asarray(weight[:, :size] + np.repeat((first + second)[:, : size // 32], 32, 1))
-
-
-def _last(model: ov.Model) -> str:
-    """The layer that makes logits."""
-    named = [node.get_friendly_name() for node in model.get_ordered_ops() if node.get_type_name() == "MatMul"]
-    return str(named[-1])
-
-
-def test_layers_of_an_export_have_names(tmp_path: Path) -> None:
-    """A model whose layers are called as optimum-intel calls them."""
-    given = ov.opset13.parameter([-1, 8], np.float32)
-    weight = ov.opset13.constant(np.eye(6, 8, dtype=np.float32))
-    node = ov.opset13.matmul(given, weight, False, True)
-    node.set_friendly_name("__module.model.layers.0.self_attn.q_proj/ov_ext::linear/MatMul")
-    export, target = tmp_path / "export", tmp_path / "adapted"
-    target.mkdir()
-    ov.save_model(ov.Model([node], [given]), export / "openvino_model.xml", compress_to_fp16=False)
-    (export / "config.json").write_text("{}")
-    pairs = random_pairs({"model.layers.0.self_attn.q_proj": (6, 8)}, 1.0)
-    write_adapted(export, read_adapter(str(save(tmp_path / "adapter", pairs)), 1.0), target)
-    adapted = ov.Core().compile_model(target / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    ((a, b),) = pairs.values()
-    rows = np.arange(24, dtype=np.float32).reshape(3, 8)
-    np.testing.assert_allclose(adapted([rows])[0], rows @ (np.eye(6, 8) + b @ a).T, rtol=1e-4, atol=1e-4)
-    assert (target / "config.json").read_text() == "{}"

@@ -72,7 +72,7 @@ _LENGTHS = (33, 300, *(pytest.param(length, marks=pytest.mark.deep) for length i
 
 @pytest.mark.parametrize("length", _LENGTHS)
 def test_repeated_prompt(cached: Engine, alone: Callable[..., Bits], length: int) -> None:
-    """Among them those of which the library's own cache would leave one token, and those that take several steps."""
+    """Among them those of which one token is left, and those that take several steps."""
     prompt = tuple(range(1000 + length, 1000 + 2 * length))
     expected = alone(prompt, None)
     for apart in (0, 1, 4):
@@ -97,7 +97,6 @@ def test_follow_up_turn(cached: Engine, alone: Callable[..., Bits], chat: Callab
 
 
 def test_prompt_that_was_aborted_in_the_middle(cached: Engine, alone: Callable[..., Bits]) -> None:
-    """The library itself would mark a block as complete too early."""
     for place in range(2):
         prompt = tuple(range(3000 + 400 * place, 3300 + 400 * place))
         neighbours = [_submit(cached, (7, 8, 9, place + number), None, 64) for number in range(3)]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -16,7 +14,7 @@ from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Engine, Sequence
-from tailrace.errors import ModelError, SequenceFailed
+from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.testing import Law, laws
 from tailrace.types import Grammar, Sampling
@@ -67,8 +65,8 @@ def test_exact_engine_keeps(law: Law, exact: Shared) -> None:
 
 
 @pytest.mark.deep
-def test_closing(spec: EngineSpec, capfd: pytest.CaptureFixture[str]) -> None:
-    """Closed twice, in the middle of a sequence. The library reports unfinished work on stderr."""
+def test_closing(spec: EngineSpec) -> None:
+    """Closed twice, in the middle of a sequence."""
     law = next(law for law in laws if law.name == ON_ITS_OWN)
 
     def make() -> Engine:
@@ -78,7 +76,6 @@ def test_closing(spec: EngineSpec, capfd: pytest.CaptureFixture[str]) -> None:
         return engine
 
     law(make, vocab_size=_VOCAB_SIZE)
-    assert "leaked" not in capfd.readouterr().err
 
 
 @pytest.mark.deep
@@ -148,7 +145,7 @@ def test_a_batch_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, 
 
 @pytest.mark.deep
 def test_neighbour_that_is_aborted_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
-    """A step with one aborted sequence is a step alone, and needs a companion."""
+    """A step with one aborted sequence is a step alone."""
     prompts = [chat(question) for question in _QUESTIONS]
     alone = [_alone(exact, prompt, 24) for prompt in prompts]
     for prompt, expected in zip(prompts, alone, strict=True):
@@ -165,8 +162,7 @@ def test_neighbour_that_is_aborted_changes_no_bit(exact: Shared, chat: Callable[
 
 @pytest.mark.parametrize("num_neighbours", [9, *(pytest.param(number, marks=pytest.mark.deep) for number in (1, 4))])
 def test_prompt_in_pieces_changes_no_bit(exact: Shared, num_neighbours: int) -> None:
-    """The cuts of a prompt that takes several steps depend on how many run beside it. A last piece of one token would
-    be another matter: the library computes that one like an answer's tokens."""
+    """The cuts of a prompt that takes several steps depend on how many run beside it."""
     if not exact.capabilities.exact:
         pytest.skip("the engine does not promise it on this processor")
     prompt = tuple(range(1000, 1300))
@@ -181,15 +177,6 @@ def test_prompt_in_pieces_changes_no_bit(exact: Shared, num_neighbours: int) -> 
 
 
 @pytest.mark.deep
-def test_companion_that_is_replaced_changes_no_bit(exact: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = _alone(exact, (5, 6, 7, 8), 40)
-    _alone(exact, (9, 10), 1)
-    monkeypatch.setattr("tailrace.engines.openvino.engine.COMPANION_TOKENS", 7)
-    assert exact.step() == [], "and the companion with the usual length is gone"
-    assert _alone(exact, (5, 6, 7, 8), 40) == expected
-
-
-@pytest.mark.deep
 def test_end_of_text_ends_it_unless_it_is_ignored(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
     prompt = chat("Answer with one word: is water wet?")
     ends = []
@@ -201,21 +188,6 @@ def test_end_of_text_ends_it_unless_it_is_ignored(exact: Shared, chat: Callable[
             deltas += exact.step()
         ends.append((deltas[-1].finish_reason, sum(len(delta.token_ids) for delta in deltas) == 120))
     assert ends == [("stop", False), ("length", True)]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"top_p": 2.0}, {"min_p": 1.5}, {"repetition_penalty": 0.0}, {"frequency_penalty": 9.0}, {"seed": 2**64}],
-    ids=str,
-)
-def test_sampling_that_the_library_refuses_fails_one_sequence(exact: Shared, wrong: dict[str, Any]) -> None:
-    steps = Steps(exact)
-    neighbour = steps.start((5, 6, 7), 4)
-    sampling = replace(Sampling(seed=1, max_tokens=4), **wrong)
-    with pytest.raises(SequenceFailed):
-        exact.submit(Sequence(1, (5, 6, 7), sampling))
-    steps.finish()
-    assert len(steps.bits(neighbour)) == 4
 
 
 def _obeyed(engine: Engine, grammar: Grammar, card: ModelCard, prompt: tuple[int, ...] = (1, 2, 3)) -> str:
@@ -243,11 +215,6 @@ def test_a_grammar_is_obeyed_when_the_model_is_prepared_and_later(
         engine = load_engine(msgspec.structs.replace(spec, cache_path=str(tmp_path)))
         assert re.fullmatch("[a-c]{5}", _obeyed(engine, Grammar("regex", "[a-c]{5}"), card))
         engine.close()
-    (prepared,) = tmp_path.iterdir()
-    (prepared / "openvino_tokenizer.xml").unlink()
-    engine = load_engine(msgspec.structs.replace(spec, path=str(prepared)))
-    assert "grammar" not in engine.capabilities.parameters
-    engine.close()
 
 
 def test_invalid_model_file(tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def test_it_gives_several_tokens_and_none_after_an_end(
     engine: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]
 ) -> None:
     """Answers that repeat an earlier turn up to its end."""
-    assert not engine.capabilities.exact
     tokenizer = Tokenizer.from_str(card.tokenizer_json)
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=100)
     most = 0

@@ -1,215 +1,193 @@
-"""A prepared GGUF file computes with the numbers of the file, in their own bits."""
+"""Packed weights are the numbers of the file, in their own bits where it has four or eight."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
-import openvino as ov
 import pytest
-from openvino import opset13 as ops
-from tests.models.parts import split
+from numpy.typing import NDArray
+from tests.engines.openvino.tiny_models import EXACT, Tiny, logits, make, random_rows, write_gguf
+from tests.engines.openvino.unpacking import unpacked, unpacked_model
 
-from tailrace.engines.kinds import KINDS
+from tailrace.engines.openvino import facts
 from tailrace.engines.openvino import weights as openvino_weights
-from tailrace.engines.openvino.graph import fill_blanks, fix_attention_width, write_blanks
-from tailrace.engines.openvino.merging import linear_layers, merge_layers
-from tailrace.engines.openvino.weights import eight_bits, four_bits
-from tailrace.errors import ModelError
-from tailrace.models import ModelCard
+from tailrace.engines.openvino.adapters import Branches
+from tailrace.engines.openvino.decoder import build
+from tailrace.engines.openvino.prepared import prepare
+from tailrace.engines.openvino.runner import Piece, Runner
+from tailrace.engines.openvino.sources import Raw
+from tailrace.engines.openvino.weights import Form, floats, form_of, pack
+from tailrace.models.gguf_header import read_metadata
 
-_CARD = ModelCard("m", Path("m.gguf"), "gguf", "", None, "", "", False, (), 128, "llama", "gpt2")
-_KINDS = ("F32", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K")
+Numbers = NDArray[np.float32]
+
+_TYPES = sorted(facts.TENSOR_TYPES)
 _ROWS, _COLUMNS = 6, 512
 
 
-def _q4_k(random: np.random.Generator, columns: int) -> np.ndarray:
-    blocks = random.integers(0, 256, (_ROWS * columns // 256, 144), dtype=np.uint8)
-    blocks[:, 0:4] = np.frombuffer(np.array([0.02, 0.1], np.float16).tobytes(), np.uint8)
-    return blocks.reshape(_ROWS, -1)
+def _raw(kind: str, *, scale: float | None = None, columns: int = _COLUMNS) -> Raw:
+    return Raw("blk.0.attn_q.weight", kind, columns, random_rows(kind, _ROWS, columns, scale=scale))
 
 
-def _file(path: Path, kinds: tuple[str, ...] = _KINDS, columns: int = _COLUMNS) -> Path:
-    random = np.random.default_rng(3)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_uint32("llama.context_length", 128)
-    writer.add_string("tokenizer.chat_template", "{{ messages }} ä")
-    writer.add_array("tokenizer.ggml.tokens", ["a", "b", "ä"])
-    writer.add_array("tokenizer.ggml.scores", [0.5, -1.0, 2.0])
-    writer.add_bool("tokenizer.ggml.add_bos_token", False)
-    for name in kinds:
-        kind = gguf.GGMLQuantizationType[name]
-        values = random.normal(0.3, 1, (_ROWS, columns)).astype(np.float32)
-        values[:, 160:] *= np.float32(0.1)  # groups of different sizes
-        writer.add_tensor(
-            f"{name}.weight", _q4_k(random, columns) if name == "Q4_K" else gguf.quantize(values, kind), raw_dtype=kind
-        )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+def _numbers(raw: Raw) -> Numbers:
+    return np.asarray(gguf.dequantize(raw.rows, gguf.GGMLQuantizationType[raw.kind]), np.float32)
 
 
-def _library_graph(blanks: gguf.GGUFReader, columns: int = _COLUMNS) -> ov.Model:
-    """What the library makes of blanks: one layer for each, with the rows in another order."""
-    given = ops.parameter([-1, -1, columns], np.float32)
-    results = []
-    for tensor in blanks.tensors:
-        if tensor.tensor_type.name != "Q4_0":
-            continue
-        packed = tensor.data.reshape(_ROWS, -1, 18)[::-1, :, 2:]
-        codes = np.concatenate([packed & 15, packed >> 4], -1)
-        constant = ov.Tensor(ov.Type.u4, ov.Shape(list(codes.shape)))
-        constant.data.reshape(-1)[:] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(-1)
-        weight = ops.multiply(ops.convert(ops.constant(constant), "f16"), np.float16(1))
-        weight = ops.convert(ops.reshape(weight, np.array([_ROWS, columns]), False), "f32")
-        results.append(ops.matmul(given, weight, False, True))
-    return ov.Model(results, [given])
+def _groups(values: Numbers, size: int) -> Numbers:
+    return values.reshape(len(values), -1, size)
+
+
+@pytest.mark.parametrize("kind", _TYPES)
+def test_the_bits_of_the_file(kind: str) -> None:
+    raw = _raw(kind)
+    form = form_of(raw, 0)
+    found, expected = unpacked(pack(raw, form), form, _COLUMNS), _numbers(raw)
+    assert form.bits == (4 if kind in ("Q4_0", "Q4_1", "Q4_K") else 8)
+    if kind in ("Q4_0", "Q8_0"):
+        assert np.array_equal(found, expected)
+    elif form.has_sums:
+        # Both columns of a correction have codes from -7 to 7, so the second leaves half of a 49th of the largest one.
+        low = _groups(expected, 32).min(-1)
+        step = _groups(expected, 32).max(-1) - low
+        largest = np.abs(low + 8 / 15 * step).max(-1)  # of a row, if a group has all codes
+        assert (np.abs(found - expected).max(-1) < largest / 98).all()
+    else:
+        largest = np.abs(_groups(expected, form.group)).max(-1, keepdims=True)
+        assert (np.abs(_groups(found - expected, form.group)) <= largest / 254 * 1.05 + 1e-6).all()
 
 
 @pytest.mark.parametrize(
-    ("columns", "least_bits"),
-    [(_COLUMNS, 4), (2048, 4), (_COLUMNS, 8)],
-    ids=["inputs in one part", "inputs in two parts", "eight bits"],
+    ("kind", "bits"),
+    [(kind, bits) for kind in _TYPES for bits in (4, 8, 16) if bits > 4 or kind not in facts.FOUR_BITS],
 )
-def test_layers_compute_with_the_numbers_of_the_file(columns: int, least_bits: int, tmp_path: Path) -> None:
-    source = gguf.GGUFReader(_file(tmp_path / "source.gguf", columns=columns))
-    write_blanks(source.fields, source.tensors, tmp_path / "blanks.gguf")
-    model = _library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf"), columns)
-    parts: list[float] = []
-    fill_blanks(model, source.tensors, parts.append, least_bits=least_bits)
-    assert parts[-1] == 1
-    types = {node.get_element_type() for node in model.get_ordered_ops() if node.get_type_name() == "Constant"}
-    assert (ov.Type.i4 in types) == (least_bits == 4)
-    compiled = ov.Core().compile_model(model, "CPU", {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0})
-    found = compiled([np.eye(columns, dtype=np.float32)[None]])
-    quantised = [tensor for tensor in source.tensors if tensor.tensor_type.name != "F32"]
-    for place, tensor in enumerate(quantised):
-        expected = gguf.dequantize(tensor.data, tensor.tensor_type)[::-1]
-        weights = found[place][0].T
-        assert np.abs(weights - expected).max() < np.abs(expected).max() / 100, tensor.name
-        error = np.sqrt(np.mean((weights - expected) ** 2) / np.mean(expected**2))
-        assert error < 0.01, (tensor.name, error)
+def test_other_bits(kind: str, bits: Any) -> None:  # Any: a literal type
+    raw = _raw(kind)
+    form = form_of(raw, bits)
+    assert form.bits == bits
+    found, expected = unpacked(pack(raw, form), form, _COLUMNS), _numbers(raw)
+    if bits == 16:
+        assert np.array_equal(found, expected.astype(np.float16).astype(np.float32))
+    else:
+        largest = np.abs(_groups(expected, form.group)).max(-1, keepdims=True)
+        share = 1 / 8 if bits == 4 else 1 / 254  # the largest weight of the other sign becomes 7, not 8
+        assert (np.abs(_groups(found - expected, form.group)) <= largest * share * 1.05 + 1e-6).all()
 
 
-def test_merged_layers_compute_the_same(tmp_path: Path) -> None:
-    """Layers with the same inputs and the same kind of weights become one; the others stay."""
-    kinds = ("Q4_1", "Q8_0", "Q4_K", "Q4_0")
-    source = gguf.GGUFReader(_file(tmp_path / "source.gguf", kinds))
-    write_blanks(source.fields, source.tensors, tmp_path / "blanks.gguf")
-    model = _library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf"))
-    fill_blanks(model, source.tensors, lambda part: None)
-    names = sorted(layer.name for layer in linear_layers(model))
-    inputs = np.random.default_rng(5).normal(0, 1, (2, 1, _COLUMNS)).astype(np.float32)
-    exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
-    before = ov.Core().compile_model(model, "CPU", exact)([inputs])
-    before = [np.array(before[place]) for place in range(len(kinds))]
-    merge_layers(model)
-    after = ov.Core().compile_model(model, "CPU", exact)([inputs])
-    for place, result in enumerate(before):
-        assert np.abs(after[place] - result).max() < np.abs(result).max() / 1e4, kinds[place]
-    layers = list(linear_layers(model))
-    assert sorted(layer.name for layer in layers) == names
-    assert all(layer.shape == (_ROWS, _COLUMNS) for layer in layers)
-    assert sorted(layer.first for layer in layers) == [0, 0, 0, _ROWS]
-    assert len({layer.node.get_friendly_name() for layer in layers}) == 3
+@pytest.mark.parametrize("kind", _TYPES)
+def test_rows_are_read_as_numbers(kind: str) -> None:
+    raw = _raw(kind)
+    assert np.array_equal(floats(raw), _numbers(raw))
+    assert np.array_equal(floats(raw, 1, 3), _numbers(raw)[1:3])
 
 
-def test_the_width_of_attention_is_a_constant() -> None:
-    given = [ops.parameter([-1, 2, -1, 4], np.float32) for _ in range(3)]
-    turned = ops.transpose(ops.scaled_dot_product_attention(*given, causal=True), np.array([0, 2, 1, 3]))
-    computed = ops.concat([ops.gather(ops.shape_of(given[0]), np.array([0, 2]), np.int64(0)), np.array([-1])], 0)
-    model = ov.Model([ops.reshape(turned, computed, False)], given)
-    inputs = list(np.random.default_rng(7).normal(0, 1, (3, 2, 2, 5, 4)).astype(np.float32))
-    before = np.array(ov.Core().compile_model(model, "CPU")(inputs)[0])
-    assert model.outputs[0].partial_shape[2].is_dynamic
-    fix_attention_width(model)
-    assert model.outputs[0].partial_shape[2] == 8
-    assert (ov.Core().compile_model(model, "CPU")(inputs)[0] == before).all()
+@pytest.mark.parametrize("columns", [32, 96, 20])
+def test_columns_that_are_no_multiple_of_a_group(columns: int) -> None:
+    raw = _raw("F16", columns=columns)
+    for bits in (4, 8):
+        form = form_of(raw, bits)
+        found = unpacked(pack(raw, form), form, columns)
+        assert np.abs(found - _numbers(raw)).max() < np.abs(_numbers(raw)).max() / 7
 
 
-def test_four_bits_keep_their_codes(tmp_path: Path) -> None:
-    for tensor in gguf.GGUFReader(_file(tmp_path / "model.gguf", ("Q4_0", "Q4_1", "Q4_K", "Q8_0", "Q5_0"))).tensors:
-        weights = four_bits(tensor)
-        if tensor.tensor_type.name in ("Q8_0", "Q5_0"):
-            assert weights is None
-            continue
-        assert weights is not None
-        assert weights.num_sums == (0 if tensor.tensor_type.name == "Q4_0" else _COLUMNS // 32)
-        assert weights.codes.min() == -8
-        assert weights.codes.max() == 7
+def test_an_embedding_has_eight_bits_at_least() -> None:
+    assert form_of(_raw("Q4_K"), 0, is_embedding=True) == form_of(_raw("Q4_K"), 4, is_embedding=True) == Form(8, 64)
 
 
-def test_q8_0_is_kept_as_it_is(tmp_path: Path) -> None:
-    (tensor,) = gguf.GGUFReader(_file(tmp_path / "model.gguf", ("Q8_0",))).tensors
-    weights = eight_bits(tensor)
-    values = weights.codes * weights.scales.astype(np.float32)[..., None]
-    assert np.array_equal(values.reshape(_ROWS, -1), gguf.dequantize(tensor.data, tensor.tensor_type))
+def test_a_group_of_zeros() -> None:
+    zeros = Raw("zeros", "F16", 64, np.zeros((2, 128), np.uint8))
+    for bits in (4, 8, 16):
+        form = form_of(zeros, bits)
+        assert not unpacked(pack(zeros, form), form, 64).any()
 
 
-def test_large_tensors_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tensor,) = gguf.GGUFReader(_file(tmp_path / "model.gguf", ("Q5_0",))).tensors
-    whole = eight_bits(tensor)
-    monkeypatch.setattr(openvino_weights, "AT_ONCE", 4 * _COLUMNS)  # of six rows
-    parts = eight_bits(tensor)
-    assert np.array_equal(parts.codes, whole.codes)
-    assert np.array_equal(parts.scales, whole.scales)
+def test_large_tensors_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = _raw("Q5_0")
+    for bits in (4, 8, 16):
+        form = form_of(raw, bits)
+        whole = pack(raw, form)
+        with monkeypatch.context() as small:
+            small.setattr(openvino_weights, "AT_ONCE", 4 * _COLUMNS)  # of six rows
+            parts = pack(raw, form)
+        assert np.array_equal(parts.codes, whole.codes)
+        assert np.array_equal(parts.scales, whole.scales)
 
 
-def test_the_copy_with_blanks_has_the_same_metadata(tmp_path: Path) -> None:
-    source = gguf.GGUFReader(_file(tmp_path / "source.gguf"))
-    write_blanks(source.fields, source.tensors, tmp_path / "blanks.gguf")
-    blanks = gguf.GGUFReader(tmp_path / "blanks.gguf")
-    values = [{name: field.contents() for name, field in file.fields.items()} for file in (source, blanks)]
-    assert {k: v for k, v in values[0].items() if "GGUF" not in k} == {
-        k: v for k, v in values[1].items() if "GGUF" not in k
-    }
-    assert [list(tensor.shape) for tensor in blanks.tensors] == [list(tensor.shape) for tensor in source.tensors]
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", [kind for kind in _TYPES if kind != "MXFP4"])
+def test_numbers_that_are_none(kind: str, scale: float) -> None:
+    for bits in (0, 4, 8, 16):
+        raw = _raw(kind, scale=scale)
+        with pytest.raises(FloatingPointError):
+            pack(raw, form_of(raw, bits))
 
 
-def test_a_damaged_file(tmp_path: Path) -> None:
-    path = _file(tmp_path / "model.gguf", ("Q4_1",))
-    (tensor,) = gguf.GGUFReader(path).tensors
-    offset = tensor.data_offset
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(np.float16("nan").tobytes())
-    source = gguf.GGUFReader(path)
-    write_blanks(source.fields, source.tensors, tmp_path / "blanks.gguf")
-    with pytest.raises(ModelError, match=r"Q4_1\.weight contains NaN"):
-        fill_blanks(_library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf")), source.tensors, lambda part: None)
+def test_a_number_that_is_too_large_for_sixteen_bits() -> None:
+    raw = _raw("F32", scale=1e6)
+    with pytest.raises(FloatingPointError):
+        pack(raw, Form(16))
+    assert pack(raw, Form(8, 64)).scales.max() > 7000
 
 
-def test_a_graph_without_a_blank(tmp_path: Path) -> None:
-    source = gguf.GGUFReader(_file(tmp_path / "model.gguf", ("Q4_1", "Q8_0")))
-    one = gguf.GGUFReader(_file(tmp_path / "one.gguf", ("Q4_1",)))
-    write_blanks(one.fields, one.tensors, tmp_path / "blanks.gguf")
-    with pytest.raises(RuntimeError, match=r"no place for Q8_0\.weight"):
-        fill_blanks(_library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf")), source.tensors, lambda part: None)
+# As in files of the type Q4_K_M: some layers have more bits than their neighbours.
+_MIXED = {"attn_v": "Q6_K", "ffn_down": "Q5_0", "token_embd": "Q6_K", "output.weight": "Q6_K", "ffn_up": "Q4_0"}
+_WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in gguf.GGMLQuantizationType])
-def test_supported_files_can_be_read(name: str) -> None:
-    card = replace(_CARD, tensor_types=(name,))
-    if KINDS["openvino"].why_not(card):
-        pytest.skip("not taken")
-    kind = gguf.GGMLQuantizationType[name]
-    if kind.name in ("F32", "F16"):
-        return
-    num_weights, num_bytes = gguf.GGML_QUANT_SIZES[kind]
-    assert gguf.dequantize(np.zeros((2, num_bytes), np.uint8), kind).shape == (2, num_weights)
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        *((kind, {}) for kind in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "IQ4_XS", "mixed")),
+        pytest.param("Q4_1", {"hidden_size": 96, "intermediate_size": 2048}, id="sums in parts"),
+        pytest.param("Q4_1", {"tie_word_embeddings": True}, id="tied"),
+    ],
+)
+@pytest.mark.parametrize("least_bits", [4, 8])
+def test_a_model_computes_with_the_packed_numbers(
+    kind: str, config: dict[str, Any], least_bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "processor_flags", lambda: {"avx2", *(("avx_vnni",) if least_bits == 4 else ())})
+    tiny = Tiny("Llama", "llama", _WIDE | config)
+    model = make(tiny, tmp_path / "model")
+
+    def kind_of(name: str) -> str:
+        return next((_MIXED[part] for part in _MIXED if part in name), "Q4_K") if kind == "mixed" else kind
+
+    file = write_gguf(tiny, model, tmp_path / "tiny.gguf", kind_of)
+    decoder, weights = prepare(file, tmp_path / "cache", 128)
+    packed = unpacked_model(weights, decoder.num_layers)
+    _check_order(file, packed, kind_of)
+    import torch
+
+    for name, values in packed.items():
+        parameter = model.get_submodule(name).weight
+        parameter.data.copy_(torch.from_numpy(values))
+    prompt = [int(token_id) for token_id in np.random.default_rng(3).integers(3, 96, 40)]
+    runner = Runner(build(decoder, weights, Branches()), "CPU", EXACT, 8, has_lone_form=True)
+    for is_batch in (True, False):
+        pieces = [Piece(prompt, 0, (2, 4), is_sampled=True)]
+        found = runner.run(pieces if is_batch else _filled(runner, prompt), is_batch=is_batch)[0]
+        np.testing.assert_allclose(found, logits(model, prompt)[-1], atol=2e-3, rtol=2e-3)
 
 
-def test_the_blanks_of_a_model_in_parts_are_one_file(tmp_path: Path) -> None:
-    """The library would look for the other parts beside it."""
-    whole = _file(tmp_path / "source.gguf", ("Q4_1", "Q8_0", "Q4_K"))
-    sources = [gguf.GGUFReader(part) for part in split(whole, tmp_path / "a")]
-    tensors = [tensor for source in sources for tensor in source.tensors]
-    write_blanks(sources[0].fields, tensors, tmp_path / "blanks.gguf")
-    blanks = gguf.GGUFReader(tmp_path / "blanks.gguf")
-    assert not [name for name in blanks.fields if name.startswith("split.")]
-    names = {tensor.name for tensor in gguf.GGUFReader(whole).tensors}
-    assert {tensor.name for tensor in blanks.tensors} == names
+def _filled(runner: Runner, prompt: list[int]) -> list[Piece]:
+    """Compute all but the last token, and return the piece of that one."""
+    runner.run([Piece(prompt[:-1], 0, (2, 4), is_sampled=False)], is_batch=True)
+    return [Piece(prompt[-1:], len(prompt) - 1, (2, 4), is_sampled=True)]
+
+
+def _check_order(file: Path, packed: dict[str, Numbers], kind_of: Any) -> None:
+    """Each matrix is near the one of the file, so none has changed places. Queries and keys are in another order."""
+    tensors = {tensor.name: tensor for tensor in read_metadata(file).tensors}
+    for name, values in packed.items():
+        own = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 9).get_name(name)
+        tensor = tensors[f"{own}.weight"]
+        content = np.fromfile(file, np.uint8, tensor.num_bytes, offset=tensor.start).reshape(tensor.shape[0], -1)
+        expected = np.asarray(gguf.dequantize(content, gguf.GGMLQuantizationType[tensor.type]), np.float32)
+        if name.endswith(("q_proj", "k_proj")):
+            heads = 4 if name.endswith("q_proj") else 2
+            pairs = expected.reshape(heads, -1, 2, expected.shape[1])
+            expected = pairs.swapaxes(1, 2).reshape(expected.shape)
+        assert np.abs(values - expected).max() < np.abs(expected).max() / 60, name

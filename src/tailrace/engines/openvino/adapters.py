@@ -1,76 +1,89 @@
-"""Writes a LoRA adapter into an OpenVINO model: each layer gets a low-rank branch, whose result is added.
+"""LoRA adapters in the graph of a decoder: each layer that one of them changes gets a low-rank branch.
 
-The library's own adapters (2026.4.1) find layers by optimum-intel's names. If no name matches, as in models that were
-made from a GGUF file, they have no effect, with at most a message on stdout.
+All adapters are in one branch. The narrow results of all of them lie side by side, and each row keeps those of its own
+adapter. So rows of different adapters run in one step, and a row without one adds zeros.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
-import openvino as ov
+import numpy as np
 from openvino import opset13 as ops
 
-from tailrace.engines.adapters import Adapter
-from tailrace.engines.openvino.merging import Layer, linear_layers
+from tailrace.engines.adapters import Adapter, LowRank
 
-__all__ = ["named_layers", "write_adapted"]
+__all__ = ["Branches", "split_fused"]
 
-# The linear layers of a block, in the order in which the library numbers them when it reads a GGUF file.
-_IN_A_LAYER = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-)
-_EXPORTED = re.compile(r"__module\.(?P<layer>[\w.]+)/")
-_NUMBERED = re.compile(r"MatMul_(?P<number>\d+)")
+_Node: TypeAlias = Any  # the library's nodes
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}  # of Phi-3
 
 
-def write_adapted(directory: Path, adapter: Adapter, target: Path) -> None:
-    """Write a directory's model with an adapter into another directory, and link its other files there.
-
-    Raises: ModelError if the adapter does not fit the model; the library's RuntimeError.
-    """
-    model = ov.Core().read_model(directory / "openvino_model.xml")
-    layers = named_layers(model)
-    for name, added in adapter.layers.items():
-        layer = layers.get(name)
-        adapter.check(name, None if layer is None else layer.shape)
-        assert layer is not None
-        narrow = ops.matmul(layer.inputs, ops.constant(added.a), False, True)
-        branch = ops.matmul(narrow, ops.constant(added.b), False, True)
-        readers = list(layer.output.get_target_inputs())
-        together = ops.add(layer.output, branch)
-        for reader in readers:
-            reader.replace_source_output(together.output(0))
-    model.validate_nodes_and_infer_types()
-    ov.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
-    for file in directory.iterdir():
-        if not (target / file.name).exists():
-            (target / file.name).symlink_to(file.resolve())
+def split_fused(adapter: Adapter, shapes: Mapping[str, tuple[int, int]]) -> Adapter:
+    """Return the adapter with the changes of layers that are one in Phi-3, and several here. `shapes`: outputs and
+    inputs by the names in adapters. What does not fit stays as it is."""
+    layers = {}
+    for name, low in adapter.layers.items():
+        prefix, _, last = name.rpartition(".")
+        parts = [f"{prefix}.{part}" for part in _FUSED.get(last, ())]
+        ends = np.cumsum([shapes.get(part, (0, 0))[0] for part in parts])
+        if not parts or ends[-1] != len(low.b):
+            layers[name] = low
+            continue
+        for part, rows in zip(parts, np.split(low.b, ends[:-1]), strict=True):
+            layers[part] = LowRank(low.a, rows)
+    return replace(adapter, layers=layers)
 
 
-def named_layers(model: Any) -> dict[str, Layer]:  # Any: the library's model
-    """Return the linear layers by their Hugging Face names."""
-    linear = list(linear_layers(model))
-    exported = {match["layer"]: layer for layer in linear if (match := _EXPORTED.match(layer.name))}
-    return exported or dict(_numbered(linear))
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """The branches of all adapters, which are numbered from 1. `names` gives the name of a layer in adapters by its
+    name here."""
 
+    adapters: Sequence[Adapter] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
-def _numbered(linear: list[Layer]) -> Iterator[tuple[str, Layer]]:
-    """Yield the layers of a GGUF file, which have no names. Yields nothing unless there are seven per block and one
-    more."""
-    numbers = {int(match["number"]): layer for layer in linear if (match := _NUMBERED.fullmatch(layer.name))}
-    in_order = [numbers[number] for number in sorted(numbers)]
-    if len(in_order) != len(linear) or len(linear) % len(_IN_A_LAYER) != 1:
-        return
-    for position, layer in enumerate(in_order[:-1]):
-        index, kind = divmod(position, len(_IN_A_LAYER))
-        yield f"model.layers.{index}.{_IN_A_LAYER[kind]}", layer
+    def check(self, shapes: Mapping[str, tuple[int, int]]) -> None:
+        """`shapes`: outputs and inputs of the layers, by their names here. Raises: ModelError if an adapter does not
+        fit the model."""
+        own = {long: short for short, long in self.names.items()}
+        for adapter in self.adapters:
+            for name in adapter.layers:
+                adapter.check(name, shapes.get(own.get(name, "")))
+
+    def of(self, names: Sequence[str], sizes: Sequence[int], given: _Node, numbers: _Node) -> _Node | None:
+        """Return what the adapters add to the results of layers with the same inputs, which lie side by side. None if
+        none of them is changed.
+
+        `sizes` are the numbers of outputs; `numbers` the adapters of the rows, [rows], 0 for none.
+        """
+        parts = list(self._parts(names, sizes))
+        if not parts:
+            return None
+        rank = sum(low.a.shape[0] for _, _, low in parts)
+        wide = np.zeros((sum(sizes), rank), np.float32)
+        own = np.zeros((len(self.adapters) + 1, rank), np.float32)
+        at = 0
+        for number, first, low in parts:
+            columns = slice(at, at + low.a.shape[0])
+            wide[first : first + low.b.shape[0], columns] = low.b
+            own[number, columns] = 1
+            at = columns.stop
+        narrow = ops.matmul(given, ops.constant(np.concatenate([low.a for _, _, low in parts])), False, True)
+        factors: _Node = ops.gather(ops.constant(own), numbers, ops.constant(np.int64(0)))
+        if narrow.get_output_partial_shape(0).rank.get_length() == 3:  # [rows, 1, width], as in an export
+            factors = ops.unsqueeze(factors, ops.constant(np.int64(1)))
+        kept = ops.multiply(narrow, factors)
+        return ops.matmul(kept, ops.constant(wide), False, True)
+
+    def _parts(self, names: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, int, LowRank]]:
+        """Return the number of the adapter, the first row and the change of each layer that is changed."""
+        firsts = np.cumsum([0, *sizes])
+        return [
+            (number, int(first), adapter.layers[self.names[name]])
+            for number, adapter in enumerate(self.adapters, 1)
+            for name, first in zip(names, firsts, strict=False)
+            if self.names.get(name) in adapter.layers
+        ]

@@ -1,288 +1,200 @@
-"""openvino-genai's continuous batching: the default engine on a CPU.
+"""OpenVINO computes, tailrace decides: the default engine on a CPU.
 
-Properties of the library that matter here (measured on 2026.4.1):
+One step is one call of the library for a batch of rows (`runner`). Which rows, and which pieces of prompts beside them,
+is decided here (`scheduler`), as is which tokens come next (`engines/sampler.py`, `engines/constraints.py`).
 
-1. `step()` holds the GIL during the whole forward, so engines run in a separate process.
-2. `rng_seed` of a request defaults to 0, so that requests without a seed give equal answers: a seed is always set.
-3. When the KV cache is full, other sequences end too (status IGNORED). Admission prevents this. If it happens, those
-   sequences fail with an error.
-4. Reading an empty handle blocks for ever: `can_read()` is always called first.
-5. A decoding step with a single row uses other kernels than a batch, and takes 5 to 15 % less time than one with two.
-   With `exact`, each delta says whether its step had a single row (`is_alone`), and a replay repeats this: `turns`
-   lets it run alone, and a throw-away companion runs beside it where it was in a batch. With `never_alone`, a companion
-   always runs beside a single sequence. The arithmetic is float32, and keys are quantised per token, so that a prompt
-   can be split anywhere. On two threads, every batch of two or more rows then gives the same bits, and every prompt of
-   two or more tokens counts as a batch: with the same alternation of single rows and batches of up to 7 random
-   neighbours, none of 24 answers of 48 tokens, computed three times each, differed on Zen 5 (2026-11-24), greedy,
-   seeded and with penalties, and all differed from those that never decoded alone. `docs/certify.md` has the other
-   processors. Without AVX-512 (AMD Zen 3), the split of a prompt changes the bits: only answers to prompts of one step
-   are the same, and `exact` is not claimed. It is not claimed with more than two threads either, where one companion
-   may not be enough; this was not measured.
-6. A prompt piece of one token gives other bits than a longer piece. The library's prefix cache creates such pieces, and
-   also returns blocks that answers wrote. `prompts` prevents both. Without the cache, the library splits prompts that
-   are longer than a step, and the last piece may have one token (1 to 2 of 5 prompts of 257 tokens gave other ids).
-7. With `prompt_lookup_tokens`, a step also computes the speculative tokens, and its bits differ from a step of one
-   token. The library looks up the ids of the prompt, so these are sent unchanged. Its other method, a draft model, does
-   not sample from the model's distribution (in 1,200 answers at temperature 0.6, the second token had 87 values,
-   without it fewer than 24), so it is not offered.
+The same tokens again (`exact`): the arithmetic is float32, and keys are quantised per token. On a processor with
+AVX-512 and with two threads, every batch gives the same bits, whatever is in it and however prompts are cut, into
+pieces of two tokens or more. A step with a single row has other kernels, and takes 5 to 15 % less time. So each delta
+says whether its row ran alone, and a replay repeats this. With `never_alone`, all rows run in batches. Without AVX-512
+(AMD Zen 3), the cut of a prompt changes the bits, and `exact` is not claimed. It is not claimed with more than two
+threads either: this was not measured.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from pathlib import Path
 
-import numpy as np
 import openvino as ov
-import openvino_genai as genai
 
-from tailrace.engines.grammars.automata import GrammarError
+from tailrace.engines.constraints import Constraints
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
-from tailrace.engines.openvino.memory import GrammarMemory, release_mapped
-from tailrace.engines.openvino.model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline
-from tailrace.engines.openvino.prompts import Prompts
-from tailrace.engines.openvino.sampling import PARAMETERS, library_config
-from tailrace.engines.openvino.turns import Turns
+from tailrace.engines.openvino.blocks import BLOCK_TOKENS
+from tailrace.engines.openvino.drafts import PromptLookup
+from tailrace.engines.openvino.model import load_runner
+from tailrace.engines.openvino.runner import Piece
+from tailrace.engines.openvino.scheduler import Scheduler, SequenceState, Work
 from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.schedule import Schedule
+from tailrace.engines.sampler import PARAMETERS, Logits, Row, check_ids
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.types import FinishReason, Grammar, Sampling
+from tailrace.models import read_card
 
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 
-_COMPANION_ID = 2**63  # far above the ids of the server's sequences
-_FINISH: dict[Any, FinishReason] = {
-    genai.GenerationFinishReason.STOP: "stop",
-    genai.GenerationFinishReason.LENGTH: "length",
-}
-
-
-class _Run:
-    __slots__ = ("aborted", "config", "count", "failure", "handle", "schedule", "wants_logprobs")
-
-    def __init__(
-        self, config: Any, wants_logprobs: bool, schedule: Schedule
-    ) -> None:  # Any: the library's stubs do not hold up
-        self.config = config
-        self.handle: Any = None  # until the prompt is in the pipeline
-        self.failure = ""
-        self.wants_logprobs = wants_logprobs
-        self.schedule = schedule
-        self.count = 0
-        self.aborted = False
+_WAIT_S = 0.005  # for a grammar that is being compiled, if nothing else runs
 
 
 class OpenVINOEngine:
-    """Implements `Engine` with a GGUF file or an OpenVINO directory."""
+    """Implements `Engine`."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._eos_token_ids = spec.eos_token_ids
-        self._exact = spec.exact and not spec.prompt_lookup_tokens
-        self._never_alone = spec.never_alone
-        self._prompt_lookup_tokens = spec.prompt_lookup_tokens
         try:
-            self._pipeline, rows = load_pipeline(spec)
-            self._warm_up()
-            if not (self._exact and spec.prefix_cache):
-                rows = 0
-            if rows and self._first((5, 6, 7, 8)) != self._first((5 - rows, 6 - rows, 7 - rows, 8 - rows)):
-                rows = 0  # not every model maps `id - rows` to the same row as `id`
-            if has_tokenizer(spec):
-                self._warm_up(Grammar("regex", "[ab]"))
-            release_mapped()
-        except (
-            RuntimeError,
-            LookupError,
-            ValueError,
-            MemoryError,
-        ) as error:  # exceptions of C++, as pybind11 translates them
+            card = read_card(Path(spec.path), "")
+            self._runner = load_runner(spec, card)
+        except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # exceptions of C++, too
             raise ModelError(_reason(error)) from error
-        self._runs: dict[int, _Run] = {}
-        self._turns = Turns()
-        self._grammar_memory = GrammarMemory(spec.grammar_memory_bytes)
-        self._companion: Any = None
-        self._num_throwaway = 0
-        self._parts: list[Any] = []  # handles of this step's pieces: the library drops requests without a handle
-        self._prompts = Prompts(
+        self._ends = frozenset(spec.eos_token_ids or card.eos_token_ids)
+        self._vocab_size = self._runner.vocab_size
+        self._constraints = Constraints(card.tokenizer_json, self._ends, self._vocab_size)
+        self._exact = spec.exact
+        self._adapter = 1 if spec.adapter else 0  # its number in the graph
+        self._guesses = spec.prompt_lookup_tokens
+        self._runs: dict[int, SequenceState] = {}
+        self._aborted: list[int] = []
+        self._scheduler = Scheduler(
+            num_blocks=spec.kv_tokens // BLOCK_TOKENS,
+            max_sequences=spec.max_sequences,
             step_tokens=spec.max_step_tokens,
-            block_tokens=BLOCK_TOKENS,
-            num_blocks=spec.kv_tokens // BLOCK_TOKENS if spec.prefix_cache else 0,
-            num_rows=rows,
+            shares_prefixes=spec.prefix_cache,
+            keeps_answers=not spec.exact,
+            may_be_alone=not spec.never_alone,
         )
         self.capabilities = Capabilities(
-            engine=f"openvino {genai.__version__}",
+            engine=f"openvino {ov.__version__.partition('-')[0]}",
             context_tokens=spec.context_tokens,
             kv_tokens=spec.kv_tokens,
             block_tokens=BLOCK_TOKENS,
             max_sequences=spec.max_sequences,
-            parameters=PARAMETERS if has_tokenizer(spec) else PARAMETERS - {"grammar"},
-            exact=spec.exact and (not spec.prefix_cache or rows > 0) and _is_known_exact(spec),
-            reports_progress=spec.prefix_cache,  # without the cache, the library splits the prompts
+            parameters=PARAMETERS if self._constraints.is_usable else PARAMETERS - {"grammar"},
+            exact=spec.exact and _is_known_exact(spec),
+            reports_progress=True,
         )
 
     def submit(self, sequence: Sequence) -> None:
         self.capabilities.check_length(sequence)
-        sampling = sequence.sampling
-        try:
-            config = library_config(sampling, self._eos_token_ids, self._prompt_lookup_tokens)
-        except GrammarError as error:
-            raise SequenceFailed(f"the grammar cannot be used: {error}") from error
-        except (RuntimeError, TypeError) as error:  # TypeError: a seed beyond 64 bits
-            raise SequenceFailed(f"the engine rejected the request: {_reason(error)}") from error
-        self._runs[sequence.sequence_id] = _Run(config, sampling.logprobs, sequence.schedule)
-        self._turns.add(sequence)
+        check_ids(sequence, self._vocab_size)
+        grammar, constraint = sequence.sampling.grammar, None
+        if grammar is not None:
+            if "grammar" not in self.capabilities.parameters:
+                raise SequenceFailed("grammars are not supported for this model's tokenizer")
+            constraint = self._constraints(grammar, ignore_eos=sequence.sampling.ignore_eos)
+        run = SequenceState(Row(sequence, self._ends, constraint), sequence.schedule, self._adapter)
+        if self._guesses:
+            run.lookup = PromptLookup(self._guesses)
+        self._runs[sequence.sequence_id] = run
+        self._scheduler.add(run, num_ahead=self._guesses)
 
     def abort(self, sequence_id: int) -> None:
-        run = self._runs.get(sequence_id)
-        if run is not None:
-            run.aborted = True
+        if sequence_id in self._runs and sequence_id not in self._aborted:
+            self._aborted.append(sequence_id)
 
     def step(self) -> list[Delta]:
-        self._grammar_memory.check(is_idle=not self._runs)
-        for sequence_id, run in self._runs.items():
-            if run.aborted:
-                self._end(sequence_id, run)
-        self._start()
-        live = [run for run in self._runs.values() if _is_live(run)]
-        self._update_companion(is_needed=self._exact and len(live) == 1 and self._needs_companion(live[0]))
-        has_single_row = len(live) == 1 and live[0].count > 0 and not self._parts and self._companion is None
-        is_alone = self._exact and has_single_row
-        if not self._runs:
-            self._drain()
-            return []
+        deltas = [self._end(self._runs[sequence_id]) for sequence_id in self._aborted]
+        self._aborted.clear()
+        plan = self._scheduler.plan(_is_ready, _guess)
+        if not plan.batch and not plan.alone:
+            if self._runs:
+                time.sleep(_WAIT_S)
+            return deltas
         began_s = time.monotonic()
-        if self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
-        self._parts.clear()
-        deltas = []
-        took_s = time.monotonic() - began_s
-        if self._turns.is_compiling:
-            self._grammar_memory.measure()
-        for sequence_id, run in list(self._runs.items()):
-            delta = self._read(sequence_id, run, is_alone=is_alone)
-            if delta is not None:
-                self._turns.on_delta(sequence_id, run.count, took_s)
-                deltas.append(delta)
-                if delta.finish_reason is not None:
-                    self._turns.drop(sequence_id)
-                    del self._runs[sequence_id]
+        if plan.batch:
+            deltas += self._run(plan.batch, is_alone=False)
+        for work in plan.alone:
+            deltas += self._run([work], is_alone=True)
+        self._scheduler.note_time(plan, time.monotonic() - began_s)
         return deltas
 
     def progress(self) -> list[Prefill]:
-        return self._prompts.progress()
+        return [
+            Prefill(sequence_id, run.num_done, run.num_cached or 0)
+            for sequence_id, run in self._runs.items()
+            if run.is_prefilling and run.num_done
+        ]
 
     def close(self) -> None:
-        for sequence_id, run in self._runs.items():
-            self._end(sequence_id, run)
+        self._constraints.close()
         self._runs.clear()
-        if self._pipeline is not None:
-            self._update_companion(is_needed=False)
-            self._drain()  # else the library prints warnings about unfinished requests
-        self._pipeline = None
+        self._aborted.clear()
 
-    def _end(self, sequence_id: int, run: _Run) -> None:
-        self._turns.drop(sequence_id)
-        self._prompts.drop(sequence_id)
-        if run.handle is not None:
-            run.handle.cancel()
-
-    def _start(self) -> None:
-        """Add the prompts and pieces that fit into the next step to the pipeline."""
-        for sequence in self._turns.take(is_alone=not any(_is_live(run) for run in self._runs.values())):
-            unchanged = sequence.sampling.repetition_penalty != 1.0
-            self._prompts.add(sequence.sequence_id, sequence.prompt_ids, unchanged=unchanged)
-        live = [run for run in self._runs.values() if _is_live(run)]
-        for piece in self._prompts.take(len(live), is_prefilling=any(not run.count for run in live)):
-            if piece.sequence_id is None:
-                self._parts.append(self._throw_away(piece.ids, 1))
-                continue
-            run = self._runs[piece.sequence_id]
-            try:
-                run.handle = self._add(piece.sequence_id, piece.ids, run.config)
-            except RuntimeError as error:
-                run.failure = f"the engine rejected the request: {_reason(error)}"
-
-    def _throw_away(self, ids: tuple[int, ...], max_tokens: int) -> Any:  # Any: the library's handle
-        self._num_throwaway += 1
-        return self._add(_COMPANION_ID + self._num_throwaway, ids, self._greedy(max_tokens))
-
-    def _drain(self) -> None:
-        while self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
-
-    def _warm_up(self, grammar: Grammar | None = None) -> None:
-        """Run a short sequence, to test the model and warm it up (0.3 s, and the same for the first grammar, for which
-        all other sequences would wait)."""
-        handle = self._add(_COMPANION_ID, (1, 2, 3), self._greedy(2, grammar=grammar))
-        self._drain()
-        handle.read_all()
-
-    def _first(self, ids: tuple[int, ...]) -> tuple[list[int], list[float]]:
-        """Return the first token of an answer, and its logprob."""
-        handle = self._add(_COMPANION_ID, ids, self._greedy(1, logprobs=True))
-        self._drain()
-        (output,) = handle.read_all()
-        return output.generated_ids, output.generated_log_probs
-
-    def _greedy(self, max_tokens: int, *, logprobs: bool = False, grammar: Grammar | None = None) -> Any:
-        sampling = Sampling(
-            temperature=0.0, seed=0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs, grammar=grammar
+    def _run(self, works: list[Work], *, is_alone: bool) -> list[Delta]:
+        """Compute works in one call of the library, choose their tokens, and return the deltas."""
+        pieces: list[list[Piece]] = [list(work.pieces()) for work in works]
+        constraints = [
+            work.run.row.constraint
+            for work, own in zip(works, pieces, strict=True)
+            if work.run.row.constraint is not None and own[-1].is_sampled
+        ]
+        logits = self._runner.run(
+            [piece for own in pieces for piece in own],
+            is_batch=not is_alone,
+            meanwhile=lambda: self._constraints.compute_masks(constraints),
         )
-        return library_config(sampling, self._eos_token_ids, self._prompt_lookup_tokens)
+        deltas, first = [], 0
+        for work, own in zip(works, pieces, strict=True):
+            num_sampled = sum(piece.is_sampled for piece in own)
+            num_right = _choose(work, logits[first : first + num_sampled]) if num_sampled else 0
+            first += num_sampled
+            self._scheduler.done(work, num_right=num_right)
+            deltas += self._take(work.run, is_alone=is_alone and self._exact)
+        return deltas
 
-    def _add(self, request_id: int, ids: tuple[int, ...], config: Any) -> Any:
-        return self._pipeline.add_request(request_id, ov.Tensor(np.array([ids], dtype=np.int64)), config)
+    def _take(self, run: SequenceState, *, is_alone: bool) -> list[Delta]:
+        delta = run.row.take(is_alone=is_alone, num_cached_tokens=run.num_cached)
+        if delta is None:
+            return []
+        run.num_cached = None
+        if delta.finish_reason is not None:
+            self._remove(run)
+        return [delta]
 
-    def _read(self, sequence_id: int, run: _Run, *, is_alone: bool) -> Delta | None:
-        index = run.count
-        if run.aborted:
-            return Delta(sequence_id, index, (), (), "cancelled")
-        if run.failure:
-            return Delta(sequence_id, index, (), (), "error", run.failure)
-        if run.handle is None:
-            return None
-        ids: list[int] = []
-        logprobs: list[float] = []
-        finish: FinishReason | None = None
-        while run.handle.can_read():
-            for output in run.handle.read().values():
-                ids += output.generated_ids
-                if run.wants_logprobs:  # otherwise the library sends zeros
-                    logprobs += output.generated_log_probs
-                finish = _FINISH.get(output.finish_reason, finish)
-        run.count += len(ids)
-        if finish is None and not ids:
-            status = run.handle.get_status()
-            if status == genai.GenerationStatus.RUNNING:
-                return None
-            return Delta(sequence_id, index, (), (), "error", f"the engine ended the sequence ({status.name})")
-        return Delta(sequence_id, index, tuple(ids), tuple(logprobs), finish, is_alone=is_alone)
+    def _end(self, run: SequenceState) -> Delta:
+        self._remove(run)
+        return run.row.cancel()
 
-    def _needs_companion(self, run: _Run) -> bool:
-        """Return whether the only live sequence must compute its next token in a batch."""
-        return self._never_alone or run.schedule.is_alone(run.count) is False
-
-    def _update_companion(self, *, is_needed: bool) -> None:
-        """Start or cancel the throw-away companion. Both have an effect in the next step."""
-        companion = self._companion
-        if companion is not None:
-            while companion.can_read():
-                companion.read()
-            if not is_needed or companion.get_status() != genai.GenerationStatus.RUNNING:
-                companion.cancel()
-                self._companion = None
-        if is_needed and self._companion is None:
-            self._companion = self._throw_away((1, 2, 3), COMPANION_TOKENS)
+    def _remove(self, run: SequenceState) -> None:
+        self._scheduler.drop(run)
+        del self._runs[run.row.sequence_id]
 
 
-def _is_live(run: _Run) -> bool:
-    return run.handle is not None and not run.aborted
+def _is_ready(run: SequenceState) -> bool:
+    return run.row.constraint is None or run.row.constraint.is_ready
+
+
+def _guess(run: SequenceState) -> list[int]:
+    """Return guesses of a row's next tokens, at most as many as it may still have after the next one."""
+    row = run.row
+    if run.lookup is None:
+        return []
+    left = (row.sampling.max_tokens or 0) - row.count - 1
+    return run.lookup.guess(row.token_ids)[: max(left, 0)]
+
+
+def _choose(work: Work, logits: Logits) -> int:
+    """Choose the next tokens of a row from the logits after its last token and after each guess. Returns how many
+    guesses were right."""
+    row, num_right = work.run.row, 0
+    for place, given in enumerate(logits):
+        chosen = row.choose(given)
+        if row.is_over or place == len(work.guesses) or chosen != work.guesses[place]:
+            break
+        num_right += 1
+    if work.run.lookup is not None:
+        work.run.lookup.note(len(work.guesses), num_right, len(row.token_ids))
+    constraint = row.constraint
+    if constraint is not None and not row.wants_all:
+        for token_id in () if row.is_over else constraint.forced():
+            if row.is_over:
+                break
+            row.force(token_id)
+    return num_right
 
 
 def _is_known_exact(spec: EngineSpec) -> bool:
-    """Return whether 5. was measured on this type of processor and number of threads."""
-    if spec.device or spec.kv_precision or spec.prompt_lookup_tokens or spec.adapter:  # not measured
+    """Return whether batches of any kind were measured to give the same bits on this type of processor and number of
+    threads."""
+    if spec.device or spec.kv_precision or spec.adapter:  # not measured
         return False
     has_avx512 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return has_avx512 and (spec.threads or os.cpu_count() or 1) <= 2

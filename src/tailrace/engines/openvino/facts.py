@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
+from tailrace.engines.openvino.families import ARCHITECTURES, GGUF_ARCHITECTURES, read_decoder
 from tailrace.engines.processor import has_eight_bit_products, processor_flags
+from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.spelling import listed
 
 __all__ = ["FOUR_BITS", "least_bits", "weight_bytes", "why_not"]
 
-# What the GGUF loader of OpenVINO GenAI supports, and the tensor types that `weights` can convert for it.
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_TENSORS = frozenset(
+TENSOR_TYPES = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
      "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
 )  # fmt: skip
@@ -21,15 +23,27 @@ _BYTES = 17 / 16  # of a weight of eight bits, including its share of the scale
 
 
 def why_not(card: ModelCard) -> str:
-    """Return why OpenVINO cannot run a GGUF file, or "". Other formats are not looked at."""
+    """Return why OpenVINO cannot run a GGUF file or a Hugging Face directory, or ""."""
+    if card.format == "huggingface":
+        return _why_not_directory(card)
     if card.format != "gguf":
         return ""
-    if card.architecture not in _ARCHITECTURES:
-        return f"it runs GGUF files of {listed(_ARCHITECTURES)}, not of {card.architecture}"
-    if card.tokenizer_model not in ("", "gpt2"):
-        return "it runs GGUF files with a byte-level BPE tokenizer, not with SentencePiece"
-    if unknown := sorted(set(card.tensor_types) - _TENSORS):
+    if card.architecture not in GGUF_ARCHITECTURES:
+        return f"it runs GGUF files of {listed(GGUF_ARCHITECTURES)}, not of {card.architecture}"
+    if unknown := sorted(set(card.tensor_types) - TENSOR_TYPES):
         return f"it does not read {', '.join(unknown)} tensors"
+    return ""
+
+
+def _why_not_directory(card: ModelCard) -> str:
+    if card.architecture not in ARCHITECTURES:
+        return f"it runs models of the types {listed(ARCHITECTURES)}, not {card.architecture}"
+    if card.quantized_by:
+        return f"its weights are quantised by {card.quantized_by}"
+    try:
+        read_decoder(json.loads((card.path / "config.json").read_text()), card.context_tokens)
+    except (ModelError, OSError, ValueError) as error:
+        return str(error).rstrip(".")
     return ""
 
 
@@ -48,6 +62,8 @@ def least_bits(file_bytes: int) -> int:
 def weight_bytes(card: ModelCard) -> int:
     """Return an estimate of the memory of a model's weights."""
     types = set(card.tensor_types) - {"F32", "F16", "BF16"}
+    if card.format == "huggingface":
+        return round(card.num_parameters * _BYTES)
     if card.format != "gguf" or not types:
         return card.weight_bytes
     if types <= FOUR_BITS | {"Q6_K", "Q8_0"} and least_bits(card.weight_bytes) == 4:

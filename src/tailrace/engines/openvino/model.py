@@ -1,94 +1,85 @@
-"""Loads a model into openvino-genai's continuous batching pipeline."""
+"""Loads a model for the engine: a GGUF file, a Hugging Face directory or an OpenVINO export."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import openvino as ov
-import openvino_genai as genai
 
 from tailrace.engines.adapters import read_adapter
-from tailrace.engines.openvino.adapters import write_adapted
-from tailrace.engines.openvino.prepared import prepare, prepared_path
+from tailrace.engines.openvino.adapters import Branches, split_fused
+from tailrace.engines.openvino.blocks import BLOCK_TOKENS
+from tailrace.engines.openvino.decoder import build, layer_names
+from tailrace.engines.openvino.exports import read_export
+from tailrace.engines.openvino.prepared import Weights, prepare
+from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
+from tailrace.models.card import ModelCard
 
-__all__ = [
-    "BLOCK_TOKENS",
-    "COMPANION_TOKENS",
-    "LoadedPipeline",
-    "has_tokenizer",
-    "load_pipeline",
-    "num_rows",
-    "tokenizer_path",
-]
+__all__ = ["load_runner"]
 
-BLOCK_TOKENS = 32  # the library's KV block size on a CPU
-COMPANION_TOKENS = 256  # length of the throw-away companion: a longer context would cost time
+_SMALL_BYTES = 2**29  # of weights, up to which a second copy for lone rows is worth its memory
 
 
-def has_tokenizer(spec: EngineSpec) -> bool:
-    """Return whether the library has the model's tokenizer, which grammars need. A GGUF file always has it."""
-    path = Path(spec.path)
-    return not path.is_dir() or (path / "openvino_tokenizer.xml").is_file()
+@dataclass(frozen=True, slots=True)
+class _Read:
+    model: Any  # Any: the library's
+    num_bytes: int
+    weights: Weights | None
 
 
-class LoadedPipeline(NamedTuple):
-    pipeline: Any  # Any: the library's stubs do not hold up
-    num_rows: int  # of the embedding, which may exceed the tokenizer's vocabulary; 0 if the model does not say
-
-
-def load_pipeline(spec: EngineSpec) -> LoadedPipeline:
-    """Load a GGUF file or an OpenVINO directory. Raises: ModelError; the library's RuntimeError."""
-    scheduler = genai.SchedulerConfig()
-    blocks = -(-spec.kv_tokens // BLOCK_TOKENS)
-    if spec.prompt_lookup_tokens:
-        blocks += spec.max_sequences  # for each sequence's speculative tokens
-    scheduler.num_kv_blocks = blocks + (-(-COMPANION_TOKENS // BLOCK_TOKENS) + 2 if spec.exact else 0)
-    scheduler.enable_prefix_caching = spec.prefix_cache
-    scheduler.dynamic_split_fuse = True
-    # With the prefix cache, the library must never split a prompt: see prompts.py.
-    most = spec.context_tokens + spec.kv_tokens if spec.prefix_cache else spec.max_step_tokens
-    scheduler.max_num_batched_tokens = max(most, (spec.max_sequences + 1) * (spec.prompt_lookup_tokens + 1))
-    scheduler.max_num_seqs = spec.max_sequences + 1
-    properties: dict[str, Any] = {}
-    if spec.exact:
-        properties["INFERENCE_PRECISION_HINT"] = "f32"
-        # The default, per channel, quantises a partly filled block again with each piece of a prompt.
-        properties["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
-    if spec.threads:
-        properties["INFERENCE_NUM_THREADS"] = spec.threads
-    if spec.kv_precision:
-        properties["KV_CACHE_PRECISION"] = spec.kv_precision
-        if spec.kv_precision == "f32":  # required by the library
-            properties["INFERENCE_PRECISION_HINT"] = "f32"
-    if spec.prompt_lookup_tokens:
-        properties["prompt_lookup"] = True
-    path, device = Path(spec.path), _device(spec.device)
-
-    def load(directory: Path) -> LoadedPipeline:
-        rows = num_rows(directory)
-        return LoadedPipeline(genai.ContinuousBatchingPipeline(str(directory), scheduler, device, properties), rows)
-
+def load_runner(spec: EngineSpec, card: ModelCard) -> Runner:
+    """Load a model and run a first step. Raises: ModelError; the library's RuntimeError."""
+    device = _device(spec.device)
     with ExitStack() as stack:
-        cache = (
-            Path(spec.cache_path) if spec.cache_path else stack.enter_context(scratch_directory("tailrace-prepared-"))
+        cache = Path(spec.cache_path or stack.enter_context(scratch_directory("tailrace-prepared-")))
+        read = _read(spec, card, cache)
+        runner = Runner(
+            read.model,
+            device,
+            _options(spec),
+            spec.kv_tokens // BLOCK_TOKENS,
+            has_lone_form=device == "CPU" and not spec.never_alone and read.num_bytes <= _SMALL_BYTES,
         )
-        directory = path if path.is_dir() else prepare(path, cache)
-        if spec.adapter:
-            adapter = read_adapter(spec.adapter, spec.adapter_scale)
-            adapted = stack.enter_context(scratch_directory("adapting-", cache))
-            write_adapted(directory, adapter, adapted)
-            return load(adapted)
-        try:
-            return load(directory)
-        except RuntimeError:  # convert the file again; if the result is not the cause, that fails too
-            if path.is_dir():
-                raise
-            return load(prepare(path, cache, again=True))
+        _warm_up(runner)
+        if read.weights is not None:
+            read.weights.release()
+    return runner
+
+
+def _read(spec: EngineSpec, card: ModelCard, cache: Path) -> _Read:
+    path = Path(spec.path)
+    adapters = [read_adapter(spec.adapter, spec.adapter_scale)] if spec.adapter else []
+    if card.format == "openvino":
+        return _Read(read_export(path, adapters), (path / "openvino_model.bin").stat().st_size, None)
+    decoder, weights = prepare(path, cache, spec.context_tokens, bits=spec.weight_bits, say=_say)
+    names = layer_names(decoder)
+    shapes = {name: weights.shape(name) for name in names}
+    by_long = {names[name]: shape for name, shape in shapes.items()}
+    branches = Branches([split_fused(adapter, by_long) for adapter in adapters], names)
+    branches.check(shapes)
+    return _Read(build(decoder, weights, branches), weights.num_bytes, weights)
+
+
+def _options(spec: EngineSpec) -> dict[str, Any]:  # Any: as the library has it
+    options: dict[str, Any] = {}
+    if spec.exact:
+        options["INFERENCE_PRECISION_HINT"] = "f32"
+        # The default, per channel, quantises a partly filled block again with each piece of a prompt.
+        options["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
+    if spec.threads:
+        options["INFERENCE_NUM_THREADS"] = spec.threads
+    if spec.kv_precision:
+        options["KV_CACHE_PRECISION"] = spec.kv_precision
+        if spec.kv_precision == "f32":  # required by the library
+            options["INFERENCE_PRECISION_HINT"] = "f32"
+    return options
 
 
 def _device(name: str) -> str:
@@ -101,17 +92,13 @@ def _device(name: str) -> str:
     return wanted
 
 
-def num_rows(directory: Path) -> int:
-    """Return the number of rows of a model's embedding; 0 if the model does not say. Raises: the library's RuntimeError
-    if there is no model."""
-    rows = ov.Core().read_model(directory / "openvino_model.xml").outputs[0].partial_shape[-1]
-    return int(rows.get_length()) if rows.is_static else 0
+def _warm_up(runner: Runner) -> None:
+    """Run a step in each form: the library packs the weights then."""
+    table = (0,)
+    runner.run([Piece((1, 2, 3), 0, table, is_sampled=True)], is_batch=True)
+    runner.run([Piece((1,), 3, table, is_sampled=True)], is_batch=True)
+    runner.run([Piece((1,), 4, table, is_sampled=True)], is_batch=False)
 
 
-def tokenizer_path(spec: EngineSpec) -> Path:
-    """Return the directory or GGUF file from which the library loads the tokenizer."""
-    path = Path(spec.path)
-    if path.is_dir() or not spec.cache_path:
-        return path
-    prepared = prepared_path(path, Path(spec.cache_path))
-    return prepared if prepared.is_dir() else path
+def _say(text: str) -> None:
+    sys.stderr.write(f"tailrace: {text}\n")

@@ -1,11 +1,11 @@
-"""Reads the quantised tensors of a GGUF file as the integers that OpenVINO multiplies fast.
+"""Packs tensors as the integers that OpenVINO multiplies fast.
 
 OpenVINO is fastest with weights `code * scale`, where the code is a signed integer of four bits: a zero for each group
 costs time and memory, on processors without VNNI a third of a layer's time. Q4_1 and Q4_K are `code * scale + minimum`,
 with codes from 0 to 15. We subtract 8 from each code. The correction of a group is then one number, `minimum + 8 *
 scale`, which is multiplied by the sum of the group's inputs. The corrections are stored as further columns of the same
-matrix (`graph.py`). Four bits are too few for them, so each correction has two columns: the second stores the rounding
-error of the first. The perplexity is then that of the file (docs/engines.md).
+matrix (`decoder.py`). Four bits are too few for them, so each correction has two columns: the second stores the
+rounding error of the first. The perplexity is then that of the file (docs/engines.md).
 
 All other types become integers of eight bits: Q8_0 as it is, the others in groups of 64 weights.
 """
@@ -13,90 +13,138 @@ All other types become integers of eight bits: Q8_0 as it is, the others in grou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeVar
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 
 from tailrace.engines.openvino.facts import FOUR_BITS
+from tailrace.engines.openvino.sources import Raw
 
-__all__ = ["AT_ONCE", "GROUP", "EightBits", "FourBits", "eight_bits", "four_bits"]
+__all__ = ["GROUP", "Bits", "Form", "Packed", "floats", "form_of", "pack"]
 
 GROUP = 32  # weights that share a scale
 _EIGHT_BITS_GROUP = 64
 AT_ONCE = 2**22  # weights in float32: an embedding of a quarter of a billion would take several GB
+_BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}  # weights and bytes
 
-Codes = npt.NDArray[np.uint8]
+Bits = Literal[0, 4, 8, 16]  # 0: those of the file where it has four, else eight
+Bytes = npt.NDArray[np.uint8]
+Halves = npt.NDArray[np.float16]
 Numbers = npt.NDArray[np.float32]
+Floats = TypeVar("Floats", Halves, Numbers)
+
+
+class Form(NamedTuple):
+    """How a matrix is packed. The rows of matrices of one form can be put together."""
+
+    bits: int  # 4, 8 or 16
+    group: int = 0  # weights that share a scale; 0 with 16 bits
+    has_sums: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class EightBits:
-    """`codes * scales`."""
+class Packed:
+    """Rows of a matrix: `codes * scales`. With four bits, the columns of the inputs come first, and then twice those of
+    the inputs' sums, if there are any; a byte has two codes, the first in its low half."""
 
-    codes: npt.NDArray[np.int8]  # (rows, groups, weights of a group)
-    scales: npt.NDArray[np.float16]  # (rows, groups)
-
-
-@dataclass(frozen=True, slots=True)
-class FourBits:
-    """`codes * scales`, with the columns of the inputs first, and then twice those of the inputs' sums."""
-
-    codes: npt.NDArray[np.int8]  # (rows, groups, 32), each from -8 to 7
-    scales: npt.NDArray[np.float16]  # (rows, groups)
-    num_sums: int  # 0: none; their last group of columns may have more, which are zero
+    codes: npt.NDArray[Any]  # uint8 (rows, groups, 16), int8 (rows, groups, group) or float16 (rows, columns)
+    scales: Numbers  # (rows, groups, 1); with 16 bits (0, 0, 0)
 
 
-def eight_bits(tensor: gguf.ReaderTensor) -> EightBits:
-    """Return a tensor of any type. Raises: NotImplementedError or ValueError for an unknown type; FloatingPointError
-    for a weight that is NaN or infinite."""
-    columns = int(tensor.shape[0])
-    if tensor.tensor_type.name == "Q8_0":
-        blocks = np.asarray(tensor.data).reshape(-1, columns // GROUP, 2 + GROUP)
-        scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
-        return EightBits(blocks[..., 2:].view(np.int8), _finite(scales))
-    size = GROUP if columns % _EIGHT_BITS_GROUP else _EIGHT_BITS_GROUP
-    rows = np.asarray(tensor.data).reshape(int(tensor.n_elements) // columns, -1)
-    codes = np.empty((len(rows), columns // size, size), np.int8)
-    scales = np.empty(codes.shape[:2], np.float16)
-    num_rows = max(1, AT_ONCE // columns)
-    for first in range(0, len(rows), num_rows):
-        part = slice(first, first + num_rows)
-        with np.errstate(all="ignore"):
-            values = _finite(gguf.dequantize(rows[part], tensor.tensor_type))
-        groups = values.reshape(-1, columns // size, size)
-        scales[part] = np.abs(groups).max(-1) / 127
-        divisors = np.where(scales[part] == 0, 1, scales[part]).astype(np.float32)
-        codes[part] = np.clip(np.rint(groups / divisors[..., None]), -127, 127)
-    return EightBits(codes, scales)
+def form_of(raw: Raw, bits: Bits, *, least_bits: int = 4, is_embedding: bool = False) -> Form:
+    """Choose the form of a tensor. Rows of an embedding are read one by one, for which four bits do not pay."""
+    if bits == 16:
+        return Form(16)
+    own: int = 4 if raw.kind in FOUR_BITS else 8
+    wanted: int = bits or max(own, least_bits)
+    if wanted == 4 and not is_embedding and raw.columns % GROUP == 0:
+        return Form(4, GROUP, raw.kind in FOUR_BITS and raw.kind != "Q4_0")
+    if raw.columns % GROUP:
+        return Form(8, raw.columns)
+    return Form(8, GROUP if raw.kind == "Q8_0" or raw.columns % _EIGHT_BITS_GROUP else _EIGHT_BITS_GROUP)
 
 
-def four_bits(tensor: gguf.ReaderTensor) -> FourBits | None:
-    """Return a tensor with its own codes and scales, or None if its type has not four bits. Raises: FloatingPointError
-    for a scale that is NaN or infinite."""
-    kind = tensor.tensor_type.name
-    if kind not in FOUR_BITS:
-        return None
-    columns = int(tensor.shape[0])
-    block_weights, block_bytes = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
-    blocks = np.asarray(tensor.data).reshape(-1, columns // block_weights, block_bytes)
-    codes, scales, minima = _READERS[kind](blocks)
+def pack(raw: Raw, form: Form) -> Packed:
+    """Pack a tensor. Raises: NotImplementedError or ValueError for an unknown type; FloatingPointError for a weight
+    that is NaN or infinite."""
+    if form.bits == 16:
+        return Packed(_halves(raw), np.empty((0, 0, 0), np.float32))
+    if form.bits == 4:
+        return _own_four_bits(raw) if raw.kind in FOUR_BITS else _four_bits(raw)
+    return _own_eight_bits(raw) if raw.kind == "Q8_0" else _eight_bits(raw, form.group)
+
+
+def floats(raw: Raw, first: int = 0, last: int | None = None) -> Numbers:
+    """Return rows as float32. Raises: as `pack`."""
+    rows = np.ascontiguousarray(raw.rows[first:last])
+    if raw.kind == "F32":
+        return _finite(rows.view(np.float32))
+    if raw.kind == "F16":
+        return _finite(rows.view(np.float16).astype(np.float32))
+    if raw.kind == "BF16":
+        return _finite((rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
+    import gguf  # only here: its import takes 0.2 s
+
+    with np.errstate(all="ignore"):
+        return _finite(np.asarray(gguf.dequantize(rows, gguf.GGMLQuantizationType[raw.kind]), np.float32))
+
+
+def _in_parts(raw: Raw) -> list[slice]:
+    step = max(1, AT_ONCE // raw.columns)
+    return [slice(first, min(first + step, len(raw.rows))) for first in range(0, len(raw.rows), step)]
+
+
+def _halves(raw: Raw) -> Halves:
+    values = np.empty((len(raw.rows), raw.columns), np.float16)
+    for part in _in_parts(raw):
+        with np.errstate(over="ignore"):
+            values[part] = _finite(floats(raw, part.start, part.stop).astype(np.float16))
+    return values
+
+
+def _own_eight_bits(raw: Raw) -> Packed:
+    blocks = raw.rows.reshape(len(raw.rows), raw.columns // GROUP, 2 + GROUP)
+    scales = _finite(np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32))
+    return Packed(np.ascontiguousarray(blocks[..., 2:]).view(np.int8), scales)
+
+
+def _eight_bits(raw: Raw, size: int) -> Packed:
+    codes = np.empty((len(raw.rows), raw.columns // size, size), np.int8)
+    scales = np.empty((*codes.shape[:2], 1), np.float32)
+    for part in _in_parts(raw):
+        groups = floats(raw, part.start, part.stop).reshape(-1, raw.columns // size, size)
+        scales[part] = _rounded(np.abs(groups).max(-1, keepdims=True) / 127)
+        codes[part] = np.clip(np.rint(groups / _divisors(scales[part])), -127, 127)
+    return Packed(codes, scales)
+
+
+def _four_bits(raw: Raw) -> Packed:
+    """Return codes from -8 to 7: the largest weight of a group, with its sign, becomes -8."""
+    codes = np.empty((len(raw.rows), raw.columns // GROUP, GROUP // 2), np.uint8)
+    scales = np.empty((*codes.shape[:2], 1), np.float32)
+    for part in _in_parts(raw):
+        groups = floats(raw, part.start, part.stop).reshape(-1, raw.columns // GROUP, GROUP)
+        largest = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)
+        scales[part] = _rounded(largest / -8)
+        codes[part] = _in_bytes(np.clip(np.rint(groups / _divisors(scales[part])), -8, 7))
+    return Packed(codes, scales)
+
+
+def _own_four_bits(raw: Raw) -> Packed:
+    """Return a tensor with its own codes and scales."""
+    num_weights, num_bytes = _BLOCKS[raw.kind]
+    blocks = raw.rows.reshape(len(raw.rows), raw.columns // num_weights, num_bytes)
+    with np.errstate(invalid="ignore"):
+        codes, scales, minima = _READERS[raw.kind](blocks)
     _finite(scales)
-    _finite(minima)
-    signed = codes.astype(np.int8) - np.int8(8)
-    rest = minima + 8 * scales
-    if not rest.any():
-        return FourBits(signed, scales.astype(np.float16), 0)
-    more, more_scales = _twice(rest)
-    return FourBits(
-        np.concatenate([signed, more], 1),
-        np.concatenate([scales.astype(np.float16), more_scales], 1),
-        columns // GROUP,
-    )
+    if minima is None:
+        return Packed(codes, scales[..., None])
+    more, more_scales = _twice(_finite(minima) + 8 * scales)
+    return Packed(np.concatenate([codes, more], 1), np.concatenate([scales[..., None], more_scales], 1))
 
 
-def _twice(values: Numbers) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
+def _twice(values: Numbers) -> tuple[Bytes, Numbers]:
     """Return numbers of any size as codes and scales, and then what these leave over in the same way. In both, zeros
     fill the last group of a row."""
     rows, columns = values.shape
@@ -104,53 +152,73 @@ def _twice(values: Numbers) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float1
     left.reshape(rows, -1)[:, :columns] = values
     both_codes, both_scales = [], []
     for _ in range(2):
-        scales = (np.abs(left).max(-1) / 7).astype(np.float16)
-        divisors = np.where(scales == 0, 1, scales).astype(np.float32)[..., None]
-        codes = np.clip(np.rint(left / divisors), -8, 7)
-        left -= codes * divisors
-        both_codes.append(codes.astype(np.int8))
+        scales = _rounded(np.abs(left).max(-1, keepdims=True) / 7)
+        codes = np.clip(np.rint(left / _divisors(scales)), -8, 7)
+        left -= codes * scales
+        both_codes.append(_in_bytes(codes))
         both_scales.append(scales)
     return np.concatenate(both_codes, 1), np.concatenate(both_scales, 1)
 
 
-def _finite(values: Any) -> Any:  # Any: an array of any float type
+def _in_bytes(codes: Numbers) -> Bytes:
+    """Return two codes in each byte, along the last axis."""
+    whole = codes.astype(np.int8).view(np.uint8)
+    joined: Bytes = np.bitwise_or(whole[..., 0::2] & 15, whole[..., 1::2] << 4, dtype=np.uint8)
+    return joined
+
+
+def _rounded(scales: npt.NDArray[Any]) -> Numbers:
+    """Return scales as float16 can store them, which files do."""
+    return scales.astype(np.float16).astype(np.float32)
+
+
+def _divisors(scales: Numbers) -> Numbers:
+    return np.where(scales == 0, np.float32(1), scales)
+
+
+def _finite(values: Floats) -> Floats:
     if not np.isfinite(values).all():
         raise FloatingPointError("NaN or infinite numbers")
     return values
 
 
-def _half(blocks: Codes, first: int) -> Numbers:
+def _half(blocks: Bytes, first: int) -> Numbers:
     """Return the float16 that each block has at an offset."""
     return np.ascontiguousarray(blocks[..., first : first + 2]).view(np.float16)[..., 0].astype(np.float32)
 
 
-def _q4_0(blocks: Codes) -> tuple[Codes, Numbers, Numbers]:
-    scales = _half(blocks, 0)
-    return _in_halves(blocks[..., 2:]), scales, -8 * scales
+def _nibbles(packed: Bytes) -> tuple[Bytes, Bytes]:
+    """Return the low and the high halves of bytes, two of them in each byte, each with 8 subtracted."""
+    pairs = np.ascontiguousarray(packed).view("<u2")
+    shifted = pairs >> 4
+    low: Bytes = (pairs & 0x000F | shifted & 0x00F0).astype(np.uint8)
+    high: Bytes = (shifted & 0x000F | pairs >> 8 & 0x00F0).astype(np.uint8)
+    low ^= 0x88
+    high ^= 0x88
+    return low, high  # in four bits, to subtract 8 is to change the first bit
 
 
-def _q4_1(blocks: Codes) -> tuple[Codes, Numbers, Numbers]:
-    return _in_halves(blocks[..., 4:]), _half(blocks, 0), _half(blocks, 2)
+def _q4_0(blocks: Bytes) -> tuple[Bytes, Numbers, None]:
+    return np.concatenate(_nibbles(blocks[..., 2:]), -1), _half(blocks, 0), None
 
 
-def _q4_k(blocks: Codes) -> tuple[Codes, Numbers, Numbers]:
+def _q4_1(blocks: Bytes) -> tuple[Bytes, Numbers, Numbers]:
+    return np.concatenate(_nibbles(blocks[..., 4:]), -1), _half(blocks, 0), _half(blocks, 2)
+
+
+def _q4_k(blocks: Bytes) -> tuple[Bytes, Numbers, Numbers]:
     """Blocks of 256 weights: two scales, eight scales and eight minima in six bits, then the codes."""
     packed = blocks[..., 4:16]
     low, middle, high = packed[..., 0:4], packed[..., 4:8], packed[..., 8:12]
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], -1)
     minima = np.concatenate([middle & 63, high >> 4 | (middle >> 6) << 4], -1)
     rows, num_blocks = blocks.shape[:2]
-    codes = blocks[..., 16:].reshape(rows, num_blocks, 4, 1, GROUP)
+    codes = np.stack(_nibbles(blocks[..., 16:].reshape(rows, num_blocks, 4, GROUP)), 3)
     return (
-        np.concatenate([codes & 15, codes >> 4], 3).reshape(rows, num_blocks * 8, GROUP),
+        codes.reshape(rows, num_blocks * 8, GROUP // 2),
         (_half(blocks, 0)[..., None] * scales).reshape(rows, -1),
         -(_half(blocks, 2)[..., None] * minima).reshape(rows, -1),
     )
-
-
-def _in_halves(packed: Codes) -> Codes:
-    """Return the codes of blocks that have their first half in the low bits."""
-    return np.concatenate([packed & 15, packed >> 4], -1)
 
 
 _READERS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k}

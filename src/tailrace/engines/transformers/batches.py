@@ -12,7 +12,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
 from tailrace.engines.interface import Prefill
-from tailrace.engines.transformers.sampling import Row, choose_all
+from tailrace.engines.sampler import Row
 
 __all__ = ["BLOCK_TOKENS", "Paged", "Sequential"]
 
@@ -38,7 +38,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Process logits of shape (rows, vocab). The last rows may be padding."""
-        chosen = torch.tensor(choose_all(self._now, scores[: len(self._now)]), device=scores.device)
+        chosen = torch.tensor(_choose_all(self._now, scores[: len(self._now)]), device=scores.device)
         scores[: len(self._now)].scatter_(1, chosen[:, None], torch.inf)
         return scores
 
@@ -125,9 +125,21 @@ class Sequential:
             given = {name: DynamicCache(config=self._model.config) if cache is None else cache}
             output = self._model(input_ids=ids, use_cache=True, **given)
             self._caches[row] = getattr(output, name)
-            choose_all([row], output.logits[:, -1].float())
+            _choose_all([row], output.logits[:, -1].float())
 
     @cached_property
     def _cache_name(self) -> str:
         """The name of a model's parameter and of its result: it was another one before transformers 5.24."""
         return "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
+
+
+def _choose_all(rows: list[Row], logits: torch.Tensor) -> list[int]:
+    """Choose a token for each row of logits, float32 of shape (rows, vocab), and append it to the row. The logits of
+    plain rows stay on their device."""
+    chosen: list[int] = logits.argmax(-1).tolist()
+    for index, row in enumerate(rows):
+        if row.is_plain:
+            row.put(chosen[index])
+        else:
+            chosen[index] = max(row.choose(logits[index].cpu().numpy()), 0)  # negative: the row has failed
+    return chosen

@@ -5,8 +5,8 @@ Properties of the library that matter here (5.23, torch 2.13):
 1. Its continuous batching is designed for its own thread, which dies after one bad value. Here, its batch processor is
    called step by step instead, and all values are checked first.
 2. Per request, it supports only temperature, top_k and top_p: no seed, penalties or logprobs. Its logits processors are
-   public and get all rows of a step. `sampling` chooses the tokens there and masks all others, so that the library's
-   own greedy choice returns the same tokens.
+   public and get all rows of a step. `engines/sampler.py` chooses the tokens there, and all others are masked, so that
+   the library's own greedy choice returns the same tokens.
 3. Models whose layers it cannot page (state spaces, some hybrids) run one sequence after the other within a step, each
    with its own cache. This is slower, but sequences do not affect each other.
 4. A model directory may contain code. It is never run.
@@ -26,12 +26,12 @@ import transformers
 from transformers.utils import logging as library_logging
 
 from tailrace.engines.adapters import read_adapter
+from tailrace.engines.constraints import Constraints
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.sampler import PARAMETERS, Row, check_ids
 from tailrace.engines.transformers.adapters import merge
 from tailrace.engines.transformers.batches import BLOCK_TOKENS, Paged, Sequential
-from tailrace.engines.transformers.grammars import Constraints
-from tailrace.engines.transformers.sampling import PARAMETERS, Row
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.reasons import in_one_line
 
@@ -68,7 +68,7 @@ class TransformersEngine:
             self._forwards = _forwards(model, spec)
         self._eos = frozenset(spec.eos_token_ids) or _eos_token_ids(model)
         self._vocab_size = model.get_input_embeddings().num_embeddings
-        self._constraints = Constraints.of_model(Path(spec.path), self._eos, self._vocab_size)
+        self._constraints = _constraints(Path(spec.path), self._eos, self._vocab_size)
         self.capabilities = Capabilities(
             engine=f"transformers {transformers.__version__}",
             context_tokens=context_tokens,
@@ -82,10 +82,7 @@ class TransformersEngine:
 
     def submit(self, sequence: Sequence) -> None:
         self.capabilities.check_length(sequence)
-        if not all(0 <= token_id < self._vocab_size for token_id in sequence.prompt_ids):
-            raise SequenceFailed("the prompt contains a token id outside the model's vocabulary")
-        if not all(token_id < self._vocab_size for token_id, _ in sequence.sampling.logit_bias):
-            raise SequenceFailed("logit_bias has a token id outside the model's vocabulary")
+        check_ids(sequence, self._vocab_size)
         constraint = None
         if (grammar := sequence.sampling.grammar) is not None:
             if self._constraints is None:
@@ -104,7 +101,7 @@ class TransformersEngine:
         for sequence_id in self._aborted:
             row = self._rows.pop(sequence_id)
             self._forwards.drop(row)
-            deltas.append(Delta(sequence_id, row.count, (), (), "cancelled"))
+            deltas.append(row.cancel())
         self._aborted.clear()
         if not self._rows:
             return deltas
@@ -124,6 +121,15 @@ class TransformersEngine:
         self._rows.clear()
         self._aborted.clear()
         self._forwards = Sequential(None)
+
+
+def _constraints(path: Path, ends: frozenset[int], vocab_size: int) -> Constraints | None:
+    """Return the grammars of a model directory. Returns None if it has no tokenizer that can be used."""
+    file = path / "tokenizer.json"
+    if not ends or not file.is_file():
+        return None
+    constraints = Constraints(file.read_text(encoding="utf-8"), ends, vocab_size)
+    return constraints if constraints.is_usable else None
 
 
 def _load(spec: EngineSpec) -> Any:  # Any: the library's model, whichever it is

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ import msgspec
 
 from tailrace.errors import ModelError
 
-__all__ = ["Metadata", "read_metadata"]
+__all__ = ["GgufTensor", "Metadata", "read_metadata"]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -63,24 +63,26 @@ class _DamagedError(Exception):
     """The bytes are not valid at this position of a GGUF file."""
 
 
-@dataclass(slots=True)
-class Tensors:
-    """Totals over all tensors of a file."""
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """Where a tensor lies in its file. `shape` has the rows first, as in Hugging Face's files."""
 
-    types: set[str] = field(default_factory=set)  # ggml's names
-    num_elements: int = 0
-    num_bytes: int = 0
+    file: Path
+    name: str
+    type: str  # ggml's name
+    shape: tuple[int, ...]
+    start: int  # byte in the file
+    num_bytes: int
 
-    def add(self, others: Tensors) -> None:
-        self.types |= others.types
-        self.num_elements += others.num_elements
-        self.num_bytes += others.num_bytes
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
 
 
 class Metadata:
     """The keys and values of one file. A missing key is None; a value of the wrong type is a ModelError."""
 
-    def __init__(self, path: Path, values: dict[str, object], tensors: Tensors) -> None:
+    def __init__(self, path: Path, values: dict[str, object], tensors: list[GgufTensor]) -> None:
         self.tensors = tensors
         self._path = path
         self._values = values
@@ -108,7 +110,7 @@ def read_metadata(path: Path) -> Metadata:
             if size_bytes < 24:
                 raise _DamagedError("it ends in its header")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                reader = _Reader(content)
+                reader = _Reader(path, content)
                 return Metadata(path, reader.read(), reader.tensors)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
@@ -121,11 +123,12 @@ def read_metadata(path: Path) -> Metadata:
 class _Reader:
     """Reads the file once. Checks every length against the rest of the file before it allocates memory."""
 
-    def __init__(self, content: mmap.mmap) -> None:
+    def __init__(self, path: Path, content: mmap.mmap) -> None:
+        self._path = path
         self._content = content
         self._size = len(content)
         self._at = 4
-        self.tensors = Tensors()
+        self.tensors: list[GgufTensor] = []
 
     def read(self) -> dict[str, object]:
         version = self._number("I")
@@ -145,26 +148,24 @@ class _Reader:
             raise _DamagedError("it has no tensors")
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise _DamagedError("its alignment is not a power of two")
-        end = 0
-        for _ in range(num_tensors):
-            end = max(end, self._tensor_end())
+        tensors = [self._tensor() for _ in range(num_tensors)]
         start = (self._at + alignment - 1) // alignment * alignment
-        if start + end > self._size:
-            raise _DamagedError(f"its tensors need {start + end:,} bytes")
+        end = start + max(tensor.start + tensor.num_bytes for tensor in tensors)
+        if end > self._size:
+            raise _DamagedError(f"its tensors need {end:,} bytes")
+        self.tensors = [replace(tensor, start=start + tensor.start) for tensor in tensors]
 
-    def _tensor_end(self) -> int:
-        """Return the end of the next tensor, as an offset from the start of all tensors."""
-        self._string()
+    def _tensor(self) -> GgufTensor:
+        """Return the next tensor. Its start is an offset from the start of all tensors."""
+        name = self._string()
         num_dimensions = self._number("I")
         if num_dimensions > _MAX_DIMENSIONS:
             raise _DamagedError("a tensor has too many dimensions")
-        num_elements = math.prod(self._number("Q") for _ in range(num_dimensions))
+        sizes = [self._number("Q") for _ in range(num_dimensions)]
         number = self._number("I")
-        name, block, block_bytes = _TENSOR_TYPES.get(number, (f"type {number}", 1, 0))
-        self.tensors.types.add(name)
-        self.tensors.num_elements += num_elements
-        self.tensors.num_bytes += -(-num_elements // block) * block_bytes
-        return self._number("Q") + -(-num_elements // block) * block_bytes
+        type_name, block, block_bytes = _TENSOR_TYPES.get(number, (f"type {number}", 1, 0))
+        num_bytes = -(-math.prod(sizes) // block) * block_bytes
+        return GgufTensor(self._path, name, type_name, tuple(reversed(sizes)), self._number("Q"), num_bytes)
 
     def _value(self, kind: int) -> object:
         if kind == _STRING:

@@ -1,0 +1,134 @@
+"""Runs one step: the new tokens of several sequences in, the logits of some of them out.
+
+The model is compiled with dynamic shapes, and once more with static ones for a step of a single row, if the model is
+small: with SmolLM2-135M such a step takes a fifth less time. A second form costs a second copy of the packed weights.
+
+A *batch* always has two rows at least, and two sampled rows: the library uses other kernels for one, which give other
+bits. So an unread row is added where there is only one. Rows of a batch have the same bits, whatever else is in it,
+however a prompt is cut, and also when several tokens of one sequence run as rows of their own, each with the tokens
+before it as its past.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+
+from tailrace.engines.openvino.blocks import BLOCK_TOKENS
+
+__all__ = ["Piece", "Runner"]
+
+_ROW_INPUTS = ("input_ids", "position_ids", "past_lens", "sampled", "adapters")
+_BOUNDS_INPUTS = ("subsequence_begins", "block_indices_begins")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New tokens of one sequence, after `past` tokens whose keys and values are in its blocks."""
+
+    ids: Sequence[int]
+    past: int
+    table: Sequence[int]  # blocks, enough for all
+    is_sampled: bool  # return the logits after the last token
+    adapter: int = 0  # 0: none
+
+
+class Runner:
+    """A compiled model and its KV cache."""
+
+    def __init__(
+        self, model: Any, device: str, options: dict[str, Any], num_blocks: int, *, has_lone_form: bool
+    ) -> None:
+        """`model` has the inputs of `decoder.py`. Any: the library's objects. Raises: the library's RuntimeError."""
+        core = ov.Core()
+        self._inputs = {port.any_name for port in model.inputs}
+        lone = _with_one_row(model) if has_lone_form else None
+        compiled = core.compile_model(model, device, options)
+        # The last block is for unread rows.
+        self._unread = Piece((0,), 0, (num_blocks,), is_sampled=False)
+        self._caches = {
+            port.any_name: ov.Tensor(
+                port.element_type,
+                ov.Shape([num_blocks + 1 if size.is_dynamic else size.get_length() for size in port.partial_shape]),
+            )
+            for port in compiled.inputs
+            if _is_cache(port.any_name)
+        }
+        self._batch = self._request(compiled)
+        self._lone = self._batch if lone is None else self._request(core.compile_model(lone, device, options))
+        self.vocab_size = int(compiled.output("logits").partial_shape[-1].get_length())
+        self._given: dict[str, npt.NDArray[Any]] = {}  # must live until the step ends
+
+    def run(
+        self, pieces: Sequence[Piece], *, is_batch: bool, meanwhile: Callable[[], object] = lambda: None
+    ) -> npt.NDArray[np.float32]:
+        """Return the logits of the sampled pieces in their order, (sampled, vocabulary); valid until the next call.
+
+        Without `is_batch` there is one piece of one token. `meanwhile` is called while the model computes.
+        """
+        request = self._batch
+        num_sampled = sum(piece.is_sampled for piece in pieces)
+        if is_batch:
+            if sum(len(piece.ids) for piece in pieces) == 1:
+                pieces = (*pieces, self._unread)
+        else:
+            request = self._lone
+        self._given = self._arrays(pieces, is_batch=is_batch)
+        for name, value in self._given.items():
+            request.set_tensor(name, ov.Tensor(value, shared_memory=True))
+        request.start_async()
+        meanwhile()
+        request.wait()
+        logits: npt.NDArray[np.float32] = request.get_tensor("logits").data
+        return logits[:num_sampled]
+
+    def _arrays(self, pieces: Sequence[Piece], *, is_batch: bool) -> dict[str, npt.NDArray[Any]]:
+        lengths = np.array([len(piece.ids) for piece in pieces])
+        past = np.array([piece.past for piece in pieces], np.int32)
+        ends = np.cumsum(lengths)
+        totals = past + lengths
+        num_blocks = -(-totals // BLOCK_TOKENS)
+        sampled = [int(end) - 1 for end, piece in zip(ends, pieces, strict=True) if piece.is_sampled]
+        if is_batch and len(sampled) < 2:
+            sampled = [*sampled, 0, 0][:2] if not sampled else [*sampled, *sampled]
+        blocks = [block for piece, count in zip(pieces, num_blocks, strict=True) for block in piece.table[:count]]
+        arrays = {
+            "input_ids": np.array([token_id for piece in pieces for token_id in piece.ids], np.int64),
+            "position_ids": np.concatenate([np.arange(start, end) for start, end in zip(past, totals, strict=True)]),
+            "sampled": np.array(sampled, np.int64),
+            "past_lens": past,
+            "subsequence_begins": np.concatenate([[0], ends]).astype(np.int32),
+            "block_indices": np.array(blocks, np.int32),
+            "block_indices_begins": np.concatenate([[0], np.cumsum(num_blocks)]).astype(np.int32),
+            "max_context_len": np.array(totals.max(), np.int32),
+        }
+        if "adapters" in self._inputs:
+            arrays["adapters"] = np.repeat(np.array([piece.adapter for piece in pieces], np.int64), lengths)
+        return arrays
+
+    def _request(self, compiled: Any) -> Any:  # Any: the library's objects
+        request = compiled.create_infer_request()
+        for name, cache in self._caches.items():
+            request.set_tensor(name, cache)
+        return request
+
+
+def _is_cache(name: str) -> bool:
+    return name.startswith(("key_cache.", "value_cache."))
+
+
+def _with_one_row(model: Any) -> Any:  # Any: the library's model
+    """Return a copy for steps with one new token of one sequence."""
+    copy = model.clone()
+    for port in copy.inputs:
+        if port.any_name in _ROW_INPUTS:
+            port.get_node().set_partial_shape(ov.PartialShape([1]))
+        elif port.any_name in _BOUNDS_INPUTS:
+            port.get_node().set_partial_shape(ov.PartialShape([2]))
+    copy.validate_nodes_and_infer_types()
+    return copy

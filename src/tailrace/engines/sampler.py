@@ -1,0 +1,328 @@
+"""Chooses the next token from a row of logits. The same logits give the same token, whatever else runs.
+
+Each row has its own random generator, seeded by the request. It draws one number per token and takes the token at which
+the cumulative probability passes that number. An answer is repeatable if its logits are.
+
+Nothing here sorts a vocabulary unless it must: the likeliest tokens are found by the maxima of blocks.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.engines.constraints import Constraint
+from tailrace.engines.interface import Delta, Sequence
+from tailrace.errors import SequenceFailed
+from tailrace.types import FinishReason, Sampling, TopLogprobs
+
+__all__ = ["PARAMETERS", "Logits", "Row", "check_ids"]
+
+PARAMETERS = frozenset((
+    "allowed_token_ids", "bad_words", "frequency_penalty", "grammar", "ignore_eos", "logit_bias", "logprobs",
+    "max_tokens", "min_p", "min_tokens", "presence_penalty", "repetition_penalty", "seed", "stop_token_ids",
+    "temperature", "top_k", "top_logprobs", "top_p", "typical_p",
+))  # fmt: skip
+
+_BLOCK = 128  # tokens whose maximum or sum is computed together
+_MARGIN = 20.0  # below the largest logit: rarely chosen tokens, looked at only if the likelier ones are not enough
+
+Logits = npt.NDArray[np.float32]
+Probabilities = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.intp]
+
+
+class Row:
+    """One sequence in the batch: its sampling state, its tokens, and its delta that was not taken yet."""
+
+    __slots__ = (
+        "_allowed", "_answer", "_bad", "_constraint", "_eos", "_ids", "_logprobs", "_random", "_seen", "_start",
+        "_stops", "_top", "_why", "count", "finish", "is_greedy", "is_over", "is_plain", "sampling", "sequence_id",
+        "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, sequence: Sequence, eos: frozenset[int], constraint: Constraint | None = None) -> None:
+        sampling = sequence.sampling
+        self.sequence_id = sequence.sequence_id
+        self.sampling = sampling
+        self.token_ids = list(sequence.prompt_ids)
+        self.count = 0  # of the answer
+        self.is_over = False
+        self.finish: FinishReason | None = None
+        self._eos = frozenset() if sampling.ignore_eos else eos
+        self._stops = self._eos | frozenset(sampling.stop_token_ids)
+        self._allowed = np.array(sampling.allowed_token_ids, np.intp) if sampling.allowed_token_ids else None
+        self._bad = sampling.bad_words
+        self.is_greedy = not sampling.temperature
+        penalties = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
+        # Greedy, and nothing changes the logits or asks for them.
+        self.is_plain = self.is_greedy and not (
+            penalties or sampling.logprobs or sampling.logit_bias or constraint or sampling.min_tokens
+            or sampling.allowed_token_ids or sampling.bad_words
+        )  # fmt: skip
+        self._constraint = constraint
+        self._random = random.Random(sampling.seed)
+        self._answer: Counter[int] = Counter()
+        self._seen = set(sequence.prompt_ids) if sampling.repetition_penalty != 1.0 else set()
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._top: list[TopLogprobs] = []
+        self._start = 0
+        self._why = ""
+
+    @classmethod
+    def for_probe(cls) -> Row:
+        return cls(Sequence(-1, (0, 1), Sampling(temperature=0.0, seed=0, max_tokens=2)), frozenset())
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return self._constraint
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether each token needs its own logits: nothing may be put without them."""
+        return self.sampling.logprobs
+
+    def put(self, token_id: int, logprob: float | None = None, top: TopLogprobs = ()) -> None:
+        """Append the chosen token."""
+        self.token_ids.append(token_id)
+        self.count += 1
+        if not self.is_plain:
+            self._answer[token_id] += 1
+            if self.sampling.repetition_penalty != 1.0:
+                self._seen.add(token_id)
+        self._ids.append(token_id)
+        if logprob is not None:
+            self._logprobs.append(logprob)
+            if self.sampling.top_logprobs:
+                self._top.append(top)
+        if self.count == self.sampling.max_tokens:
+            self.finish = "length"
+        if token_id in self._stops or self._completes(token_id):
+            self.finish = "stop"
+        self.is_over = self.finish is not None
+
+    def force(self, token_id: int) -> None:
+        """Append a token that the grammar leaves no choice about. Takes a draw, as a chosen one does."""
+        if not self.is_greedy:
+            self._random.random()
+        self.put(token_id)
+
+    def fail(self, why: str) -> None:
+        """End the row, because of what its request asks for."""
+        self.is_over = True
+        self.finish = "error"
+        self._why = why
+
+    def cancel(self) -> Delta:
+        return Delta(self.sequence_id, self._start, (), (), "cancelled")
+
+    def take(self, *, is_alone: bool = False, num_cached_tokens: int | None = None) -> Delta | None:
+        """Return the tokens that were put since the last call."""
+        if not self._ids and self.finish is None:
+            return None
+        delta = Delta(
+            self.sequence_id,
+            self._start,
+            tuple(self._ids),
+            tuple(self._logprobs),
+            self.finish,
+            self._why,
+            tuple(self._top),
+            is_refused=bool(self._why),
+            is_alone=is_alone,
+            num_cached_tokens=num_cached_tokens,
+        )
+        self._start = self.count
+        self._ids, self._logprobs, self._top = [], [], []
+        return delta
+
+    def choose(self, logits: Logits) -> int:
+        """Choose from logits, float32 of shape (vocab,), and append the token. Returns -1 if the row has failed."""
+        if self.is_plain:
+            chosen = int(logits.argmax())
+            self.put(chosen)
+            return chosen
+        sampling = self.sampling
+        scores = self._changed(logits)
+        if scores is None:
+            return -1
+        chosen = int(scores.argmax()) if self.is_greedy else self._draw(scores)
+        if not sampling.logprobs:
+            self.put(chosen)
+            return chosen
+        shift = _log_sum_exp(logits)
+        top: TopLogprobs = ()
+        if sampling.top_logprobs:
+            ids = _largest(logits, sampling.top_logprobs)
+            top = tuple((int(one), float(logits[one] - shift)) for one in ids)
+        self.put(chosen, float(logits[chosen] - shift), top)
+        return chosen
+
+    def _completes(self, token_id: int) -> bool:
+        """Return whether the grammar is complete after this token."""
+        if self._constraint is None:
+            return False
+        self._constraint.take(token_id)
+        return self._constraint.is_complete
+
+    def _changed(self, logits: Logits) -> Logits | None:
+        """Return the logits with all that the request changes; None if the row has failed."""
+        sampling = self.sampling
+        scores = logits.astype(np.float32, copy=True)
+        if self._seen:
+            ids = np.fromiter(self._seen, np.intp, len(self._seen))
+            values, penalty = scores[ids], np.float32(sampling.repetition_penalty)
+            scores[ids] = np.where(values > 0, values / penalty, values * penalty)
+        if self._answer and (sampling.presence_penalty or sampling.frequency_penalty):
+            ids = np.fromiter(self._answer, np.intp, len(self._answer))
+            counts = np.fromiter(self._answer.values(), np.float32, len(self._answer))
+            scores[ids] -= np.float32(sampling.presence_penalty) + np.float32(sampling.frequency_penalty) * counts
+        for token_id, bias in sampling.logit_bias:
+            scores[token_id] += np.float32(bias)
+        if self._allowed is not None:
+            others = np.ones(len(scores), bool)
+            others[self._allowed] = False
+            scores[others] = -np.inf
+        scores[self._forbidden()] = -np.inf
+        if self._constraint is not None:
+            self._constraint.allow(scores)
+            if failure := self._constraint.failure:
+                self.fail(failure)
+                return None
+        if scores.max() == -np.inf:
+            self.fail("no token may follow: the request's parameters exclude all")
+            return None
+        return scores
+
+    def _forbidden(self) -> list[int]:
+        """Return the tokens that may not come next: the ends of a text that is too short, and the last tokens of bad
+        words whose others have come."""
+        forbidden = [word[-1] for word in self._bad if self._ends_with(word[:-1])]
+        if self.count < self.sampling.min_tokens:
+            forbidden += self._stops
+        return forbidden
+
+    def _ends_with(self, ids: tuple[int, ...]) -> bool:
+        return not ids or (len(ids) <= self.count and tuple(self.token_ids[-len(ids) :]) == ids)
+
+    def _draw(self, scores: Logits) -> int:
+        """Apply top_k, temperature, min_p, typical_p and top_p in this order, then draw."""
+        sampling = self.sampling
+        draw = self._random.random()
+        temperature = sampling.temperature
+        if not (sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0 or sampling.typical_p < 1):
+            return _draw_from_all(scores, temperature, draw)
+        ids, whole = _candidates(scores, sampling)
+        probabilities = np.exp(scores[ids].astype(np.float64) / temperature - whole)
+        return int(ids[_at(_filtered(probabilities, sampling), draw)])
+
+
+def check_ids(sequence: Sequence, vocab_size: int) -> None:
+    """Raises: SequenceFailed if a token id of a request is not in the vocabulary."""
+    sampling = sequence.sampling
+    given: tuple[tuple[str, Iterable[int]], ...] = (
+        ("the prompt", sequence.prompt_ids),
+        ("logit_bias", (token_id for token_id, _ in sampling.logit_bias)),
+        ("stop_token_ids", sampling.stop_token_ids),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("bad_words", (token_id for word in sampling.bad_words for token_id in word)),
+    )
+    for name, ids in given:
+        if not all(0 <= token_id < vocab_size for token_id in ids):
+            raise SequenceFailed(f"{name} contains a token id outside the model's vocabulary")
+
+
+def _log_sum_exp(logits: Logits, temperature: float = 1.0) -> float:
+    highest = float(logits.max())
+    total = float(np.exp((logits - np.float32(highest)) * np.float32(1 / temperature)).sum(dtype=np.float64))
+    return highest / temperature + math.log(total)
+
+
+def _largest(logits: Logits, count: int) -> Ids:
+    """Return the ids of the largest logits, in descending order; of equal ones, the smallest id first."""
+    count = min(count, len(logits))
+    num_blocks = len(logits) // _BLOCK
+    if num_blocks <= count:
+        ids = np.arange(len(logits))
+    else:
+        # The largest values of `count` blocks are `count` values, so no value below all of them is among the largest.
+        highest = logits[: num_blocks * _BLOCK].reshape(num_blocks, _BLOCK).max(-1)
+        ids = np.flatnonzero(logits >= np.partition(highest, num_blocks - count)[num_blocks - count])
+    return _in_order(logits, ids)[:count]
+
+
+def _in_order(logits: Logits, ids: Ids) -> Ids:
+    ordered: Ids = ids[np.argsort(-logits[ids], kind="stable")]
+    return ordered
+
+
+def _draw_from_all(scores: Logits, temperature: float, draw: float) -> int:
+    """Draw from the softmax of all tokens, block by block."""
+    weights = np.exp((scores - scores.max()) * np.float32(1 / temperature))
+    num_blocks = -(-len(weights) // _BLOCK)
+    padded = np.zeros(num_blocks * _BLOCK, np.float32)
+    padded[: len(weights)] = weights
+    blocks = padded.reshape(num_blocks, _BLOCK)
+    sums = blocks.sum(-1, dtype=np.float64)
+    block = _at(sums, draw)
+    before = sums[:block].sum()
+    left = (draw * sums.sum() - before) / sums[block]
+    return block * _BLOCK + _at(blocks[block].astype(np.float64), min(max(left, 0.0), 1.0))
+
+
+def _candidates(scores: Logits, sampling: Sampling) -> tuple[Ids, float]:
+    """Return the likeliest tokens in descending order, which contain all that may be chosen, and the logarithm of the
+    sum by which their probabilities are divided. Tokens beyond top_k are not in the sum."""
+    temperature = sampling.temperature
+    if sampling.top_k:
+        ids = _largest(scores, sampling.top_k)
+        return ids, _log_sum_exp(scores[ids], temperature)
+    whole, highest = _log_sum_exp(scores, temperature), float(scores.max())
+    if sampling.min_p > 0:  # a little less than it says, because of rounding: `_filtered` looks again
+        lowest = highest + temperature * (math.log(sampling.min_p) - 1e-3)
+        return _in_order(scores, np.flatnonzero(scores >= lowest)), whole
+    if sampling.typical_p == 1:
+        ids = _in_order(scores, np.flatnonzero(scores >= highest - temperature * _MARGIN))
+        if np.exp(scores[ids].astype(np.float64) / temperature - whole).sum() >= sampling.top_p:
+            return ids, whole
+    return _in_order(scores, np.flatnonzero(scores > -np.inf)), whole
+
+
+def _filtered(probabilities: Probabilities, sampling: Sampling) -> Probabilities:
+    """Set tokens that may not be chosen to zero. `probabilities` are in descending order."""
+    total = 1.0
+    if sampling.min_p > 0:
+        probabilities = np.where(probabilities >= sampling.min_p * probabilities[0], probabilities, 0.0)
+        total = float(probabilities.sum())
+    if sampling.typical_p < 1:
+        probabilities = _typical(probabilities / total, sampling.typical_p)
+        total = float(probabilities.sum())
+    if sampling.top_p < 1:
+        before = np.cumsum(probabilities) - probabilities
+        probabilities = np.where(before < sampling.top_p * total, probabilities, 0.0)
+    return probabilities
+
+
+def _typical(probabilities: Probabilities, mass: float) -> Probabilities:
+    """Keep the tokens whose surprise is nearest to the expected one, up to the mass. Source: arXiv 2202.00666."""
+    surprise = -np.log(np.maximum(probabilities, 1e-300))
+    shift = np.abs(surprise - (probabilities * surprise).sum())
+    order = np.argsort(shift, kind="stable")
+    before = np.cumsum(probabilities[order]) - probabilities[order]
+    kept = np.zeros_like(probabilities)
+    chosen = order[before < mass]
+    kept[chosen] = probabilities[chosen]
+    return kept
+
+
+def _at(weights: Probabilities, draw: float) -> int:
+    """Return the index at which the cumulative sum passes `draw` times the total. Its weight is never zero."""
+    cumulated = np.cumsum(weights)
+    index = int(np.searchsorted(cumulated, draw * cumulated[-1], side="right"))
+    return index if index < len(weights) else int(np.flatnonzero(weights)[-1])
