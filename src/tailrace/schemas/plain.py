@@ -24,6 +24,7 @@ from itertools import combinations, product
 from typing import Any, NamedTuple
 
 from tailrace.schemas.conjunction import CHOICES, KINDS, Clause, Clauses, Conjunction, Never, SchemaError, key_of
+from tailrace.schemas.disjoint import exclude, kind_of
 from tailrace.schemas.reach import Reach
 from tailrace.schemas.references import References, Schema, pointer
 from tailrace.schemas.regexes import regex_fault
@@ -193,7 +194,7 @@ class _Converter:
         if len(schemas) > _MAX_COMPARED:
             return False
         self._step(len(schemas) ** 2 // _SIZE_OF_STEP)
-        return all(_exclude(one, other) for one, other in combinations(map(self._resolved, schemas), 2))
+        return all(exclude(one, other) for one, other in combinations(map(self._resolved, schemas), 2))
 
     def _resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
         """Return the types and the properties of the target of a plain `$ref`."""
@@ -211,7 +212,7 @@ class _Converter:
         kept = list({key_of(one): one for one in kept}.values())
         if not kept or len(kept) > self._reach.max_values:
             self._leave_open(_where(found, "enum"))
-            kinds = {_kind_of(one) for one in values}
+            kinds = {kind_of(one) for one in values}
             return {"type": _type(kinds)}
         return {"const": kept[0]} if len(kept) == 1 else {"enum": kept}
 
@@ -406,53 +407,9 @@ def _type(kinds: Any) -> str | list[str]:
     return names[0] if len(names) == 1 else names
 
 
-def _kind_of(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    if isinstance(value, int | float):
-        return "integer" if isinstance(value, int) else "number"
-    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
-
-
 def _cost(schema: Schema) -> int:
     """Return how much work a schema is, without those inside of it."""
     if not isinstance(schema, dict):
         return 1
     sizes = (len(value) for value in schema.values() if isinstance(value, list | dict | str))
     return 1 + sum(sizes) // _SIZE_OF_STEP
-
-
-def _exclude(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether no value fits both schemas."""
-    kinds, others = _kinds(one), _kinds(other)
-    if kinds is not None and others is not None:
-        both = kinds & others
-        if ("number" in kinds and "integer" in others) or ("integer" in kinds and "number" in others):
-            both |= {"integer"}
-        if not both:
-            return True
-        if both != {"object"}:
-            some, more = _constants(one), _constants(other)
-            return some is not None and more is not None and not any(value in more for value in some)
-    required = set(one.get("required", ())) & set(other.get("required", ()))
-    for name in required:
-        mine, theirs = one.get("properties", {}).get(name), other.get("properties", {}).get(name)
-        if isinstance(mine, dict) and isinstance(theirs, dict):
-            some, more = _constants(mine), _constants(theirs)
-            if some is not None and more is not None and not any(value in more for value in some):
-                return True
-    return False
-
-
-def _constants(schema: dict[str, Any]) -> list[Any] | None:
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else None
-
-
-def _kinds(schema: dict[str, Any]) -> set[str] | None:
-    if (values := _constants(schema)) is not None:
-        return {_kind_of(one) for one in values}
-    given = schema.get("type")
-    return None if given is None else set(given) if isinstance(given, list) else {given}
