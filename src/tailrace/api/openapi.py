@@ -243,7 +243,7 @@ def _responses(wire: Wire, operation: Operation) -> JsonBody:
         case OnStream():
             kinds = {"application/json": any_json}
         case Show():
-            kinds = {"application/json": any_json, "text/plain": {"schema": {"type": "string"}}}
+            kinds = {"application/json": any_json, "text/plain": {"schema": {"type": "string"}}, **lines}
     _, error = wire.encode_error(RequestError("…"))
     shape = {"type": "object", "required": sorted(msgspec.json.decode(error))}
     refusal = {"application/json": {"schema": shape}}
