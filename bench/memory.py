@@ -1,21 +1,20 @@
-"""Measures the memory of OpenVINO's engine for one GGUF file: first load, load of the prepared model, first answer.
+"""Measures the memory of OpenVINO's engine for one GGUF file: first load, load of the packed model, first answer.
 
-    python bench/memory.py GGUF [--cache DIRECTORY]
+    python bench/memory.py GGUF [--cache DIRECTORY] [--weights auto|4|8|16]
 
-Each load is a new process. Without --cache, or with an empty one, the first load prepares the model, in a process of
-its own whose peak is a row. `anonymous` memory is what the engine needs: the system can only give it to others by
-swapping. `file` is mapped from files and unchanged, mostly programs and the prepared model: the system drops it when
-memory is short. `resident` is the sum, as `ps` and container limits show it. The answer has 32 tokens, its prompt 60.
-Linux only.
+Each load is a new process. Without --cache, or with an empty one, the first load packs the model. `anonymous` memory is
+what the engine needs: the system can only give it to others by swapping. `file` is mapped from files and unchanged,
+mostly programs and the packed model: the system drops it when memory is short. `resident` is the sum, as `ps` and
+container limits show it. The answer has 32 tokens, its prompt 60. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import tempfile
 from pathlib import Path
+from typing import Any
 
 PROMPT_TOKENS, ANSWER_TOKENS = 60, 32
 
@@ -31,7 +30,7 @@ def say(step: str, *, of: int) -> None:
     )
 
 
-def measure(path: str, cache: str) -> None:
+def measure(path: str, cache: str, weights: str) -> None:
     """Load the model in this process, and answer once."""
     of = Path(path).stat().st_size
     from tailrace.engines import EngineSpec
@@ -40,9 +39,8 @@ def measure(path: str, cache: str) -> None:
     from tailrace.types import Sampling
 
     say("library imported", of=of)
-    engine = OpenVINOEngine(EngineSpec("openvino", path, cache_path=cache, exact=True))
-    if prepared := resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024:
-        print(f"{'preparing, at most':24s}{'':38s}{'':10s}{prepared / 1e6:10,.0f}  ({prepared / of:.2f} x)")
+    bits: Any = 0 if weights == "auto" else int(weights)
+    engine = OpenVINOEngine(EngineSpec("openvino", path, cache_path=cache, exact=True, weight_bits=bits))
     say("model loaded", of=of)
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
     engine.submit(Sequence(1, tuple(range(100, 100 + PROMPT_TOKENS)), sampling))
@@ -55,7 +53,8 @@ def measure(path: str, cache: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measures the memory of OpenVINO's engine for a GGUF file.")
     parser.add_argument("gguf", type=Path)
-    parser.add_argument("--cache", type=Path, help="the directory of prepared models; default: an empty one")
+    parser.add_argument("--cache", type=Path, help="the directory of packed models; default: an empty one")
+    parser.add_argument("--weights", choices=("auto", "4", "8", "16"), default="auto")
     options = parser.parse_args()
     processes = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="tailrace-memory-") as directory:
@@ -64,7 +63,7 @@ def main() -> None:
         print(f"{'MB':24s}{'anonymous':>10s}{'÷ file':>10s}{'file':>8s}{'resident':>10s}{'÷ file':>10s}{'peak':>10s}")
         for load in ("first load", "second load"):
             print(f"{load}:")
-            process = processes.Process(target=measure, args=(str(options.gguf), cache))
+            process = processes.Process(target=measure, args=(str(options.gguf), cache, options.weights))
             process.start()
             process.join()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -97,24 +98,32 @@ def test_missing_packages_are_named_with_the_command(installed: set[str]) -> Non
 
 @pytest.mark.parametrize(
     ("types", "num_bytes"),
-    [(("F32", "Q4_1"), 2_280), (("F32", "F16"), 1_900), (("Q6_K", "Q4_K"), 2_280), (("Q6_K", "Q5_K"), 3_400)],
+    [(("F32", "Q4_1"), 2_280), (("F32", "F16"), 3_400), (("Q6_K", "Q4_K"), 2_280), (("Q6_K", "Q5_K"), 3_400)],
 )
 def test_openvino_has_eight_bits_for_some_types(
     types: tuple[str, ...], num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(("avx2", "avx_vnni")))
     card = replace(GGUF, tensor_types=types, num_parameters=3_200, weight_bytes=1_900)
-    assert KINDS["openvino"].weight_bytes(card) == num_bytes
-    assert KINDS["llamacpp"].weight_bytes(card) == 1_900
-    assert KINDS["openvino"].weight_bytes(replace(card, format="openvino")) == 1_900
+    assert KINDS["openvino"].weight_bytes(card, 0) == num_bytes
+    assert KINDS["llamacpp"].weight_bytes(card, 0) == 1_900
+    assert KINDS["openvino"].weight_bytes(replace(card, format="openvino"), 0) == 1_900
+
+
+@pytest.mark.parametrize("form", ["gguf", "huggingface"])
+def test_openvino_has_the_bits_that_are_asked_for(form: Literal["gguf", "huggingface"]) -> None:
+    card = replace(GGUF, format=form, tensor_types=("F32", "Q4_1"), num_parameters=3_200, weight_bytes=1_900)
+    sizes = [KINDS["openvino"].weight_bytes(card, bits) for bits in (4, 8, 16)]
+    assert sizes == [2_240, 3_400, 6_400]
+    assert KINDS["llamacpp"].weight_bytes(card, 16) == 1_900
 
 
 def test_openvino_has_eight_bits_for_small_files_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(("avx2",)))
     small = replace(GGUF, tensor_types=("F32", "Q4_1"), num_parameters=3_200, weight_bytes=1_900)
     large = replace(small, weight_bytes=2**30)
-    assert KINDS["openvino"].weight_bytes(small) == 3_400
-    assert KINDS["openvino"].weight_bytes(large) == round(1.2 * 2**30)
+    assert KINDS["openvino"].weight_bytes(small, 0) == 3_400
+    assert KINDS["openvino"].weight_bytes(large, 0) == round(1.2 * 2**30)
 
 
 def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:

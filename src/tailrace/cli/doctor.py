@@ -156,12 +156,12 @@ def _measure_plan(source: Source) -> MeasurePlan:
     from tailrace.settings import Settings
 
     if source.address or source.engine != "openvino":
-        return MeasurePlan(0 if source.address else source.weight_bytes)
-    return MeasurePlan(source.weight_bytes, engine_spec(source, Settings(), cache_path=""), _in_eight_bits(source))
+        return MeasurePlan(0 if source.address else source.weight_bytes())
+    return MeasurePlan(source.weight_bytes(), engine_spec(source, Settings(), cache_path=""), _in_eight_bits(source))
 
 
 def _in_eight_bits(source: Source) -> bool:
-    return bool(source.card.num_parameters) and source.weight_bytes < 1.5 * source.card.num_parameters
+    return bool(source.card.num_parameters) and source.weight_bytes() < 1.5 * source.card.num_parameters
 
 
 def _reached(source: Source) -> list[tuple[int, float]]:
@@ -203,12 +203,12 @@ def _speeds(source: Source, reached: list[tuple[int, float]], before: Machine, a
 def _limits(source: Source, machine: Machine, streams: int) -> dict[str, float]:
     """Return the limits of memory and arithmetic in tokens per second, by name; 0 if unknown."""
     card = source.card
-    limits = {"memory": streams * machine.read_bytes_per_s / source.weight_bytes if source.weight_bytes else 0.0}
+    limits = {"memory": streams * machine.read_bytes_per_s / source.weight_bytes() if source.weight_bytes() else 0.0}
     if card.num_parameters and machine.engine_ops_per_s:
         name = "arithmetic in eight bits" if _in_eight_bits(source) else "float32 arithmetic"
         limits[name] = machine.engine_ops_per_s / (2 * card.num_parameters)
     elif (
-        card.num_parameters and source.weight_bytes >= 4 * card.num_parameters
+        card.num_parameters and source.weight_bytes() >= 4 * card.num_parameters
     ):  # with smaller weights, engines compute in a lower precision
         limits["float32 arithmetic"] = machine.flops_per_s / (2 * card.num_parameters)
     return limits
@@ -272,7 +272,7 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
     card = source.card
     parameters = f"{card.num_parameters / 1e6:,.1f} million parameters in " if card.num_parameters else ""
     if card.weight_bytes:
-        kept = source.weight_bytes
+        kept = source.weight_bytes()
         converted = "" if kept == card.weight_bytes else f", {kept / 1e6:,.1f} MB in {source.engine}"
         on_disk = f"{_bytes_on_disk(card.path) / 1e6:,.1f} MB on disk"
         yield f"{card.name}: {on_disk}; {parameters}{card.weight_bytes / 1e6:,.1f} MB of weights{converted}"

@@ -8,7 +8,7 @@ Authors of engines need `Engine`, `Capabilities`, `Sequence`, `Delta`, `Prefill`
 
 from __future__ import annotations
 
-from tailrace.engines.interface import Capabilities, Delta, Engine, Prefill, RestartNeeded, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Engine, Prefill, Sequence
 from tailrace.engines.kinds import (
     ENGINES_GROUP,
     KINDS,
@@ -36,7 +36,6 @@ __all__ = [
     "Kind",
     "Prefill",
     "Receiver",
-    "RestartNeeded",
     "Sequence",
     "Supervisor",
     "all_kinds",

@@ -22,7 +22,6 @@ __all__ = [
     "Engine",
     "Prefill",
     "Reporting",
-    "RestartNeeded",
     "Sequence",
 ]
 
@@ -93,10 +92,6 @@ class Prefill(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_tokens: int | None = None  # of the prompt, if it differs from the number of ids
 
 
-class RestartNeeded(Exception):
-    """The engine has to be replaced, and no sequence is at fault. The text is the reason for the log."""
-
-
 class Engine(Protocol):
     """Runs sequences in a batch. Each submitted sequence ends with exactly one `Delta` with a finish_reason."""
 
@@ -115,7 +110,7 @@ class Engine(Protocol):
         """Run one forward over the batch. Returns at once with [] when nothing is running.
 
         A sequence that fails ends with finish_reason "error", and the others go on. Any exception means that the engine
-        is lost. `RestartNeeded` also means that no sequence is at fault.
+        is lost.
         """
 
     def close(self) -> None:

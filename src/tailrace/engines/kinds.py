@@ -48,14 +48,14 @@ def _accept_all(card: ModelCard) -> str:
     return ""
 
 
-def _file_bytes(card: ModelCard) -> int:
+def _file_bytes(card: ModelCard, bits: int) -> int:
     return card.weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One engine. `refuses` returns why the engine cannot run a model of a supported format, or "". `weight_bytes`
-    returns an estimate of the memory of the model's weights."""
+    returns an estimate of the memory of the model's weights; it gets `EngineSpec.weight_bits`, too."""
 
     name: str
     text: str  # a description for people
@@ -71,7 +71,7 @@ class Kind:
     reach: Reach = PORTABLE  # what its grammars keep of a JSON schema
     may_be_silent: bool = False  # may give no token for long; has its own timeouts
     refuses: Callable[[ModelCard], str] = _accept_all
-    weight_bytes: Callable[[ModelCard], int] = _file_bytes
+    weight_bytes: Callable[[ModelCard, int], int] = _file_bytes
 
     @property
     def missing(self) -> tuple[str, ...]:

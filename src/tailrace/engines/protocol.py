@@ -97,10 +97,9 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, gc=False):
 
 
 class Fatal(msgspec.Struct, tag="fatal", array_like=True, gc=False):
-    """The last message of a worker: the model did not load, the engine raised, or it needs a restart (no crash)."""
+    """The last message of a worker: the model did not load, or the engine raised."""
 
     message: str
-    is_crash: bool = True
 
 
 ToWorker: TypeAlias = Start | Submit | Abort

@@ -17,7 +17,7 @@ from typing import cast
 from tailrace.child import begin_child, end_family_with_me
 from tailrace.engines import load_engine
 from tailrace.engines.huge_pages import move_to_huge_pages
-from tailrace.engines.interface import Delta, Engine, Prefill, Reporting, RestartNeeded
+from tailrace.engines.interface import Delta, Engine, Prefill, Reporting
 from tailrace.engines.kinds import find_kind
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
@@ -155,10 +155,6 @@ def main(argv: list[str]) -> int:
             run(engine, link, start.epoch)
         except EOFError:
             raise
-        except RestartNeeded as error:
-            link.send(Fatal(str(error), is_crash=False))
-            link.flush_and_close()
-            return 0
         except BaseException as error:
             link.send(
                 Fatal(

@@ -67,7 +67,6 @@ class WorkerProcess(asyncio.Protocol):
         self.last_frame_s = time.monotonic()
         self.last_token_s = self.last_frame_s  # of the prompt or of an answer
         self.has_given = False  # whether it has ever given a token
-        self.wants_restart = False  # whether it asked for a restart: not a crash
         self.process: asyncio.subprocess.Process
         self._transport: asyncio.Transport | None = None
         self._buffer = FrameBuffer()
@@ -117,7 +116,7 @@ class WorkerProcess(asyncio.Protocol):
         """Return why the worker ended (its own message or its exit status), and whether it crashed."""
         reason = self.gone.result()
         if reason != _CLOSED:
-            return reason, not self.wants_restart
+            return reason, True
         with contextlib.suppress(TimeoutError):
             status = await asyncio.wait_for(self.process.wait(), _EXIT_TIMEOUT_S)
             return how_it_ended(status), -status not in _FROM_OUTSIDE
@@ -152,7 +151,6 @@ class WorkerProcess(asyncio.Protocol):
             elif not self.ready.done():
                 self.ready.set_result(message.capabilities)
         elif isinstance(message, Fatal):
-            self.wants_restart = not message.is_crash
             self._mark_lost(message.message)
 
     def _report(self, reports: list[Prefill]) -> None:

@@ -117,7 +117,7 @@ def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
         if not source.own:
             raise
         raise ModelError(f"{source.card.name}: {error}") from None
-    return Served(source.card.name, spec, own, weight_bytes=source.weight_bytes)
+    return Served(source.card.name, spec, own, weight_bytes=source.weight_bytes(spec.weight_bits))
 
 
 async def _generator(source: Source, served: Served, store: LogStore) -> Generator:

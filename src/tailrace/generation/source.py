@@ -40,10 +40,9 @@ class Source:
     address: str = ""  # of the upstream server
     own: Mapping[str, Any] = field(default_factory=dict)  # settings of only this model; Any: of each setting's type
 
-    @property
-    def weight_bytes(self) -> int:
-        """The memory of its weights in this engine."""
-        return all_kinds()[self.engine].weight_bytes(self.card)
+    def weight_bytes(self, bits: int = 0) -> int:
+        """Return an estimate of the memory of its weights in this engine; `bits` are `EngineSpec.weight_bits`."""
+        return all_kinds()[self.engine].weight_bytes(self.card, bits)
 
 
 def find_source(source: str, progress: Progress, settings: Settings = _DEFAULTS) -> Source:

@@ -1,1 +1,1 @@
-"""OpenVINO GenAI: the default engine on CPUs. `engine` implements the interface; the other modules are its parts."""
+"""OpenVINO: the default engine on CPUs. `engine` implements the interface; the other modules are its parts."""

@@ -19,7 +19,8 @@ TENSOR_TYPES = frozenset(
 FOUR_BITS = frozenset(("Q4_0", "Q4_1", "Q4_K"))  # kept if `least_bits` is 4; the other types get eight bits
 _SMALL_BYTES = 400 * 2**20  # of a file; in eight bits, a model of this size takes 0.3 GB more
 _SHARE = 1.2  # of the file's bytes: the library keeps scales in float32
-_BYTES = 17 / 16  # of a weight of eight bits, including its share of the scale
+# Of a weight, by its bits, with its share of the scale. With four bits, the embedding has eight.
+_BYTES = {4: 0.7, 8: 17 / 16, 16: 2.0}
 
 
 def why_not(card: ModelCard) -> str:
@@ -59,13 +60,12 @@ def least_bits(file_bytes: int) -> int:
     return 8 if is_small and not has_eight_bit_products(processor_flags()) else 4
 
 
-def weight_bytes(card: ModelCard) -> int:
-    """Return an estimate of the memory of a model's weights."""
-    types = set(card.tensor_types) - {"F32", "F16", "BF16"}
-    if card.format == "huggingface":
-        return round(card.num_parameters * _BYTES)
-    if card.format != "gguf" or not types:
+def weight_bytes(card: ModelCard, bits: int = 0) -> int:
+    """Return an estimate of the memory of a model's weights. `bits` are those of `EngineSpec.weight_bits`."""
+    if card.format == "openvino":
         return card.weight_bytes
-    if types <= FOUR_BITS | {"Q6_K", "Q8_0"} and least_bits(card.weight_bytes) == 4:
+    types = set(card.tensor_types) - {"F32", "F16", "BF16"}
+    has_four_bits = bool(types) and types <= FOUR_BITS | {"Q6_K", "Q8_0"} and least_bits(card.weight_bytes) == 4
+    if has_four_bits and not bits:
         return round(card.weight_bytes * _SHARE)
-    return round(card.num_parameters * _BYTES)
+    return round(card.num_parameters * _BYTES[bits or 8])
