@@ -10,7 +10,7 @@ install: .venv/.installed
 
 .venv/.installed: pyproject.toml hatch_build.py
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing tailrace into .venv: about 156 MB to download, 536 MB on disk."
+	@echo "Installing tailrace into .venv: about 153 MB to download, 525 MB on disk."
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile --editable .
 	@touch $@
 

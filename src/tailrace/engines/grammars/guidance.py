@@ -1,8 +1,8 @@
 """Converts grammars to llguidance's language, for the check and for the engines that use llguidance.
 
 llguidance reads JSON schemas as the standard says: objects and lists may have additional members, and a pattern may
-match anywhere. OpenVINO's grammars allow only the named members. The schema is closed here in the same way: a narrower
-answer still conforms, and a schema has the same meaning on all engines.
+match anywhere. The schema is closed here: only the named members are allowed, and a pattern matches the whole text. A
+narrower answer still conforms, and a small model does not get lost in members that nobody asked for.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ TENSOR_TYPES = frozenset(
 FOUR_BITS = frozenset(("Q4_0", "Q4_1", "Q4_K"))  # kept if `least_bits` is 4; the other types get eight bits
 _SMALL_BYTES = 400 * 2**20  # of a file; in eight bits, a model of this size takes 0.3 GB more
 _SHARE = 1.2  # of the file's bytes: the library keeps scales in float32
-# Of a weight, by its bits, with its share of the scale. With four bits, the embedding has eight.
-_BYTES = {4: 0.7, 8: 17 / 16, 16: 2.0}
+# Of a weight, by its bits, with its share of the scale. With four bits, the embedding has eight. With 16, the library
+# computes in float32, and keeps two copies.
+_BYTES = {4: 0.7, 8: 17 / 16, 16: 8.0}
 
 
 def why_not(card: ModelCard) -> str:
