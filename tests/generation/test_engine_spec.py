@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tailrace.errors import ModelError
 from tailrace.generation.service import engine_spec
 from tailrace.generation.source import Source, find_named, find_source
 from tailrace.models import NoProgress
@@ -52,3 +53,17 @@ def test_each_model_has_its_own_load() -> None:
     own = {"smollm2": {"for_": "one"}, "other": {"for_": "many"}}
     first, other = find_named(["other=smollm2"], NoProgress(), Settings(max_sequences=1), first="smollm2", own=own)
     assert (first.engine, other.engine) == ("llamacpp", "openvino")
+
+
+def test_weights_of_more_bits_need_more_memory() -> None:
+    source = find_source("smollm2", NoProgress())
+    specs = [engine_spec(source, Settings(weights=bits), cache_path="") for bits in ("4", "8", "16")]
+    sizes = [source.weight_bytes(spec.weight_bits) for spec in specs]
+    assert sizes == sorted(set(sizes))
+
+
+def test_an_export_keeps_its_weights(source: Source) -> None:
+    export = replace(source, card=replace(source.card, format="openvino"), engine="openvino")
+    engine_spec(export, Settings(), cache_path="")
+    with pytest.raises(ModelError, match="--weights does not apply to scripted: an OpenVINO export has its own"):
+        engine_spec(export, Settings(weights="8"), cache_path="")

@@ -222,6 +222,8 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         raise ModelError(f"--context-tokens must be at most {most}, the context window of {source.card.name}.")
     kind = all_kinds()[source.engine]
     kind.check(sorted(OPTIONAL_SETTINGS & settings.changed.keys()))
+    if settings.weights != "auto" and source.card.format == "openvino":
+        raise ModelError(f"--weights does not apply to {source.card.name}: an OpenVINO export has its own weights.")
     return EngineSpec(
         engine=source.engine,
         path=source.address or str(source.card.path),

@@ -29,7 +29,7 @@ class Reach:
 
 _COMMON_FORMATS = frozenset({"date", "date-time", "email", "ipv4", "ipv6", "time", "uuid"})
 
-# What an engine of another package keeps, unless it says more. No engine of tailrace needs it.
+# For libraries that are not known: an engine of another package, unless it says more; a forced call of another server.
 PORTABLE = Reach(
     is_portable=True,
     formats=_COMMON_FORMATS,
