@@ -12,6 +12,7 @@ before it as its past.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +48,10 @@ class Runner:
         """`model` has the inputs of `decoder.py`. Any: the library's objects. Raises: the library's RuntimeError."""
         core = ov.Core()
         self._inputs = {port.any_name for port in model.inputs}
-        lone = _with_one_row(model) if has_lone_form else None
-        compiled = core.compile_model(model, device, options)
+        models = [model, _with_one_row(model)] if has_lone_form else [model]
+        with ThreadPoolExecutor(len(models)) as pool:  # a form takes one to two seconds of one processor
+            forms = list(pool.map(lambda one: core.compile_model(one, device, options), models))
+        compiled = forms[0]
         # The last block is for unread rows.
         self._unread = Piece((0,), 0, (num_blocks,), is_sampled=False)
         self._caches = {
@@ -60,7 +63,7 @@ class Runner:
             if _is_cache(port.any_name)
         }
         self._batch = self._request(compiled)
-        self._lone = self._batch if lone is None else self._request(core.compile_model(lone, device, options))
+        self._lone = self._request(forms[1]) if has_lone_form else self._batch
         self.vocab_size = int(compiled.output("logits").partial_shape[-1].get_length())
         self._given: dict[str, npt.NDArray[Any]] = {}  # must live until the step ends
 
