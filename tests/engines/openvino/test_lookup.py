@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Sequence
+from tailrace.engines.schedule import FREE, Schedule
 from tailrace.models import ModelCard
 from tailrace.testing import Law, laws
 from tailrace.types import Grammar, Sampling
@@ -58,9 +59,9 @@ def test_engine_without_a_prefix_cache_keeps(law: Law, spec: EngineSpec) -> None
     engine.close()
 
 
-def _answer(engine: Shared, prompt_ids: tuple[int, ...], sampling: Sampling) -> list[Delta]:
+def _answer(engine: Shared, prompt_ids: tuple[int, ...], sampling: Sampling, schedule: Schedule = FREE) -> list[Delta]:
     deltas: list[Delta] = []
-    engine.submit(Sequence(1, prompt_ids, sampling))
+    engine.submit(Sequence(1, prompt_ids, sampling, schedule))
     while not deltas or deltas[-1].finish_reason is None:
         deltas += engine.step()
     return deltas
@@ -105,3 +106,27 @@ def test_a_seed_repeats_its_answer(engine: Shared, chat: Callable[[str], tuple[i
         _ids(_answer(engine, prompt, Sampling(temperature=0.7, seed=seed, max_tokens=40))) for seed in (1, 1, 2)
     )
     assert first == again != other
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_guesses_change_no_token(
+    engine: Shared, openvino_spec: EngineSpec, chat: Callable[[str], tuple[int, ...]], temperature: float
+) -> None:
+    """A row with guesses runs in a batch, so it is compared with one that never runs alone."""
+    if not engine.capabilities.exact:
+        pytest.skip("an engine that is not exact does not promise it")
+    prompts = [
+        chat(f"Repeat this text word for word: {TEXT}"),
+        chat("Count to ten, twice."),
+        tuple(range(500, 540)) * 2,
+    ]
+    sampling = [Sampling(temperature=temperature, seed=seed, max_tokens=48, logprobs=True) for seed in range(3)]
+    plain = load_engine(msgspec.structs.replace(openvino_spec, exact=True, never_alone=True))
+    try:
+        without = [_answer(Shared(plain), *asked) for asked in zip(prompts, sampling, strict=True)]
+    finally:
+        plain.close()
+    # The first engine runs a row alone when it has no guess, unless the schedule says otherwise.
+    guessed = [_answer(engine, *asked, Schedule((48,))) for asked in zip(prompts, sampling, strict=True)]
+    assert [_ids(deltas) for deltas in guessed] == [_ids(deltas) for deltas in without]
+    assert max(len(delta.token_ids) for deltas in guessed for delta in deltas) > 1
