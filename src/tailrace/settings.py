@@ -77,7 +77,7 @@ class Settings:
     prompt_lookup_tokens: int = _model_setting(
         0,
         "Prompt lookup decoding in OpenVINO: tokens that are guessed per step from the prompt and the answer so far. "
-        "Faster if an answer repeats its prompt; the answer is the same. 0 is off.",
+        "Faster if an answer repeats itself or its prompt. 0 is off.",
         most=16,
     )
     weights: str = _model_setting(

@@ -1,7 +1,7 @@
 """Speculation: guesses of the next tokens, which one step checks together.
 
 A guess is right if the row chooses the same token from the logits after the tokens before it. So the answer is the same
-as without guesses: only the number of steps changes.
+as in a batch without guesses: only the number of steps changes.
 """
 
 from __future__ import annotations
