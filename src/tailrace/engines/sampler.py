@@ -30,7 +30,7 @@ PARAMETERS = frozenset((
 ))  # fmt: skip
 
 _BLOCK = 128  # tokens whose maximum or sum is computed together
-_MARGIN = 20.0  # below the largest logit: rarely chosen tokens, looked at only if the likelier ones are not enough
+_LEAST_WEIGHTS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # relative to the likeliest token; less likely ones are looked at last
 
 Logits = npt.NDArray[np.float32]
 Probabilities = npt.NDArray[np.float64]
@@ -41,9 +41,9 @@ class Row:
     """One sequence in the batch: its sampling state, its tokens, and its delta that was not taken yet."""
 
     __slots__ = (
-        "_allowed", "_answer", "_bad", "_constraint", "_eos", "_ids", "_logprobs", "_random", "_seen", "_start",
-        "_stops", "_top", "_why", "count", "finish", "is_greedy", "is_over", "is_plain", "sampling", "sequence_id",
-        "token_ids",
+        "_allowed", "_answer", "_bad", "_constraint", "_eos", "_ids", "_is_changed", "_logprobs", "_random", "_seen",
+        "_start", "_stops", "_top", "_why", "count", "finish", "is_greedy", "is_over", "is_plain", "sampling",
+        "sequence_id", "token_ids",
     )  # fmt: skip
 
     def __init__(self, sequence: Sequence, eos: frozenset[int], constraint: Constraint | None = None) -> None:
@@ -60,11 +60,16 @@ class Row:
         self._bad = sampling.bad_words
         self.is_greedy = not sampling.temperature
         penalties = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
+        self._is_changed = bool(
+            penalties
+            or sampling.logit_bias
+            or constraint
+            or sampling.min_tokens
+            or sampling.allowed_token_ids
+            or sampling.bad_words
+        )
         # Greedy, and nothing changes the logits or asks for them.
-        self.is_plain = self.is_greedy and not (
-            penalties or sampling.logprobs or sampling.logit_bias or constraint or sampling.min_tokens
-            or sampling.allowed_token_ids or sampling.bad_words
-        )  # fmt: skip
+        self.is_plain = self.is_greedy and not self._is_changed and not sampling.logprobs
         self._constraint = constraint
         self._random = random.Random(sampling.seed)
         self._answer: Counter[int] = Counter()
@@ -174,6 +179,8 @@ class Row:
     def _changed(self, logits: Logits) -> Logits | None:
         """Return the logits with all that the request changes; None if the row has failed."""
         sampling = self.sampling
+        if not self._is_changed:
+            return logits
         scores = logits.astype(np.float32, copy=True)
         if self._seen:
             ids = np.fromiter(self._seen, np.intp, len(self._seen))
@@ -239,9 +246,17 @@ def check_ids(sequence: Sequence, vocab_size: int) -> None:
 
 
 def _log_sum_exp(logits: Logits, temperature: float = 1.0) -> float:
-    highest = float(logits.max())
-    total = float(np.exp((logits - np.float32(highest)) * np.float32(1 / temperature)).sum(dtype=np.float64))
-    return highest / temperature + math.log(total)
+    weights, highest = _weights(logits, temperature)
+    return highest / temperature + math.log(float(weights.sum(dtype=np.float64)))
+
+
+def _weights(scores: Logits, temperature: float) -> tuple[Logits, float]:
+    """Return the probabilities of all tokens relative to that of the likeliest one, and its logit."""
+    highest = scores.max()
+    weights = np.subtract(scores, highest)
+    if temperature != 1:
+        weights *= np.float32(1 / temperature)
+    return np.exp(weights, out=weights), float(highest)
 
 
 def _largest(logits: Logits, count: int) -> Ids:
@@ -264,16 +279,14 @@ def _in_order(logits: Logits, ids: Ids) -> Ids:
 
 def _draw_from_all(scores: Logits, temperature: float, draw: float) -> int:
     """Draw from the softmax of all tokens, block by block."""
-    weights = np.exp((scores - scores.max()) * np.float32(1 / temperature))
-    num_blocks = -(-len(weights) // _BLOCK)
-    padded = np.zeros(num_blocks * _BLOCK, np.float32)
-    padded[: len(weights)] = weights
-    blocks = padded.reshape(num_blocks, _BLOCK)
-    sums = blocks.sum(-1, dtype=np.float64)
+    weights, _ = _weights(scores, temperature)
+    num_whole = len(weights) // _BLOCK * _BLOCK
+    sums = weights[:num_whole].reshape(-1, _BLOCK).sum(-1, dtype=np.float64)
+    sums = np.append(sums, weights[num_whole:].sum(dtype=np.float64))
     block = _at(sums, draw)
-    before = sums[:block].sum()
-    left = (draw * sums.sum() - before) / sums[block]
-    return block * _BLOCK + _at(blocks[block].astype(np.float64), min(max(left, 0.0), 1.0))
+    left = (draw * sums.sum() - sums[:block].sum()) / sums[block]
+    own = weights[block * _BLOCK : (block + 1) * _BLOCK].astype(np.float64)
+    return block * _BLOCK + _at(own, min(max(left, 0.0), 1.0))
 
 
 def _candidates(scores: Logits, sampling: Sampling) -> tuple[Ids, float]:
@@ -283,15 +296,22 @@ def _candidates(scores: Logits, sampling: Sampling) -> tuple[Ids, float]:
     if sampling.top_k:
         ids = _largest(scores, sampling.top_k)
         return ids, _log_sum_exp(scores[ids], temperature)
-    whole, highest = _log_sum_exp(scores, temperature), float(scores.max())
+    weights, highest = _weights(scores, temperature)
+    total = float(weights.sum(dtype=np.float64))
+    ids = np.flatnonzero(_least(weights, total, sampling))
+    return _in_order(scores, ids), highest / temperature + math.log(total)
+
+
+def _least(weights: Logits, total: float, sampling: Sampling) -> npt.NDArray[np.bool_]:
+    """Return which tokens are likely enough to be looked at: few, of which the others are less likely."""
     if sampling.min_p > 0:  # a little less than it says, because of rounding: `_filtered` looks again
-        lowest = highest + temperature * (math.log(sampling.min_p) - 1e-3)
-        return _in_order(scores, np.flatnonzero(scores >= lowest)), whole
+        return weights >= np.float32(sampling.min_p * (1 - 1e-3))
     if sampling.typical_p == 1:
-        ids = _in_order(scores, np.flatnonzero(scores >= highest - temperature * _MARGIN))
-        if np.exp(scores[ids].astype(np.float64) / temperature - whole).sum() >= sampling.top_p:
-            return ids, whole
-    return _in_order(scores, np.flatnonzero(scores > -np.inf)), whole
+        for least in _LEAST_WEIGHTS:
+            likely = weights >= np.float32(least)
+            if float(weights[likely].sum(dtype=np.float64)) >= sampling.top_p * total:
+                return likely
+    return weights > 0
 
 
 def _filtered(probabilities: Probabilities, sampling: Sampling) -> Probabilities:
