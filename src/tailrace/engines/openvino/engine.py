@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import openvino as ov
 
 from tailrace.engines.constraints import Constraints
@@ -33,6 +35,8 @@ from tailrace.models import read_card
 
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 
+_MANY_ROWS = 4
+_MOST_THREADS = 8
 _WAIT_S = 0.005  # for a grammar that is being compiled, if nothing else runs
 
 
@@ -51,6 +55,8 @@ class OpenVINOEngine:
         self._exact = spec.exact
         self._adapter = 1 if spec.adapter else 0  # its number in the graph
         self._guesses = spec.prompt_lookup_tokens
+        self._num_threads = min(spec.threads or os.cpu_count() or 1, _MOST_THREADS)
+        self._threads = ThreadPoolExecutor(self._num_threads, "sampler")
         self._runs: dict[int, SequenceState] = {}
         self._aborted: list[int] = []
         self._scheduler = Scheduler(
@@ -115,6 +121,7 @@ class OpenVINOEngine:
 
     def close(self) -> None:
         self._constraints.close()
+        self._threads.shutdown(wait=False)
         self._runs.clear()
         self._aborted.clear()
 
@@ -131,14 +138,26 @@ class OpenVINOEngine:
             is_batch=not is_alone,
             meanwhile=lambda: self._constraints.compute_masks(constraints),
         )
-        deltas, first = [], 0
-        for work, own in zip(works, pieces, strict=True):
-            num_sampled = sum(piece.is_sampled for piece in own)
-            num_right = _choose(work, logits[first : first + num_sampled]) if num_sampled else 0
-            first += num_sampled
+        counts = [sum(piece.is_sampled for piece in own) for own in pieces]
+        given = np.split(logits, np.cumsum(counts)[:-1])
+        deltas = []
+        for work, num_right in zip(works, self._choose(works, given), strict=True):
             self._scheduler.done(work, num_right=num_right)
             deltas += self._take(work.run, is_alone=is_alone and self._exact)
         return deltas
+
+    def _choose(self, works: list[Work], logits: list[Logits]) -> list[int]:
+        """Choose the tokens of all works. Returns how many guesses of each were right. Many rows that draw are shared
+        among threads, because numpy computes them in parallel."""
+        if sum(not work.run.row.is_plain for work in works) < _MANY_ROWS:
+            return [_choose(*one) for one in zip(works, logits, strict=True)]
+        pairs = list(zip(works, logits, strict=True))
+        cuts = range(self._num_threads)
+        parts = self._threads.map(lambda cut: [_choose(*one) for one in pairs[cut :: self._num_threads]], cuts)
+        chosen = [0] * len(works)
+        for cut, part in zip(cuts, parts, strict=True):
+            chosen[cut :: self._num_threads] = part
+        return chosen
 
     def _take(self, run: SequenceState, *, is_alone: bool) -> list[Delta]:
         delta = run.row.take(is_alone=is_alone, num_cached_tokens=run.num_cached)
@@ -175,6 +194,8 @@ def _choose(work: Work, logits: Logits) -> int:
     """Choose the next tokens of a row from the logits after its last token and after each guess. Returns how many
     guesses were right."""
     row, num_right = work.run.row, 0
+    if not len(logits):
+        return 0
     for place, given in enumerate(logits):
         chosen = row.choose(given)
         if row.is_over or place == len(work.guesses) or chosen != work.guesses[place]:
