@@ -54,7 +54,7 @@ test: install-dev
 # Line coverage of the packages that tests call in their own process, with a floor (pyproject.toml). It is no part of `test`:
 # Python 3.11 traces every line, which makes these tests take 1.8 times the processor time, and the other tests mostly
 # wait for servers, which run in processes that are not measured. From 3.12 on COVERAGE_CORE=sysmon takes an eighth more instead.
-COVERED := $(addprefix tests/,admission dialects durable generation streams text test_errors.py test_types.py)
+COVERED := $(addprefix tests/,admission dialects durable generation schemas streams text test_errors.py test_types.py)
 
 coverage: install-dev
 	$(BIN)/pytest -n 2 --dist loadfile $(TRIES) -m "not deep" --cov --cov-report=term $(COVERED) $(ARGS)
