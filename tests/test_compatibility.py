@@ -33,7 +33,8 @@ from tailrace.http.wires import is_meant
 from tailrace.types import SHAPING, End, Event, GenerateRequest, Sampling, Usage
 
 PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"
-_EVERYWHERE = PARAMETERS | {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens"}
+_EVERYWHERE = PARAMETERS | {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens",
+                            "include_special"}  # fmt: skip
 _UNKNOWN = "nobody_knows"
 
 HONOURED, REFUSED, IGNORED = "honoured", "refused", "ignored, and named"

@@ -22,7 +22,9 @@ _OWN = {
     "vllm": "vllm/engine",
 }
 # Implemented by the server.
-_SERVERS = ("max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens")
+_SERVERS = (
+    "max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens", "include_special",
+)  # fmt: skip
 
 
 def parameters(engine: str) -> set[str]:

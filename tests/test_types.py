@@ -47,6 +47,7 @@ def test_every_sampling_parameter_reaches_the_worker() -> None:
         max_tokens=9,
         stop=("a", "é"),
         include_stop=True,
+        include_special=True,
         single_call=True,
         ignore_eos=True,
         logprobs=True,

@@ -110,14 +110,15 @@ class Sampling:
     max_tokens: int | None = None  # None: the server's default
     max_reasoning_tokens: int | None = None  # then the reasoning is ended. None: the server's default
     stop: tuple[str, ...] = ()
-    include_stop: bool = False  # leave the matched stop string in the text
+    include_stop: bool = False  # leave the matched stop string, or the text of the stop token, in the text
+    include_special: bool = False  # show the text of control tokens
     single_call: bool = False  # end after the first tool call
     ignore_eos: bool = False
     logprobs: bool = False  # of the chosen tokens
     top_logprobs: int = 0  # number of most likely tokens to return at each position
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and the numbers to add to their logits
-    min_tokens: int = 0  # no end before so many
-    stop_token_ids: tuple[int, ...] = ()  # end the answer, besides the model's own
+    min_tokens: int = 0  # no end before so many, also not by a stop string
+    stop_token_ids: tuple[int, ...] = ()  # end the answer, besides the model's own, and are not shown
     allowed_token_ids: tuple[int, ...] = ()  # no others are chosen; empty: all
     bad_words: tuple[tuple[int, ...], ...] = ()  # tokens that never follow each other
     grammar: Grammar | None = None
@@ -155,6 +156,7 @@ class GenerateRequest:
     continue_final: bool = False  # the last message is the beginning of the answer
     split_reasoning: bool = True  # for chats; if false, reasoning stays in the text
     sampling: Sampling = field(default_factory=Sampling)
+    bad_words: tuple[str, ...] = ()  # texts that the answer must not have, for `sampling.bad_words`
     may_shorten: bool = True  # reduce max_tokens to the room that the prompt leaves; otherwise refuse the request
     may_loosen: bool = True  # leave open what the engine's grammar does not keep; otherwise refuse the request
     truncate: int | None = None  # use only this many tokens at the end of the prompt

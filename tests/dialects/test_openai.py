@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from tailrace.dialects import openai
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import ChatView
 from tailrace.dialects.openai_models import list_models, show_model
-from tailrace.dialects.wire import View
+from tailrace.dialects.wire import GenerateCall, View
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import NO_LIMIT, CallReading, End, Event, Grammar, Message, Sampling, TextDelta, Usage
 
@@ -41,6 +42,21 @@ def test_defaults_of_a_completion() -> None:
     assert (call.request.on_disconnect, call.stream, call.ignored) == ("cancel", False, ())
     assert completion(TEXT | {"max_tokens": 5}).request.sampling.max_tokens == 5
     assert completion(TEXT | {"max_tokens": None}).request.sampling.max_tokens == 16
+
+
+@pytest.mark.parametrize(("parse", "body"), [(chat, CHAT), (completion, {"prompt": "Hi"})])
+def test_parameters_about_tokens(parse: Callable[[JsonBody], GenerateCall], body: JsonBody) -> None:
+    given = {"min_tokens": 3, "stop_token_ids": [5], "allowed_token_ids": [5, 6], "bad_words": ["a", " b"]}
+    request = parse(body | given | {"skip_special_tokens": False}).request
+    sampling = request.sampling
+    assert (sampling.min_tokens, sampling.stop_token_ids, sampling.allowed_token_ids) == (3, (5,), (5, 6))
+    assert (sampling.include_special, request.bad_words) == (True, ("a", " b"))
+    neutral = {"min_tokens": 0, "stop_token_ids": [], "bad_words": [], "skip_special_tokens": True}
+    assert parse(body | neutral) == parse(body)
+    for name, value in {"min_tokens": -1, "stop_token_ids": [-1], "allowed_token_ids": "5", "bad_words": [" "]}.items():
+        with pytest.raises(RequestError) as caught:
+            parse(body | {name: value})
+        assert str(caught.value.param).partition("[")[0] == name
 
 
 def test_templates_see_a_developer_as_system() -> None:

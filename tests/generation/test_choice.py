@@ -12,7 +12,7 @@ from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.engines.schedule import Schedule
-from tailrace.engines.scripted.engine import scripted_token
+from tailrace.engines.scripted.engine import CONTROL_TOKENS, EOS_ID, scripted_token
 from tailrace.errors import EngineLost
 from tailrace.generation import Run
 from tailrace.generation.choice import Choice, Problem, State
@@ -315,6 +315,59 @@ async def test_deltas_after_the_end_are_ignored() -> None:
 
 def _choice() -> Choice:
     return Choice(0, Sequence(1, (72, 105), Sampling(temperature=0.0, seed=1, max_tokens=9)), tokenizer())
+
+
+def _told(sampling: Sampling, *deltas: Delta) -> list[tuple[str, tuple[int, ...], str | None]]:
+    """Return text, ids and finish_reason of the events that deltas give."""
+    choice = Choice(0, Sequence(1, (72, 105), sampling), tokenizer())
+    choice.on_submit()
+    events = [event for delta in deltas for event in _events(choice.take(delta))]
+    return [(event.text, event.token_ids, event.finish_reason) for event in events]
+
+
+def _events(taken: tuple[TextDelta, ...] | Problem) -> tuple[TextDelta, ...]:
+    assert not isinstance(taken, Problem)
+    return taken
+
+
+_USER = CONTROL_TOKENS.index("<|user|>") + 256
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({}, "ab"),
+        ({"include_special": True}, "a<|user|>b"),
+        ({"include_special": True, "include_stop": True}, "a<|user|>b<|end|>"),
+    ],
+)
+def test_control_tokens_are_shown_on_request_but_not_the_end(parameters: dict[str, bool], text: str) -> None:
+    """As in vLLM: the token that ends an answer is shown only with include_stop."""
+    sampling = Sampling(seed=1, max_tokens=9, **parameters)  # type: ignore[arg-type]  # bools
+    told = _told(sampling, Delta(1, 0, (97, _USER)), Delta(1, 2, (98, EOS_ID), (), "stop"))
+    assert ("".join(one[0] for one in told), [one[1] for one in told]) == (text, [(97, _USER), (98, EOS_ID)])
+    assert told[-1][2] == "stop"
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "ab"), (True, "abc")])
+def test_the_token_of_stop_token_ids_is_not_shown(include: bool, text: str) -> None:
+    sampling = Sampling(seed=1, max_tokens=9, stop_token_ids=(99,), include_stop=include)
+    assert _told(sampling, Delta(1, 0, (97, 98, 99), (), "stop")) == [(text, (97, 98, 99), "stop")]
+    assert _told(sampling, Delta(1, 0, (97, 98, 99), (), "length")) == [("abc", (97, 98, 99), "length")]
+
+
+def test_a_stop_string_counts_only_after_min_tokens() -> None:
+    ids = tuple(b"abab")
+    assert _told(Sampling(seed=1, max_tokens=9, stop=("b",)), Delta(1, 0, ids)) == [("a", ids[:2], "stop")]
+    least = Sampling(seed=1, max_tokens=9, stop=("b",), min_tokens=2)
+    assert _told(least, Delta(1, 0, ids)) == [("aba", ids, "stop")]
+
+
+def test_what_continues_after_tokens_of_the_log_needs_fewer() -> None:
+    choice = Choice(0, Sequence(1, (72,), Sampling(seed=1, max_tokens=9, min_tokens=4)), tokenizer())
+    for num_before, left in ((1, 3), (3, 1), (6, 0)):
+        choice.continue_from(2, (97,) * num_before)
+        assert choice.sequence.sampling.min_tokens == left
 
 
 def test_the_states_of_a_choice() -> None:

@@ -19,6 +19,7 @@ _VOCAB_SIZE = 40
 _PARAMETERS = frozenset(field.name for field in fields(Sampling)) - {
     "stop",
     "include_stop",
+    "include_special",
     "single_call",
     "grammar",
     "n",
@@ -90,6 +91,8 @@ class _Toy:
             logits[token_id] *= 1 / penalty if logits[token_id] > 0 else penalty
         for token_id, count in self.penalised(sequence, answer).items():
             logits[token_id] -= sampling.presence_penalty + count * sampling.frequency_penalty
+        for token_id in _forbidden(sampling, answer):
+            logits[token_id] = -1e9
         if sampling.temperature:
             logits = _log_softmax([logit / sampling.temperature for logit in logits])
             left = _left(logits, sampling)
@@ -99,6 +102,7 @@ class _Toy:
         start = len(answer)
         answer.append(token_id)
         finish: FinishReason | None = "length" if len(answer) == sampling.max_tokens else None
+        finish = "stop" if token_id in sampling.stop_token_ids else finish
         told = self.told(raw, _log_softmax(logits))
         top = sorted(enumerate(told), key=lambda each: -each[1])[: sampling.top_logprobs]
         return Delta(
@@ -109,6 +113,14 @@ class _Toy:
             finish,
             top_logprobs=(tuple(top),) if sampling.top_logprobs else (),
         )
+
+
+def _forbidden(sampling: Sampling, answer: list[int]) -> set[int]:
+    forbidden = {*range(_VOCAB_SIZE)}.difference(sampling.allowed_token_ids) if sampling.allowed_token_ids else set()
+    for *before, last in sampling.bad_words:
+        if not before or answer[-len(before) :] == before:
+            forbidden.add(last)
+    return forbidden.union(sampling.stop_token_ids) if len(answer) < sampling.min_tokens else forbidden
 
 
 def _left(logprobs: list[float], sampling: Sampling) -> list[int]:
@@ -175,6 +187,10 @@ _BROKEN: list[tuple[Callable[[], Engine], str]] = [
     (_ignoring("presence_penalty"), "presence_is_penalised"),
     (_ignoring("frequency_penalty"), "frequency_is_penalised"),
     (_ignoring("logit_bias"), "bias_is_added"),
+    (_ignoring("stop_token_ids"), "stop_tokens_end"),
+    (_ignoring("min_tokens"), "min_tokens_come"),
+    (_ignoring("allowed_token_ids"), "only_allowed_tokens"),
+    (_ignoring("bad_words"), "bad_words_never_come"),
     (_ignoring("top_logprobs"), "top_logprobs_are_sorted"),
     (_CountsThePrompt, "presence_is_penalised"),
     (_CountsThePrompt, "frequency_is_penalised"),

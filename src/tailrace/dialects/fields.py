@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -20,9 +21,11 @@ __all__ = [
     "SamplingFields",
     "Temperature",
     "TemplateValues",
+    "TokenFields",
     "Tokens",
     "TopK",
     "answer_tokens",
+    "bad_words",
     "sampling_of",
     "seed_of",
     "stops",
@@ -36,6 +39,8 @@ _MAX_TEMPLATE_VALUES = 16
 _MAX_NUMBER = 2**53
 _WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _MAX_STOP_CHARACTERS = 256
+_MAX_TOKEN_IDS = 1_024  # in a list of token ids
+_MAX_BAD_WORDS = 128
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 AnswerTokens = Annotated[int, msgspec.Meta(ge=-1)]  # for `answer_tokens`
@@ -44,6 +49,7 @@ RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=100)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 TopK = Annotated[int, msgspec.Meta(ge=-1)]
+TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=_MAX_TOKEN_IDS)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
@@ -71,6 +77,17 @@ class SamplingFields(CommonFields, kw_only=True):
     n: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
 
 
+class TokenFields(SamplingFields, kw_only=True):
+    """Also the parameters of vLLM about single tokens and about what is shown of them."""
+
+    min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
+    stop_token_ids: TokenIds | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
 TemplateValues: TypeAlias = dict[str, TemplateValue]  # by their names in the chat template
 
 
@@ -90,9 +107,31 @@ def sampling_of(fields: SamplingFields) -> Sampling:
         for name in ("top_p", "top_k", "min_p", "typical_p"):
             given.pop(name, None)
     lengths = [length for name in _LENGTHS if (length := answer_tokens(getattr(fields, name), name)) is not None]
-    return Sampling(
+    sampling = Sampling(
         **given, max_tokens=lengths[0] if lengths else None, seed=seed_of(fields.seed), stop=stops(fields.stop)
     )
+    if not isinstance(fields, TokenFields):
+        return sampling
+    return replace(
+        sampling,
+        min_tokens=fields.min_tokens or 0,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        allowed_token_ids=tuple(fields.allowed_token_ids or ()),
+        include_stop=bool(fields.include_stop_str_in_output),
+        include_special=fields.skip_special_tokens is False,
+    )
+
+
+def bad_words(fields: TokenFields) -> tuple[str, ...]:
+    """Return the texts that an answer must not have. Raises: RequestError."""
+    words, name = tuple(fields.bad_words or ()), "bad_words"
+    if len(words) > _MAX_BAD_WORDS or any(len(word) > _MAX_STOP_CHARACTERS for word in words):
+        raise RequestError(
+            f"{name} has at most {_MAX_BAD_WORDS} texts of at most {_MAX_STOP_CHARACTERS} characters.", param=name
+        )
+    if not all(word.strip() for word in words):
+        raise RequestError(f"A text in {name} is empty.", param=name)
+    return words
 
 
 def answer_tokens(given: int | None, name: str) -> int | None:

@@ -20,8 +20,9 @@ from tailrace.dialects.conversations import ConversationField, in_conversation, 
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.fields import (
     ReasoningTokens,
-    SamplingFields,
     TemplateValues,
+    TokenFields,
+    bad_words,
     sampling_of,
     template_values,
 )
@@ -69,7 +70,7 @@ __all__ = [
 RETRY_MS = 1000
 
 
-class NativeBody(SamplingFields, kw_only=True):
+class NativeBody(TokenFields, kw_only=True):
     """The body of `POST /v1/streams`."""
 
     model: str | None = None
@@ -137,6 +138,7 @@ def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
         messages=messages,
         template_values=template_values(fields.chat_template_kwargs),
         split_reasoning=fields.reasoning == "auto",
+        bad_words=bad_words(fields),
         sampling=replace(
             sampling_of(fields),
             logprobs=bool(fields.logprobs),

@@ -26,10 +26,11 @@ from tailrace.dialects.fields import (
     AnswerTokens,
     ReasoningTokens,
     RepetitionPenalty,
-    SamplingFields,
     TemplateValues,
+    TokenFields,
     Tokens,
     answer_tokens,
+    bad_words,
     sampling_of,
     template_values,
 )
@@ -78,21 +79,16 @@ _MAX_BIASED = 300
 _REASONING_FIELD = "messages[].reasoning_content"
 _DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's reference
 _UNUSED = {
-    "allowed_token_ids": refused([]),
     "audio": ignored(),
-    "bad_words": refused([]),
     "best_of": ignored(1),
     "cache_prompt": ignored(True),
     "chat_template": refused(),
     "grammar": refused(""),
     "guided_grammar": refused(""),
     "length_penalty": ignored(1),
-    "min_tokens": refused(0),
     "modalities": ignored(["text"]),
     "prompt_logprobs": refused(),
-    "skip_special_tokens": ignored(True),
     "spaces_between_special_tokens": ignored(True),
-    "stop_token_ids": refused([]),
     "suffix": refused(""),
     "tool_prompt": refused(""),
     "use_beam_search": refused(False),
@@ -113,12 +109,11 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class _Body(SamplingFields, kw_only=True):
+class _Body(TokenFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     logit_bias: dict[str, float] | None = None
-    include_stop_str_in_output: bool | None = None
     response_format: JsonBody | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_choice: list[str] | None = None
@@ -200,6 +195,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         continue_final=continues,
         split_reasoning=fields.reasoning_format != "none",
         truncate=fields.truncate_prompt_tokens,
+        bad_words=bad_words(fields),
         sampling=replace(
             _sampling(fields),
             logprobs=wants_logprobs,
@@ -240,6 +236,7 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
         model=fields.model,
         prompts=_prompts(fields.prompt),
         truncate=fields.truncate_prompt_tokens,
+        bad_words=bad_words(fields),
         sampling=replace(
             sampling,
             logprobs=wants_logprobs,
@@ -304,7 +301,6 @@ def _sampling(fields: _Body) -> Sampling:
     return replace(
         sampling_of(fields),
         logit_bias=tuple((int(name), value) for name, value in bias.items()),
-        include_stop=bool(fields.include_stop_str_in_output),
     )
 
 

@@ -97,9 +97,12 @@ class Choice:
     _splitter: ReasoningSplitter | None = field(init=False)  # until the reasoning is over
     # The text of control tokens that belong to tool calls, by id. Other control tokens have no text.
     _spellings: dict[int, str] = field(init=False)
+    _min_tokens: int = field(init=False)  # before which no stop string ends the answer
+    _hidden: frozenset[int] = field(init=False)  # tokens that are not shown if they end the answer
     _is_plain: bool = field(init=False)  # none of the four has to see each token
 
     def __post_init__(self) -> None:
+        self._min_tokens = self.sequence.sampling.min_tokens
         self._reset_text()
 
     @property
@@ -266,6 +269,7 @@ class Choice:
         sampling = replace(
             sequence.sampling,
             max_tokens=max(1, sequence.sampling.max_tokens + num_before - self._num_prompted_usage),
+            min_tokens=max(0, self._min_tokens - len(token_ids)),
             # With the same seed it would draw the random numbers of the answer's start again.
             seed=((sequence.sampling.seed or 0) + len(token_ids)) % SEEDS,
         )
@@ -315,7 +319,7 @@ class Choice:
 
     def _reset_text(self) -> None:
         sampling, reasoning = self.sequence.sampling, self.reasoning_format
-        self._detokenizer = Detokenizer(self._tokenizer)
+        self._detokenizer = Detokenizer(self._tokenizer, include_special=sampling.include_special)
         self._splitter = ReasoningSplitter(reasoning, self._tokenizer.control_tokens) if reasoning is not None else None
         self._stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
         self._spellings = {}
@@ -323,6 +327,10 @@ class Choice:
             markers = "".join(FORMATS.get(self.calls.format, UNKNOWN).markers)
             known = self._tokenizer.control_tokens.items()
             self._spellings = {token_id: spelled for spelled, token_id in known if spelled in markers}
+        self._hidden = frozenset()
+        if not sampling.include_stop:
+            special = self._tokenizer.special_ids if sampling.include_special else frozenset()
+            self._hidden = special.union(sampling.stop_token_ids)
         self._tool_calls = None
         if sampling.single_call:
             self._tool_calls = ToolCallReader(msgspec.structs.replace(self.calls or CallReading(), single=True))
@@ -330,12 +338,13 @@ class Choice:
 
     def _note_plain(self) -> None:
         readers = (self._splitter, self._stops, self._tool_calls)
-        self._is_plain = all(reader is None for reader in readers) and not self._spellings
+        self._is_plain = all(reader is None for reader in readers) and not self._spellings and not self._hidden
 
     def _take_tokens(self, delta: Delta) -> tuple[TextDelta, ...]:
         """Return the events of a delta, with its tokens read one at a time."""
-        finish, shown = delta.finish_reason, self._push_tokens(delta.token_ids)
-        if self.is_spent and (finish is None or shown.num_taken < len(delta.token_ids)):
+        finish, ids = delta.finish_reason, delta.token_ids
+        shown = self._push_tokens(ids, hides_last=finish == "stop" and bool(ids) and ids[-1] in self._hidden)
+        if self.is_spent and (finish is None or shown.num_taken < len(ids)):
             finish = None
         elif self.is_spent:  # the model ended here itself
             self.is_spent = False
@@ -361,13 +370,16 @@ class Choice:
         alone = delta.is_alone
         return TextDelta(shown.text, ids, self.index, logprobs, finish, shown.stop, top, shown.reasoning, alone)
 
-    def _push_tokens(self, token_ids: Ids[int], *, is_forced: bool = False) -> _Shown:
+    def _push_tokens(self, token_ids: Ids[int], *, is_forced: bool = False, hides_last: bool = False) -> _Shown:
         """Read ids, up to a stop string, the end of the only tool call or of the budget for reasoning. `is_forced`:
-        they are those that end the reasoning."""
+        they are those that end the reasoning. `hides_last`: the last one has no text."""
         shown, most = _Shown(), self.sequence.sampling.max_reasoning_tokens
         for token_id in token_ids:
             shown.num_taken += 1
-            self._show(shown, *self._read(token_id, self.num_tokens + shown.num_taken))
+            number = self.num_tokens + shown.num_taken
+            is_hidden = hides_last and shown.num_taken == len(token_ids)
+            reasoning, text = ("", "") if is_hidden else self._read(token_id, number)
+            self._show(shown, reasoning, text, may_stop=number > self._min_tokens)
             if shown.stop is not None or (self._tool_calls is not None and self._tool_calls.is_over):
                 break
             if most is not None and not is_forced and self._splitter is not None and self._splitter.is_reasoning:
@@ -391,12 +403,12 @@ class Choice:
             self._note_plain()
         return parts
 
-    def _show(self, shown: _Shown, reasoning: str, text: str) -> None:
+    def _show(self, shown: _Shown, reasoning: str, text: str, *, may_stop: bool = True) -> None:
         """Add reasoning and text. Stop strings and tool calls are found only in the text."""
         if reasoning:
             shown.reasoning += reasoning
             shown.num_reasoning = shown.num_taken
-        if self._stops is not None:
+        if self._stops is not None and may_stop:
             text, shown.stop = self._stops.push(text)
         if self._tool_calls is not None:
             self._tool_calls.push(text)

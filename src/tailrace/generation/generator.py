@@ -40,7 +40,7 @@ __all__ = ["Generator", "Limits"]
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
 # Parameters that tailrace implements for every engine.
 _COMMON_PARAMETERS = frozenset(
-    {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens"}
+    {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens", "include_special"}
 )
 
 
@@ -131,7 +131,10 @@ class Generator:
     def parameters(self) -> frozenset[str]:
         """Names of the supported sampling parameters."""
         capabilities = self._supervisor.capabilities
-        return _COMMON_PARAMETERS | (capabilities.parameters if capabilities is not None else frozenset())
+        common = _COMMON_PARAMETERS
+        if not self.prompts.tokenizer.control_tokens:  # of an upstream server
+            common -= {"include_special"}
+        return common | (capabilities.parameters if capabilities is not None else frozenset())
 
     def num_ahead(self, log: StreamLog) -> int:
         """Return how many requests have their turn before a queued stream."""
@@ -144,6 +147,7 @@ class Generator:
         there is no engine, StorageError if the stream cannot be kept. Then no stream exists.
         """
         arrived_s = time.monotonic()
+        request = self._with_bad_words(request)
         self._check(request)
         if request.sampling.grammar is not None:
             self.gate.check_open(request.owner)
@@ -182,6 +186,12 @@ class Generator:
         self.used_s = time.monotonic()
         with self._reserved(record):
             return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
+
+    def _with_bad_words(self, request: GenerateRequest) -> GenerateRequest:
+        if not request.bad_words:
+            return request
+        words = self.prompts.bad_words(request.bad_words)
+        return replace(request, bad_words=(), sampling=replace(request.sampling, bad_words=words))
 
     async def _with_grammar(self, request: GenerateRequest, grammar: Grammar) -> GenerateRequest:
         """Return the request with a grammar that the engine takes. Raises: as `create`."""
@@ -336,9 +346,7 @@ class Generator:
         if len(request.prompts) * sampling.n > self.limits.max_choices:
             most = self.limits.max_choices
             raise RequestError(f"A request has at most {most} answers (prompts times n).", param="prompt")
-        for token_id, _ in sampling.logit_bias:
-            if not 0 <= token_id < self.prompts.tokenizer.vocab_size:
-                raise RequestError("logit_bias has a token id that the model does not have.", param="logit_bias")
+        self.prompts.check_ids(sampling)
         self.prompts.check(request)
 
     def unsupported(self, sampling: Sampling) -> list[str]:

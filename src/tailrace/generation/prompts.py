@@ -8,7 +8,7 @@ from itertools import chain
 
 from tailrace.errors import ContextLengthExceeded, RequestError, UnsupportedParameter
 from tailrace.text import ChatEncoder, Tokenizer
-from tailrace.types import GenerateRequest, Message, Prompt, ReasoningFormat
+from tailrace.types import GenerateRequest, Message, Prompt, ReasoningFormat, Sampling
 
 __all__ = ["PromptEncoder"]
 
@@ -43,6 +43,32 @@ class PromptEncoder:
         reasoning = (message.reasoning for message in request.messages)
         if any("\0" in text for text in (*texts, *request.sampling.stop, *_texts_of(request.messages), *reasoning)):
             raise RequestError("Text must not contain NUL characters.", param="prompt")
+
+    def check_ids(self, sampling: Sampling) -> None:
+        """Raises: RequestError for a token id that the model does not have."""
+        given = {
+            "logit_bias": [token_id for token_id, _ in sampling.logit_bias],
+            "stop_token_ids": sampling.stop_token_ids,
+            "allowed_token_ids": sampling.allowed_token_ids,
+        }
+        for name, ids in given.items():
+            if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in ids):
+                raise RequestError(f"{name} has a token id that the model does not have.", param=name)
+
+    def bad_words(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the ids of texts that an answer must not have: of each text as it is, and after a space if that is
+        another token. Source: vLLM's `SamplingParams.update_from_tokenizer`.
+
+        Raises: RequestError for text with lone surrogates.
+        """
+        found: list[tuple[int, ...]] = []
+        for word in words:
+            text = word.lstrip()
+            first, inner = (tuple(self.tokenizer.encode(one, special=False)) for one in (text, f" {text}"))
+            found.append(first)
+            if len(inner) == len(first) and inner[0] != first[0]:
+                found.append(inner)
+        return tuple(ids for ids in found if ids)
 
     async def encode(self, request: GenerateRequest) -> tuple[Prompt, ...]:
         """Return the prompts with their texts and ids. Long prompts are encoded in a thread.

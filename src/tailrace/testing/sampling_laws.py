@@ -113,6 +113,49 @@ def _logit_bias(harness: EngineHarness) -> None:
     require(not any(banned in answer for answer in spared), None, f"token {banned} with {-_SURE} is in {spared}")
 
 
+def _stop_tokens(harness: EngineHarness) -> None:
+    prompts = harness.prompts(3, "stops")
+    free = harness.sampling(_MAX_TOKENS)
+    for prompt, usual in zip(prompts, _answers(harness, prompts, free), strict=True):
+        sequence_id = harness.submit(prompt, replace(free, stop_token_ids=usual[:1]))
+        harness.finish()
+        ids, reason = harness.ids(sequence_id), harness.end(sequence_id).finish_reason
+        ended = reason == "stop" and ids[-1:] == usual[:1]
+        require(ended == (usual[0] in ids), sequence_id, f"token {usual[0]} did not end {ids}, whose end is {reason!r}")
+
+
+def _min_tokens(harness: EngineHarness) -> None:
+    prompts = harness.prompts(3, "least")
+    free = harness.sampling(_MAX_TOKENS)
+    ends = tuple({answer[0] for answer in _answers(harness, prompts, free)})
+    longer = replace(free, stop_token_ids=ends, min_tokens=_MAX_TOKENS)
+    for ids in _answers(harness, prompts, longer):
+        require(len(ids) == _MAX_TOKENS, None, f"{ids} ended before {_MAX_TOKENS} tokens")
+
+
+def _allowed_tokens(harness: EngineHarness) -> None:
+    allowed = (3 % harness.vocab_size, 11 % harness.vocab_size)
+    prompts = harness.prompts(3, "allowed")
+    free = replace(harness.sampling(_MAX_TOKENS), allowed_token_ids=allowed)
+    answers = _answers(harness, prompts, free)
+    require(
+        all(set(ids) <= {*allowed} for ids in answers), None, f"only {allowed} are allowed, but there are {answers}"
+    )
+
+
+def _bad_words(harness: EngineHarness) -> None:
+    prompts = harness.prompts(3, "bad")
+    free = harness.sampling(_MAX_TOKENS)
+    without = _answers(harness, prompts, free)
+    bad = tuple(without)
+    answers = _answers(harness, prompts, replace(free, bad_words=bad))
+    require(not {*answers} & {*bad}, None, f"{bad} are bad, but there are {answers}")
+    _require_mostly_same([ids[:1] for ids in answers], [ids[:1] for ids in without], "the first token of bad words")
+    banned = without[0][0]
+    answers = _answers(harness, prompts, replace(free, bad_words=((banned,),)))
+    require(not any(banned in ids for ids in answers), None, f"token {banned} is bad, but there are {answers}")
+
+
 def _top_logprobs(harness: EngineHarness) -> None:
     sequence_id = harness.submit(
         harness.prompts(1, "top")[0], replace(harness.sampling(_MAX_TOKENS), logprobs=True, top_logprobs=3)
@@ -210,6 +253,15 @@ sampling_laws: tuple[Law, ...] = (
         frozenset({"frequency_penalty"}),
     ),
     Law("bias_is_added", "logit_bias forces and bans tokens", _logit_bias, frozenset({"logit_bias"})),
+    Law("stop_tokens_end", "a token of stop_token_ids ends the answer", _stop_tokens, frozenset({"stop_token_ids"})),
+    Law(
+        "min_tokens_come",
+        "nothing ends an answer before min_tokens",
+        _min_tokens,
+        frozenset({"min_tokens", "stop_token_ids"}),
+    ),
+    Law("only_allowed_tokens", "no token but allowed_token_ids", _allowed_tokens, frozenset({"allowed_token_ids"})),
+    Law("bad_words_never_come", "no sequence of tokens that is in bad_words", _bad_words, frozenset({"bad_words"})),
     Law("top_logprobs_are_sorted", "the likeliest tokens, sorted", _top_logprobs, frozenset({"top_logprobs"})),
     Law("logprobs_are_raw", "logprobs do not depend on temperature", _raw_logprobs, _DRAWN | {"logprobs"}),
 )

@@ -16,13 +16,14 @@ class Detokenizer:
     """Decodes the tokens of one sequence incrementally.
 
     Bytes of an incomplete character are held back. Invalid bytes become U+FFFD as soon as they are known to be invalid.
-    Special tokens and ids outside the vocabulary give no text and do not affect held bytes.
+    Special tokens and ids outside the vocabulary give no text and do not affect held bytes. With `include_special`,
+    special tokens give their text.
     """
 
     __slots__ = ("_decoder", "_pending", "_pieces", "_size", "_texts")
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._texts = tokenizer.texts
+    def __init__(self, tokenizer: Tokenizer, *, include_special: bool = False) -> None:
+        self._texts = tokenizer.all_texts if include_special else tokenizer.texts
         self._pieces = tokenizer.pieces
         self._size = tokenizer.vocab_size
         self._decoder = _Utf8Decoder("replace")

@@ -95,6 +95,7 @@ class ByteTokenizer(Tokenizer):
         # Used like lists: callers only read them by id.
         self.pieces = cast("list[bytes]", _Pieces())
         self.texts = cast("list[str | None]", _Texts())
+        self.all_texts = self.texts
         self.control_tokens = {}
         self._lost = b""
 

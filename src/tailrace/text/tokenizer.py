@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -103,6 +104,14 @@ class Tokenizer:
         self._id_of_piece = {
             piece: i for i, piece in enumerate(self.pieces) if 0 < len(piece) <= 4 and i not in self.special_ids
         }
+
+    @cached_property
+    def all_texts(self) -> list[str | None]:
+        """As `texts`, with the text of special tokens."""
+        texts = list(self.texts)
+        for i in self.special_ids:
+            texts[i] = self.pieces[i].decode()
+        return texts
 
     def _find_bos(self) -> tuple[int, ...]:
         """Return the tokens that the post-processor adds before a text. It may also add tokens after it."""

@@ -45,8 +45,9 @@ from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
 __all__ = ["PARAMETERS", "VllmEngine"]
 
 PARAMETERS = frozenset((
-    "frequency_penalty", "grammar", "ignore_eos", "logit_bias", "logprobs", "max_tokens", "min_p", "presence_penalty",
-    "repetition_penalty", "seed", "temperature", "top_k", "top_logprobs", "top_p",
+    "allowed_token_ids", "bad_words", "frequency_penalty", "grammar", "ignore_eos", "logit_bias", "logprobs",
+    "max_tokens", "min_p", "min_tokens", "presence_penalty", "repetition_penalty", "seed", "stop_token_ids",
+    "temperature", "top_k", "top_logprobs", "top_p",
 ))  # fmt: skip
 _BLOCK_TOKENS = 128  # the CPU build's block size; a multiple of the GPU's
 _CPU_SHARE = 0.6  # limit, as a share of free memory; the number of blocks decides the actual use
@@ -234,7 +235,7 @@ def _params(sampling: Sampling, eos_token_ids: list[int]) -> SamplingParams:
     grammar = None
     if sampling.grammar is not None:
         grammar = StructuredOutputsParams(grammar=to_guidance(sampling.grammar))
-    return SamplingParams(
+    params = SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -245,10 +246,15 @@ def _params(sampling: Sampling, eos_token_ids: list[int]) -> SamplingParams:
         seed=(sampling.seed or 0) % 2**63,
         max_tokens=sampling.max_tokens,
         ignore_eos=sampling.ignore_eos,
-        stop_token_ids=[] if sampling.ignore_eos else eos_token_ids,
+        min_tokens=min(sampling.min_tokens, sampling.max_tokens or 0),  # vLLM refuses more than max_tokens
+        stop_token_ids=[*sampling.stop_token_ids, *([] if sampling.ignore_eos else eos_token_ids)],
+        allowed_token_ids=list(sampling.allowed_token_ids) or None,
         logprobs=max(sampling.top_logprobs, 1) if sampling.logprobs else None,
         logit_bias=dict(sampling.logit_bias) or None,
         structured_outputs=grammar,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )
+    if sampling.bad_words:  # the ids that vLLM would make of texts, which are not known here
+        params._bad_words_token_ids = [list(word) for word in sampling.bad_words]
+    return params
