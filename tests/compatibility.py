@@ -72,7 +72,8 @@ _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type":
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 
 _SAMPLING: dict[str, Value] = {
-    "allowed_token_ids": [5], "bad_words": ["x"], "min_tokens": 5, "skip_special_tokens": False, "stop_token_ids": [5],
+    "allowed_token_ids": [5], "bad_words": ["x"], "min_tokens": 5, "prompt_logprobs": 2,
+    "skip_special_tokens": False, "stop_token_ids": [5],
     "frequency_penalty": 0.5, "guided_choice": ["a"], "guided_json": _SCHEMA, "guided_regex": "a", "ignore_eos": True,
     "include_stop_str_in_output": True, "json_schema": _SCHEMA, "logit_bias": {"5": 1}, "n_predict": 7,
     "repeat_penalty": 1.2,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from tailrace.engines import KINDS
+from tailrace.engines.openvino.engine import PARAMETERS as OPENVINO
 from tailrace.requirements import install_command
 from tailrace.types import SHAPING, Sampling
 
@@ -44,6 +45,7 @@ def in_the_checkout(command: str) -> str:
 
 def table() -> str:
     honoured = {engine: parameters(engine) for engine in _OWN}
+    honoured["openvino"] |= OPENVINO
     names = sorted(set(Sampling.__slots__) - set(_SERVERS))
     lines = [f"| parameter | {' | '.join(_OWN)} |", "|---|" + "---|" * len(_OWN)]
     for name in names:

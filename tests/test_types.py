@@ -48,6 +48,7 @@ def test_every_sampling_parameter_reaches_the_worker() -> None:
         stop=("a", "é"),
         include_stop=True,
         include_special=True,
+        prompt_logprobs=2,
         single_call=True,
         ignore_eos=True,
         logprobs=True,

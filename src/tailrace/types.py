@@ -29,6 +29,7 @@ __all__ = [
     "Grammar",
     "Message",
     "Prompt",
+    "PromptLogprob",
     "PromptProgress",
     "ReasoningFormat",
     "Released",
@@ -121,6 +122,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()  # end the answer, besides the model's own, and are not shown
     allowed_token_ids: tuple[int, ...] = ()  # no others are chosen; empty: all
     bad_words: tuple[tuple[int, ...], ...] = ()  # tokens that never follow each other
+    prompt_logprobs: int | None = None  # of the prompt's tokens, with so many most likely ones. None: not wanted
     grammar: Grammar | None = None
     n: int = 1
 
@@ -252,6 +254,14 @@ class Failure(NamedTuple):
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]  # ids and logprobs of the most likely tokens, in this order
 
 
+class PromptLogprob(NamedTuple):
+    """How likely a token of a prompt is after those before it."""
+
+    logprob: float
+    rank: int  # among all tokens; 1 is the most likely
+    top: TopLogprobs  # as many as the request wants
+
+
 class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     """The output of one engine step for one choice of a stream: text or reasoning, never both. Text may come later than
     its tokens: incomplete characters, and possible beginnings of stop strings and reasoning markers, are held back."""
@@ -265,6 +275,8 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, if requested
     reasoning: str = ""  # the model's reasoning before its answer; not part of `text`
     is_alone: bool = False  # as in the engine's `Delta`; a replay repeats it
+    # If requested, on the first event of a choice: for each token of its prompt but the first.
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 class Spent(NamedTuple):

@@ -20,6 +20,7 @@ _PARAMETERS = frozenset(field.name for field in fields(Sampling)) - {
     "stop",
     "include_stop",
     "include_special",
+    "prompt_logprobs",
     "single_call",
     "grammar",
     "n",

@@ -87,7 +87,6 @@ _UNUSED = {
     "guided_grammar": refused(""),
     "length_penalty": ignored(1),
     "modalities": ignored(["text"]),
-    "prompt_logprobs": refused(),
     "spaces_between_special_tokens": ignored(True),
     "suffix": refused(""),
     "tool_prompt": refused(""),
@@ -120,6 +119,7 @@ class _Body(TokenFields, kw_only=True):
     guided_json: JsonBody | str | None = None
     guided_regex: str | None = None
     truncate_prompt_tokens: Tokens | None = None
+    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     # llama.cpp's names, on this path.
     json_schema: JsonBody | None = None
     n_predict: AnswerTokens | None = None
@@ -212,6 +212,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         custom_tools=tools.custom,
         shows_reasoning=fields.include_reasoning is not False and not (fields.reasoning and fields.reasoning.exclude),
         has_older_calls=is_older,
+        prompt_logprobs=fields.prompt_logprobs is not None,
         shows_progress=_shows_progress(fields, request.server, notes),
     )
     if branch is not None:
@@ -224,14 +225,19 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
     fields, unused = read_known(request.body, CompletionBody, _UNUSED_IN_TEXTS)
     notes = list(unused)
     wants_logprobs = fields.logprobs is not None
-    if fields.echo and wants_logprobs:
-        raise UnsupportedParameter("echo with logprobs is not supported.", param="echo")
+    is_only_prompt = bool(fields.echo) and fields.max_tokens == 0
+    if is_only_prompt:
+        fields.max_tokens = 1  # which is not shown: engines have no other way to read a prompt
     supported = request.server.parameters
     if fields.logprobs and "logprobs" in supported and "top_logprobs" not in supported:
         raise UnsupportedParameter(
             "This engine has only the logprobs of the chosen tokens: logprobs can be 0.", param="logprobs"
         )
     sampling = _sampling(fields)
+    shows_prompt = fields.prompt_logprobs is not None
+    if fields.echo and fields.logprobs is not None:
+        most = max(fields.logprobs, fields.prompt_logprobs or 0)
+        sampling = replace(sampling, prompt_logprobs=most)
     generate = GenerateRequest(
         model=fields.model,
         prompts=_prompts(fields.prompt),
@@ -249,6 +255,8 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
         usage=_usage(fields, notes),
         logprobs=wants_logprobs,
         echo=bool(fields.echo),
+        is_only_prompt=is_only_prompt,
+        prompt_logprobs=shows_prompt,
         shows_progress=_shows_progress(fields, request.server, notes),
     )
     return GenerateCall(generate, view, bool(fields.stream), tuple(notes))
@@ -294,6 +302,8 @@ def _sampling(fields: _Body) -> Sampling:
         raise RequestError("The names in logit_bias must be token ids.", param="logit_bias")
     if not all(-100 <= value <= 100 for value in bias.values()):
         raise RequestError("The values of logit_bias must be from -100 to 100.", param="logit_bias")
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise UnsupportedParameter("prompt_logprobs cannot be used with stream.", param="prompt_logprobs")
     if fields.max_tokens is None:
         fields.max_tokens = answer_tokens(fields.n_predict, "n_predict")
     if fields.repetition_penalty is None:
@@ -301,6 +311,7 @@ def _sampling(fields: _Body) -> Sampling:
     return replace(
         sampling_of(fields),
         logit_bias=tuple((int(name), value) for name, value in bias.items()),
+        prompt_logprobs=fields.prompt_logprobs,
     )
 
 
@@ -375,5 +386,11 @@ WIRE = Wire(
     encode_error=encode_error,
     find_model=named_model,
     unused=_UNUSED,
-    names={"max_tokens": "max_completion_tokens", "prompt": "messages", "top_logprobs": "logprobs"},
+    names={
+        "include_special": "skip_special_tokens",
+        "prompt_logprobs": "echo",
+        "max_tokens": "max_completion_tokens",
+        "prompt": "messages",
+        "top_logprobs": "logprobs",
+    },
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from tailrace.dialects.answers import EventStreamView, ToolsView, finite, logprobs_json, tokens_of
@@ -21,9 +23,9 @@ from tailrace.dialects.wire import (
 )
 from tailrace.text.calls import CallPart, ToolCallReader
 from tailrace.text.custom_calls import CustomCallReader
-from tailrace.types import End, Event, PromptProgress, Released, TextDelta
+from tailrace.types import End, Event, FinishReason, PromptLogprob, PromptProgress, Released, TextDelta
 
-__all__ = ["ChatChunkEncoder", "ChatView", "TextEncoder", "TextView"]
+__all__ = ["ChatChunkEncoder", "ChatView", "TextEncoder", "TextView", "prompt_json"]
 
 UsageShown: TypeAlias = Literal["never", "at_end", "always"]  # always: also in each chunk
 
@@ -37,6 +39,7 @@ class ChatView(ToolsView):
     logprobs: bool = False
     shows_reasoning: bool = True
     has_older_calls: bool = False  # a call is a `function_call`
+    prompt_logprobs: bool = False  # in whole answers
     shows_progress: bool = False
 
     def open(self, facts: StreamFacts) -> Encoder:
@@ -48,6 +51,8 @@ class TextView(EventStreamView):
     usage: UsageShown = "never"
     logprobs: bool = False
     echo: bool = False
+    is_only_prompt: bool = False  # echo without an answer
+    prompt_logprobs: bool = False  # in whole answers, besides those of echo
     shows_progress: bool = False
 
     def open(self, facts: StreamFacts) -> Encoder:
@@ -108,7 +113,7 @@ class _Encoder:
             return _DONE
         return f"{self._head}],{to_json(more).decode()[1:]}\n\n".encode("ascii") + _DONE
 
-    def _whole(self, end: End, choices: list[JsonBody]) -> bytes:
+    def _whole(self, end: End, choices: list[JsonBody], more: Mapping[str, object] = MappingProxyType({})) -> bytes:
         facts = self._facts
         return to_json(
             {
@@ -119,6 +124,7 @@ class _Encoder:
                 "choices": choices,
                 "usage": usage_json(end),
                 **conformity_json(end),
+                **more,
                 "system_fingerprint": None,
             }
         )
@@ -182,7 +188,10 @@ class ChatChunkEncoder(_Encoder):
     def whole(self, events: Sequence[Event]) -> bytes:
         end = finished_end(events)
         choices = deltas_by_choice(events, self._facts.num_choices)
-        return self._whole(end, [self._whole_choice(*one) for one in enumerate(choices)])
+        more = {}
+        if self._view.prompt_logprobs:
+            more["prompt_logprobs"] = prompt_json(self._facts, 0, choices[0][0].prompt_logprobs)
+        return self._whole(end, [self._whole_choice(*one) for one in enumerate(choices)], more)
 
     def _whole_choice(self, index: int, deltas: Sequence[TextDelta]) -> JsonBody:
         finish: str | None = deltas[-1].finish_reason
@@ -268,6 +277,25 @@ class ChatChunkEncoder(_Encoder):
         return {"content": content, "refusal": None}
 
 
+def prompt_json(facts: StreamFacts, number: int, known: Sequence[PromptLogprob]) -> list[JsonBody | None]:
+    """Return the logprobs of a prompt in vLLM's form: for each token the asked ones and its own, by id."""
+    found: list[JsonBody | None] = [None]
+    for token_id, one in zip(facts.prompt_ids[number][1:], known, strict=False):
+        entries = {top_id: (logprob, rank) for rank, (top_id, logprob) in enumerate(one.top, 1)}
+        entries.setdefault(token_id, (one.logprob, one.rank))
+        found.append(
+            {
+                str(entry_id): {
+                    "logprob": finite(logprob),
+                    "rank": rank,
+                    "decoded_token": facts.vocabulary.token_text(entry_id),
+                }
+                for entry_id, (logprob, rank) in entries.items()
+            }
+        )
+    return found
+
+
 class TextEncoder(_Encoder):
     """`text_completion`s."""
 
@@ -276,47 +304,78 @@ class TextEncoder(_Encoder):
 
     def __init__(self, facts: StreamFacts, view: TextView) -> None:
         super().__init__(facts, view)
+        self._view = view
+        self._each = facts.num_choices // max(len(facts.prompt_ids), 1)  # answers to each prompt
         self._offsets = [0] * facts.num_choices
-        self._echoes = [""] * facts.num_choices
-        if view.echo:
-            each = facts.num_choices // len(facts.prompts)
-            self._echoes = [facts.prompts[choice // each] for choice in range(facts.num_choices)]
+        self._begun: set[int] = set()  # choices whose prompt was shown
 
     def encode(self, seq: int, event: Event | Released) -> bytes:
         if not isinstance(event, TextDelta):
             return self._end(event)
         self._count(len(event.token_ids))
-        text, self._echoes[event.choice] = self._echoes[event.choice] + event.text, ""
+        choice, is_first = event.choice, event.choice not in self._begun
+        self._begun.add(choice)
+        event = self._shown(event)
+        text = (self._echo(choice) if is_first else "") + event.text
         if not text and not self._logprobs and event.finish_reason is None:
             return b""
         finish = "null"
         if event.finish_reason is not None:
-            self._running.remove(event.choice)
+            self._running.remove(choice)
             finish = f'"{event.finish_reason}"'
         logprobs = "null"
         if self._logprobs:
-            logprobs = to_json(self._logprobs_json([event], self._offsets[event.choice])).decode()
-            self._offsets[event.choice] += len(event.text)
-        return (self._head + _text_choice(event.choice, text, logprobs, finish) + self._tail).encode("ascii")
+            prompt = self._prompt_tokens(choice, event) if is_first else []
+            logprobs = to_json(self._logprobs_json(prompt, [event], self._offsets[choice] + len(text))).decode()
+            self._offsets[choice] += len(text)
+        return (self._head + _text_choice(choice, text, logprobs, finish) + self._tail).encode("ascii")
 
     def _empty_choice(self, choice: int) -> str:
         return _text_choice(choice, "")
 
     def whole(self, events: Sequence[Event]) -> bytes:
         end = finished_end(events)
-        choices: list[JsonBody] = [
-            {
-                "text": self._echoes[index] + "".join(delta.text for delta in deltas),
-                "index": index,
-                "logprobs": self._logprobs_json(deltas, 0) if self._logprobs else None,
-                "finish_reason": deltas[-1].finish_reason,
-            }
-            for index, deltas in enumerate(deltas_by_choice(events, self._facts.num_choices))
-        ]
-        return self._whole(end, choices)
+        choices = deltas_by_choice(events, self._facts.num_choices)
+        return self._whole(end, [self._whole_choice(*one) for one in enumerate(choices)])
 
-    def _logprobs_json(self, deltas: Sequence[TextDelta], offset: int) -> JsonBody:
+    def _whole_choice(self, index: int, deltas: Sequence[TextDelta]) -> JsonBody:
+        deltas = [self._shown(delta) for delta in deltas]
+        text = self._echo(index) + "".join(delta.text for delta in deltas)
+        choice: JsonBody = {"text": text, "index": index, "logprobs": None, "finish_reason": deltas[-1].finish_reason}
+        if self._logprobs:
+            choice["logprobs"] = self._logprobs_json(self._prompt_tokens(index, deltas[0]), deltas, len(text))
+        if self._view.prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_json(self._facts, index // self._each, deltas[0].prompt_logprobs)
+        return choice
+
+    def _shown(self, delta: TextDelta) -> TextDelta:
+        """Return an event without what is not shown of it."""
+        if not self._view.is_only_prompt:
+            return delta
+        finish: FinishReason | None = "length" if delta.finish_reason is not None else None
+        return TextDelta("", (), delta.choice, finish_reason=finish, prompt_logprobs=delta.prompt_logprobs)
+
+    def _echo(self, choice: int) -> str:
+        return self._facts.prompts[choice // self._each] if self._view.echo else ""
+
+    def _prompt_tokens(self, choice: int, first: TextDelta) -> list[tuple[int, PromptLogprob | None]]:
+        """Return the tokens of an echo, each with its logprob. The first one has none."""
+        if not self._view.echo:
+            return []
+        ids = self._facts.prompt_ids[choice // self._each]
+        return list(zip(ids, (None, *first.prompt_logprobs), strict=True))
+
+    def _logprobs_json(
+        self, prompt: Sequence[tuple[int, PromptLogprob | None]], deltas: Sequence[TextDelta], stop: int
+    ) -> JsonBody:
+        """Return the tokens of an echo and of the answer. `stop` is the end of their text."""
         tokens, logprobs, offsets, alternatives = [], [], [], []
+        offset = stop - sum(len(delta.text) for delta in deltas)
+        for (token_id, known), start in zip(prompt, self._starts([one for one, _ in prompt], offset), strict=True):
+            tokens.append(self._name_of(token_id))
+            offsets.append(start)
+            logprobs.append(None if known is None else finite(known.logprob))
+            alternatives.append(None if known is None else self._by_name(dict((*known.top, (token_id, known.logprob)))))
         for delta in deltas:
             for token_id, logprob, top in tokens_of(delta):
                 tokens.append(self._name_of(token_id))
@@ -324,13 +383,23 @@ class TextEncoder(_Encoder):
                 offsets.append(offset)
                 alternatives.append(self._by_name(dict((*top, (token_id, logprob)))))
             offset += len(delta.text)
-        has_alternatives = any(delta.top_logprobs for delta in deltas)
+        has_alternatives = any(delta.top_logprobs for delta in deltas) or any(one and one.top for _, one in prompt)
         return {
             "tokens": tokens,
             "token_logprobs": logprobs,
             "top_logprobs": alternatives if has_alternatives else None,
             "text_offset": offsets,
         }
+
+    def _starts(self, token_ids: Sequence[int], stop: int) -> Iterator[int]:
+        """Yield where each token of a prompt begins in its text, which ends at `stop`. A token that the server put
+        before the text begins where the text does."""
+        pieces, decoder = self._facts.vocabulary.pieces, getincrementaldecoder("utf-8")("replace")
+        lengths = [len(decoder.decode(pieces[token_id])) for token_id in token_ids]
+        start = stop - sum(lengths)
+        for length in lengths:
+            yield max(start, 0)
+            start += length
 
     def _name_of(self, token_id: int) -> str:
         """Return the text of a token, or its bytes, if they are only a part of a character, as OpenAI's API does."""

@@ -13,7 +13,7 @@ import msgspec
 
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import SequenceFailed
-from tailrace.types import FinishReason, Sampling, TopLogprobs
+from tailrace.types import FinishReason, PromptLogprob, Sampling, TopLogprobs
 
 __all__ = [
     "GRAMMAR_TOO_COMPLEX",
@@ -81,6 +81,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_alone: bool = False
     # Tokens of the prompt that were found in a prefix cache, on one delta of a sequence; None: not known.
     num_cached_tokens: int | None = None
+    # On the first delta of a sequence, if requested: for each token of the prompt but the first.
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
 
 
 class Prefill(msgspec.Struct, frozen=True, array_like=True, gc=False):

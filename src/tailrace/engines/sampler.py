@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tailrace.engines.constraints import Constraint
 from tailrace.engines.interface import Delta, Sequence
 from tailrace.errors import SequenceFailed
-from tailrace.types import FinishReason, Sampling, TopLogprobs
+from tailrace.types import FinishReason, PromptLogprob, Sampling, TopLogprobs
 
 __all__ = ["PARAMETERS", "Logits", "Row", "check_ids"]
 
@@ -41,8 +41,8 @@ class Row:
     """One sequence in the batch: its sampling state, its tokens, and its delta that was not taken yet."""
 
     __slots__ = (
-        "_allowed", "_answer", "_bad", "_constraint", "_eos", "_ids", "_is_changed", "_logprobs", "_random", "_seen",
-        "_start", "_stops", "_top", "_why", "count", "finish", "is_greedy", "is_over", "is_plain", "sampling",
+        "_allowed", "_answer", "_bad", "_constraint", "_eos", "_ids", "_is_changed", "_logprobs", "_prompt", "_random",
+        "_seen", "_start", "_stops", "_top", "_why", "count", "finish", "is_greedy", "is_over", "is_plain", "sampling",
         "sequence_id", "token_ids",
     )  # fmt: skip
 
@@ -77,6 +77,7 @@ class Row:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._top: list[TopLogprobs] = []
+        self._prompt: list[PromptLogprob] = []
         self._start = 0
         self._why = ""
 
@@ -92,6 +93,22 @@ class Row:
     def wants_all(self) -> bool:
         """Whether each token needs its own logits: nothing may be put without them."""
         return self.sampling.logprobs
+
+    @property
+    def wants_prompt(self) -> bool:
+        """Whether the tokens of the prompt need their logprobs."""
+        return self.sampling.prompt_logprobs is not None
+
+    def read_prompt(self, logits: Logits, first: int) -> None:
+        """Note how likely the tokens of the prompt from index `first` on are. `logits` are those before each of them,
+        (tokens, vocabulary)."""
+        count = self.sampling.prompt_logprobs or 0
+        for row, token_id in zip(logits, self.token_ids[first:], strict=False):
+            shift = _log_sum_exp(row)
+            ids = _largest(row, count) if count else ()
+            top = tuple((int(one), float(row[one] - shift)) for one in ids)
+            rank = 1 + int((row > row[token_id]).sum())
+            self._prompt.append(PromptLogprob(float(row[token_id] - shift), rank, top))
 
     def put(self, token_id: int, logprob: float | None = None, top: TopLogprobs = ()) -> None:
         """Append the chosen token."""
@@ -142,9 +159,10 @@ class Row:
             is_refused=bool(self._why),
             is_alone=is_alone,
             num_cached_tokens=num_cached_tokens,
+            prompt_logprobs=tuple(self._prompt),
         )
         self._start = self.count
-        self._ids, self._logprobs, self._top = [], [], []
+        self._ids, self._logprobs, self._top, self._prompt = [], [], [], []
         return delta
 
     def choose(self, logits: Logits) -> int:

@@ -157,7 +157,16 @@ class Choice:
             text += self._detokenizer.flush()
         return (
             TextDelta(
-                text, delta.token_ids, self.index, delta.logprobs, finish, None, delta.top_logprobs, "", delta.is_alone
+                text,
+                delta.token_ids,
+                self.index,
+                delta.logprobs,
+                finish,
+                None,
+                delta.top_logprobs,
+                "",
+                delta.is_alone,
+                delta.prompt_logprobs,
             ),
         )
 
@@ -269,6 +278,7 @@ class Choice:
         sampling = replace(
             sequence.sampling,
             max_tokens=max(1, sequence.sampling.max_tokens + num_before - self._num_prompted_usage),
+            prompt_logprobs=None if token_ids else sequence.sampling.prompt_logprobs,
             min_tokens=max(0, self._min_tokens - len(token_ids)),
             # With the same seed it would draw the random numbers of the answer's start again.
             seed=((sequence.sampling.seed or 0) + len(token_ids)) % SEEDS,
@@ -367,8 +377,9 @@ class Choice:
     def _event(self, delta: Delta, shown: _Shown, start: int, stop: int, finish: FinishReason | None) -> TextDelta:
         """Return the event for a delta's tokens from `start` to `stop`."""
         ids, logprobs, top = delta.token_ids[start:stop], delta.logprobs[start:stop], delta.top_logprobs[start:stop]
+        prompt = () if start else delta.prompt_logprobs
         alone = delta.is_alone
-        return TextDelta(shown.text, ids, self.index, logprobs, finish, shown.stop, top, shown.reasoning, alone)
+        return TextDelta(shown.text, ids, self.index, logprobs, finish, shown.stop, top, shown.reasoning, alone, prompt)
 
     def _push_tokens(self, token_ids: Ids[int], *, is_forced: bool = False, hides_last: bool = False) -> _Shown:
         """Read ids, up to a stop string, the end of the only tool call or of the budget for reasoning. `is_forced`:

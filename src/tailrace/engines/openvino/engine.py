@@ -29,12 +29,14 @@ from tailrace.engines.openvino.model import load_runner
 from tailrace.engines.openvino.runner import Piece
 from tailrace.engines.openvino.scheduler import Scheduler, SequenceState, Work
 from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.sampler import PARAMETERS, Logits, Row, check_ids
+from tailrace.engines.sampler import PARAMETERS as SAMPLED
+from tailrace.engines.sampler import Logits, Row, check_ids
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import read_card
 
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 
+PARAMETERS = SAMPLED | {"prompt_logprobs"}
 _MANY_ROWS = 4
 _MOST_THREADS = 8
 _WAIT_S = 0.005  # for a grammar that is being compiled, if nothing else runs
@@ -129,16 +131,14 @@ class OpenVINOEngine:
         """Compute works in one call of the library, choose their tokens, and return the deltas."""
         pieces: list[list[Piece]] = [list(work.pieces()) for work in works]
         constraints = [
-            work.run.row.constraint
-            for work, own in zip(works, pieces, strict=True)
-            if work.run.row.constraint is not None and own[-1].is_sampled
+            work.run.row.constraint for work in works if work.run.row.constraint is not None and work.is_last
         ]
         logits = self._runner.run(
             [piece for own in pieces for piece in own],
             is_batch=not is_alone,
             meanwhile=lambda: self._constraints.compute_masks(constraints),
         )
-        counts = [sum(piece.is_sampled for piece in own) for own in pieces]
+        counts = [sum(piece.num_sampled for piece in own) for own in pieces]
         given = np.split(logits, np.cumsum(counts)[:-1])
         deltas = []
         for work, num_right in zip(works, self._choose(works, given), strict=True):
@@ -190,10 +190,21 @@ def _guess(run: SequenceState) -> list[int]:
     return run.lookup.guess(row.token_ids)[: max(left, 0)]
 
 
+def _read_prompt(work: Work, logits: Logits) -> Logits:
+    """Note how likely the next tokens of a prompt are, if it is asked. Returns the logits after its last token."""
+    run = work.run
+    if not run.is_prefilling or not run.row.wants_prompt:
+        return logits
+    num_known = len(logits) - work.is_last
+    run.row.read_prompt(logits[:num_known], run.num_done + 1)
+    return logits[num_known:]
+
+
 def _choose(work: Work, logits: Logits) -> int:
     """Choose the next tokens of a row from the logits after its last token and after each guess. Returns how many
     guesses were right."""
     row, num_right = work.run.row, 0
+    logits = _read_prompt(work, logits)
     if not len(logits):
         return 0
     for place, given in enumerate(logits):

@@ -37,6 +37,11 @@ class Piece:
     table: Sequence[int]  # blocks, enough for all
     is_sampled: bool  # return the logits after the last token
     adapter: int = 0  # 0: none
+    is_scored: bool = False  # return the logits after every token
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.ids) if self.is_scored else int(self.is_sampled)
 
 
 class Runner:
@@ -70,12 +75,12 @@ class Runner:
     def run(
         self, pieces: Sequence[Piece], *, is_batch: bool, meanwhile: Callable[[], object] = lambda: None
     ) -> npt.NDArray[np.float32]:
-        """Return the logits of the sampled pieces in their order, (sampled, vocabulary); valid until the next call.
+        """Return the logits of the sampled tokens in their order, (sampled, vocabulary); valid until the next call.
 
         Without `is_batch` there is one piece of one token. `meanwhile` is called while the model computes.
         """
         request = self._batch
-        num_sampled = sum(piece.is_sampled for piece in pieces)
+        num_sampled = sum(piece.num_sampled for piece in pieces)
         if is_batch:
             if sum(len(piece.ids) for piece in pieces) == 1:
                 pieces = (*pieces, self._unread)
@@ -96,7 +101,11 @@ class Runner:
         ends = np.cumsum(lengths)
         totals = past + lengths
         num_blocks = -(-totals // BLOCK_TOKENS)
-        sampled = [int(end) - 1 for end, piece in zip(ends, pieces, strict=True) if piece.is_sampled]
+        sampled = [
+            place
+            for end, piece in zip(ends, pieces, strict=True)
+            for place in range(int(end) - piece.num_sampled, int(end))
+        ]
         if is_batch and len(sampled) < 2:
             sampled = [*sampled, 0, 0][:2] if not sampled else [*sampled, *sampled]
         blocks = [block for piece, count in zip(pieces, num_blocks, strict=True) for block in piece.table[:count]]

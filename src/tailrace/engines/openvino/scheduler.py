@@ -22,6 +22,7 @@ from tailrace.engines.schedule import Schedule
 __all__ = ["GAP_S", "Scheduler", "SequenceState", "StepPlan", "Work"]
 
 GAP_S = 0.08  # the longest that rows wait for the pieces of prompts in one step
+_PROMPT_ROWS = 64  # of a piece whose logits are all returned: 40 MB with 150,000 tokens in the vocabulary
 _LEAST_PIECE = 16  # tokens of a prompt in each step, however long they take
 
 
@@ -56,14 +57,18 @@ class Work:
     count: int  # tokens after those that are done
     guesses: list[int] = field(default_factory=list)
 
+    @property
+    def is_last(self) -> bool:
+        """Whether a token is chosen after this work."""
+        return self.run.num_done + self.count == len(self.run.row.token_ids)
+
     def pieces(self) -> Iterator[Piece]:
         """Yield the pieces of the step. Tokens of an answer are rows of their own, so that their bits do not depend on
         how many of them run together."""
         run = self.run
         ids = run.row.token_ids[run.num_done : run.num_done + self.count]
-        is_last = run.num_done + self.count == len(run.row.token_ids)
         if run.is_prefilling:
-            yield Piece(ids, run.num_done, run.table, is_last, run.adapter)
+            yield Piece(ids, run.num_done, run.table, self.is_last, run.adapter, run.row.wants_prompt)
             return
         first_sampled = len(ids) - 1
         for place, token_id in enumerate((*ids, *self.guesses)):
@@ -107,7 +112,7 @@ class Scheduler:
         row = run.row
         most = len(row.token_ids) + (row.sampling.max_tokens or 0) + num_ahead
         run.num_reserved = -(-most // BLOCK_TOKENS)
-        if self._shares_prefixes:
+        if self._shares_prefixes and not row.wants_prompt:  # whose logits must all be computed
             run.chain = list(digests(row.token_ids[:-2], _root(run)))  # a piece has two tokens at least
         self._waiting.append(run)
 
@@ -205,7 +210,8 @@ class Scheduler:
             counts[id(run)] = counts.get(id(run), 0) + more
             left -= more
         for run, most in wanted:
-            if count := _without_a_single(counts[id(run)], most):
+            count = min(counts[id(run)], _PROMPT_ROWS) if run.row.wants_prompt else counts[id(run)]
+            if count := _without_a_single(count, most):
                 yield Work(run, count)
 
     def _is_free(self, work: Work) -> bool:
