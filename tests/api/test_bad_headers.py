@@ -252,14 +252,11 @@ def test_wrong_methods(target: Server, name: str, good: str, path: str, sent: di
         f"/{CANARY}",
         "/v1",
         "/v1/",
-        "/v1/streams/",
         "/v1/chat",
-        "/v1/models/",
         f"/v1/models/{CANARY}",
         "/v1/models/../../etc/passwd",
         "//",
         "/%2e%2e/etc/passwd",
-        "/generate/",
         "/docs/x",
         "/metrics/x",
     ],
@@ -270,7 +267,7 @@ def test_unknown_paths(target: Server, path: str) -> None:
         assert refused(wire, NATIVE_SHAPE).status == 404
 
 
-@pytest.mark.parametrize("path", ["/v1/models/", f"/v1/models/{CANARY}", "/v1/models/a/b", "/v1/messages/x"])
+@pytest.mark.parametrize("path", [f"/v1/models/{CANARY}", "/v1/models/a/b", "/v1/messages/x"])
 def test_unknown_paths_of_anthropics_clients(target: Server, path: str) -> None:
     with target.wire() as wire:
         wire.send("GET", path, None, {"anthropic-version": "2023-06-01"})

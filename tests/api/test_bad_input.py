@@ -141,7 +141,7 @@ def test_any_value_in_any_field(target: Server, endpoint: Endpoint) -> None:
     with target.wire() as wire:
         for path in endpoint.fields:
             for value in ANY:
-                if isinstance(value, int) and value > 1 and LIMITS.fullmatch(path[-1]):
+                if isinstance(value, int) and (value > 1 or value < 0) and LIMITS.fullmatch(path[-1]):
                     continue  # which gets a long answer
                 wire.send("POST", endpoint.path, endpoint.with_at(path, value))
                 if wire.head() in (200, 201):

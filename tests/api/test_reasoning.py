@@ -254,7 +254,7 @@ def test_a_field_without_effect_is_named(thinking: Server, server: Server) -> No
     messages = [ASKED, {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}, ASKED]
     asked = {"messages": messages, "max_tokens": 3, "reasoning_effort": "low"}
     ignored = server.post("/v1/chat/completions", asked).headers["x-tailrace-ignored"]
-    assert ignored == "messages[].reasoning_content, reasoning_effort"
+    assert ignored == "reasoning_effort, messages[].reasoning_content"
     # This template asks for earlier reasoning, and does not know of effort.
     assert thinking.post("/v1/chat/completions", asked).headers["x-tailrace-ignored"] == "reasoning_effort"
     off = thinking.post("/v1/chat/completions", BODY | {"reasoning_effort": "none"})
