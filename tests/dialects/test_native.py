@@ -20,7 +20,7 @@ from tailrace.errors import (
     UnknownModel,
     UnsupportedParameter,
 )
-from tailrace.types import Message, Sampling
+from tailrace.types import Message, PromptLogprob, Sampling, TextDelta
 
 
 def test_defaults() -> None:
@@ -132,6 +132,34 @@ def test_ranges_of_native_fields(name: str, value: object) -> None:
     assert caught.value.param == name
 
 
+def test_parameters_about_tokens() -> None:
+    given = {
+        "logit_bias": {"5": 1.5},
+        "top_logprobs": 2,
+        "prompt_logprobs": 0,
+        "bad_words": ["a"],
+        "stop_token_ids": [3],
+    }
+    request = parse({"prompt": "Hi", **given}).request
+    sampling = request.sampling
+    assert (sampling.logit_bias, sampling.logprobs, sampling.top_logprobs) == (((5, 1.5),), True, 2)
+    assert (sampling.prompt_logprobs, sampling.stop_token_ids, request.bad_words) == (0, (3,), ("a",))
+
+
+def test_an_event_with_logprobs() -> None:
+    prompt = (PromptLogprob(-1.5, 4, ((7, -0.5),)),)
+    event = TextDelta(
+        "a", (97,), 0, (-0.25,), top_logprobs=(((97, -0.25), (98, float("-inf"))),), prompt_logprobs=prompt
+    )
+    assert json.loads(native.event_json(event)) == {
+        "text": "a",
+        "token_ids": [97],
+        "logprobs": [-0.25],
+        "top_logprobs": [[[97, -0.25], [98, -9999.0]]],
+        "prompt_logprobs": [{"logprob": -1.5, "rank": 4, "top_logprobs": [[7, -0.5]]}],
+    }
+
+
 def test_a_misspelled_field_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse({"prompt": "Hi", "temprature": 1})
@@ -151,10 +179,8 @@ def test_unknown_names_are_shown_safely() -> None:
     [
         ("best_of", 2, 1),
         ("functions", [{}], []),
-        ("logit_bias", {"5": 1}, {}),
         ("response_format", {"type": "json_object"}, {"type": "text"}),
         ("tools", [{}], []),
-        ("top_logprobs", 1, 0),
     ],
 )
 def test_unsupported_fields_are_refused_by_name(name: str, wanted: object, harmless: object) -> None:

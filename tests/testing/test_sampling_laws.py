@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 import pytest
@@ -13,14 +13,13 @@ import pytest
 from tailrace.engines.interface import Capabilities, Delta, Engine, Sequence
 from tailrace.testing import Law
 from tailrace.testing.sampling_laws import sampling_laws
-from tailrace.types import FinishReason, Sampling
+from tailrace.types import FinishReason, PromptLogprob, Sampling
 
 _VOCAB_SIZE = 40
 _PARAMETERS = frozenset(field.name for field in fields(Sampling)) - {
     "stop",
     "include_stop",
     "include_special",
-    "prompt_logprobs",
     "single_call",
     "grammar",
     "n",
@@ -100,7 +99,7 @@ class _Toy:
             (token_id,) = draw.choices(left, [math.exp(logits[one]) for one in left])
         else:
             token_id = max(range(_VOCAB_SIZE), key=logits.__getitem__)
-        start = len(answer)
+        start, before = len(answer), tuple(_scored(sequence)) if not answer else ()
         answer.append(token_id)
         finish: FinishReason | None = "length" if len(answer) == sampling.max_tokens else None
         finish = "stop" if token_id in sampling.stop_token_ids else finish
@@ -113,7 +112,17 @@ class _Toy:
             (told[token_id],) if sampling.logprobs else (),
             finish,
             top_logprobs=(tuple(top),) if sampling.top_logprobs else (),
+            prompt_logprobs=before,
         )
+
+
+def _scored(sequence: Sequence) -> Iterator[PromptLogprob]:
+    ids, count = sequence.prompt_ids, sequence.sampling.prompt_logprobs
+    for end in range(1, len(ids) if count is not None else 1):
+        logprobs = _log_softmax(_logits([0, *ids[:end]]))
+        order = sorted(range(_VOCAB_SIZE), key=lambda token_id: -logprobs[token_id])
+        top = tuple((token_id, logprobs[token_id]) for token_id in order[:count])
+        yield PromptLogprob(logprobs[ids[end]], 1 + order.index(ids[end]), top)
 
 
 def _forbidden(sampling: Sampling, answer: list[int]) -> set[int]:
@@ -195,6 +204,7 @@ _BROKEN: list[tuple[Callable[[], Engine], str]] = [
     (_ignoring("top_logprobs"), "top_logprobs_are_sorted"),
     (_CountsThePrompt, "presence_is_penalised"),
     (_CountsThePrompt, "frequency_is_penalised"),
+    (_ignoring("prompt_logprobs"), "prompts_are_scored"),
     (_TellsWhatItDrewFrom, "logprobs_are_raw"),
     (_Unsorted, "top_logprobs_are_sorted"),
 ]

@@ -24,6 +24,7 @@ __all__ = [
     "TokenFields",
     "Tokens",
     "TopK",
+    "TopLogprobs",
     "answer_tokens",
     "bad_words",
     "sampling_of",
@@ -40,6 +41,7 @@ _MAX_NUMBER = 2**53
 _WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _MAX_STOP_CHARACTERS = 256
 _MAX_TOKEN_IDS = 1_024  # in a list of token ids
+_MAX_BIASED = 300
 _MAX_BAD_WORDS = 128
 
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -49,6 +51,7 @@ RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=100)]
 Temperature = Annotated[float, msgspec.Meta(ge=0, le=2)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 TopK = Annotated[int, msgspec.Meta(ge=-1)]
+TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=_MAX_TOKEN_IDS)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
@@ -78,8 +81,10 @@ class SamplingFields(CommonFields, kw_only=True):
 
 
 class TokenFields(SamplingFields, kw_only=True):
-    """Also the parameters of vLLM about single tokens and about what is shown of them."""
+    """Also the parameters of OpenAI and vLLM about single tokens and about what is shown of them."""
 
+    logit_bias: dict[str, float] | None = None
+    prompt_logprobs: TopLogprobs | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     stop_token_ids: TokenIds | None = None
     allowed_token_ids: TokenIds | None = None
@@ -114,12 +119,25 @@ def sampling_of(fields: SamplingFields) -> Sampling:
         return sampling
     return replace(
         sampling,
+        logit_bias=_logit_bias(fields.logit_bias or {}),
+        prompt_logprobs=fields.prompt_logprobs,
         min_tokens=fields.min_tokens or 0,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
         allowed_token_ids=tuple(fields.allowed_token_ids or ()),
         include_stop=bool(fields.include_stop_str_in_output),
         include_special=fields.skip_special_tokens is False,
     )
+
+
+def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """Raises: RequestError."""
+    if len(bias) > _MAX_BIASED:
+        raise RequestError(f"logit_bias has more than {_MAX_BIASED} entries.", param="logit_bias")
+    if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
+        raise RequestError("The names in logit_bias must be token ids.", param="logit_bias")
+    if not all(-100 <= value <= 100 for value in bias.values()):
+        raise RequestError("The values of logit_bias must be from -100 to 100.", param="logit_bias")
+    return tuple((int(name), value) for name, value in bias.items())
 
 
 def bad_words(fields: TokenFields) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tailrace.conversations.items import Branch, messages_of
-from tailrace.dialects.answers import EventStreamView, ToolsView, readiness, show_live
+from tailrace.dialects.answers import EventStreamView, ToolsView, finite, readiness, show_live
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
 from tailrace.dialects.facts import StreamFacts
@@ -22,6 +22,7 @@ from tailrace.dialects.fields import (
     ReasoningTokens,
     TemplateValues,
     TokenFields,
+    TopLogprobs,
     bad_words,
     sampling_of,
     template_values,
@@ -79,6 +80,7 @@ class NativeBody(TokenFields, kw_only=True):
     instructions: str | None = None
     conversation: ConversationField = None
     logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
     reasoning: Literal["auto", "text"] = "auto"
     max_reasoning_tokens: ReasoningTokens | None = None
     chat_template_kwargs: TemplateValues | None = None
@@ -92,10 +94,8 @@ class NativeBody(TokenFields, kw_only=True):
 _UNUSED = {
     "best_of": refused(1),
     "functions": refused([]),
-    "logit_bias": refused({}),
     "response_format": refused({"type": "text"}),
     "tools": refused([]),
-    "top_logprobs": refused(0),
 }
 
 
@@ -141,7 +141,8 @@ def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
         bad_words=bad_words(fields),
         sampling=replace(
             sampling_of(fields),
-            logprobs=bool(fields.logprobs),
+            logprobs=bool(fields.logprobs or fields.top_logprobs),
+            top_logprobs=fields.top_logprobs or 0,
             max_reasoning_tokens=None if fields.max_reasoning_tokens == -1 else fields.max_reasoning_tokens,
         ),
         on_disconnect=fields.on_disconnect,
@@ -218,7 +219,7 @@ class NativeEncoder:
             type(event) is TextDelta
             and len(event.token_ids) == 1
             and seq > 1
-            and not (event.finish_reason or event.choice or event.logprobs or event.reasoning)
+            and not (event.finish_reason or event.choice or event.logprobs or event.reasoning or event.prompt_logprobs)
         ):  # nearly all events; what follows would take a third longer
             data = f'{{"text":{quote(event.text)},"token_ids":[{event.token_ids[0]}]}}'
             return f"data: {data}\n{self._id}{seq}\n\n".encode("ascii")
@@ -282,7 +283,7 @@ def event_json(event: Event | Released, *, reasoning_name: str = "text") -> str:
     token_ids = event.token_ids
     ids = token_ids[0] if len(token_ids) == 1 else ",".join(map(str, token_ids))
     extra = ""
-    if event.finish_reason is not None or event.choice or event.logprobs:
+    if event.finish_reason is not None or event.choice or event.logprobs or event.prompt_logprobs:
         extra = _extra_json(event)
     if event.reasoning:
         return f'{{"{reasoning_name}":{quote(event.reasoning)},"token_ids":[{ids}]{extra}}}'
@@ -294,12 +295,24 @@ def _extra_json(event: TextDelta) -> str:
     if event.choice:
         fields["choice"] = event.choice
     if event.logprobs:
-        fields["logprobs"] = event.logprobs
+        fields["logprobs"] = [finite(one) for one in event.logprobs]
+    if event.top_logprobs:
+        fields["top_logprobs"] = [_top_json(top) for top in event.top_logprobs]
+    if event.prompt_logprobs:
+        fields["prompt_logprobs"] = [
+            {"logprob": finite(one.logprob), "rank": one.rank, "top_logprobs": _top_json(one.top)}
+            for one in event.prompt_logprobs
+        ]
     if event.finish_reason is not None:
         fields["finish_reason"] = event.finish_reason
         if event.stop is not None:
             fields["stop"] = event.stop
     return "," + to_json(fields)[1:-1].decode()
+
+
+def _top_json(top: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return ids and logprobs, the likeliest first."""
+    return [(token_id, finite(logprob)) for token_id, logprob in top]
 
 
 def end_fields(end: End | Released) -> JsonBody:

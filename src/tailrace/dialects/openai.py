@@ -29,6 +29,7 @@ from tailrace.dialects.fields import (
     TemplateValues,
     TokenFields,
     Tokens,
+    TopLogprobs,
     answer_tokens,
     bad_words,
     sampling_of,
@@ -75,7 +76,6 @@ __all__ = [
     "parse_completion",
 ]
 
-_MAX_BIASED = 300
 _REASONING_FIELD = "messages[].reasoning_content"
 _DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's reference
 _UNUSED = {
@@ -112,14 +112,12 @@ class _Body(TokenFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    logit_bias: dict[str, float] | None = None
     response_format: JsonBody | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_choice: list[str] | None = None
     guided_json: JsonBody | str | None = None
     guided_regex: str | None = None
     truncate_prompt_tokens: Tokens | None = None
-    prompt_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     # llama.cpp's names, on this path.
     json_schema: JsonBody | None = None
     n_predict: AnswerTokens | None = None
@@ -139,7 +137,7 @@ class ChatReasoning(msgspec.Struct):
 class OpenAIChatBody(_Body, kw_only=True):
     messages: Messages
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[Tool | CustomTool | Other] | None = None
     tool_choice: str | ChosenTool | ChosenCustomTool | AllowedTools | Other | None = None
     parallel_tool_calls: bool | None = None
@@ -295,24 +293,13 @@ def _reasoning_budget(fields: OpenAIChatBody, server: ServerFacts, notes: list[s
 
 def _sampling(fields: _Body) -> Sampling:
     """Return the parameters that chats and texts share. Raises: RequestError."""
-    bias = fields.logit_bias or {}
-    if len(bias) > _MAX_BIASED:
-        raise RequestError(f"logit_bias has more than {_MAX_BIASED} entries.", param="logit_bias")
-    if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
-        raise RequestError("The names in logit_bias must be token ids.", param="logit_bias")
-    if not all(-100 <= value <= 100 for value in bias.values()):
-        raise RequestError("The values of logit_bias must be from -100 to 100.", param="logit_bias")
     if fields.prompt_logprobs is not None and fields.stream:
         raise UnsupportedParameter("prompt_logprobs cannot be used with stream.", param="prompt_logprobs")
     if fields.max_tokens is None:
         fields.max_tokens = answer_tokens(fields.n_predict, "n_predict")
     if fields.repetition_penalty is None:
         fields.repetition_penalty = fields.repeat_penalty
-    return replace(
-        sampling_of(fields),
-        logit_bias=tuple((int(name), value) for name, value in bias.items()),
-        prompt_logprobs=fields.prompt_logprobs,
-    )
+    return sampling_of(fields)
 
 
 def _grammar(fields: _Body) -> Grammar | None:

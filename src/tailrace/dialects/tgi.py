@@ -10,13 +10,14 @@ Defaults and error texts are those of TGI 3.3.7, with these intended divergences
 5. Text can be held back because it may become a stop string. If then the end token comes, this token has the text and
    is not marked as special, because clients drop special tokens.
 6. If the engine has no logprobs (an upstream server, for example), they are null.
-7. `decoder_input_details` lists the tokens of the prompt without logprobs; TGI needs a flag for them, and otherwise
-   returns an empty list.
+7. `decoder_input_details` lists the tokens of the prompt; TGI needs a flag for them, and otherwise returns an empty
+   list. Without an engine that has their logprobs, these are null.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -120,6 +121,8 @@ def _parse(
     if given.grammar is not None and "grammar" not in request.server.parameters:
         raise RequestError("grammar is not supported", param="grammar")
     sampling = _sampling(given, sampled, logprobs="logprobs" in request.server.parameters)
+    if given.decoder_input_details and "prompt_logprobs" in request.server.parameters:
+        sampling = replace(sampling, prompt_logprobs=0)
     generate = GenerateRequest(prompts=(fields.inputs,), sampling=sampling, truncate=given.truncate, may_shorten=False)
     full_text = full_text_by_default if given.return_full_text is None else given.return_full_text
     view = TGIView(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 import msgspec
 
-from tailrace.dialects.answers import EventStreamView
+from tailrace.dialects.answers import EventStreamView, finite
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.facts import StreamFacts, TokenVocabulary
 from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end
@@ -87,9 +88,10 @@ class TGIEncoder:
         texts = [self._full("".join(delta.text for delta in choices[choice])) for choice in order]
         answer: JsonBody = {"generated_text": texts[0]}
         if view.details:
+            logprobs = chain((None,), (finite(one.logprob) for one in choices[0][0].prompt_logprobs), repeat(None))
             prefill = [
-                {"id": token_id, "text": facts.vocabulary.token_text(token_id), "logprob": None}
-                for token_id in facts.prompt_ids[0]
+                {"id": token_id, "text": facts.vocabulary.token_text(token_id), "logprob": logprob}
+                for token_id, logprob in zip(facts.prompt_ids[0], logprobs, strict=False)
             ]
             answers = [self._details(choice, choices[choice], prefill if view.prefill else []) for choice in order]
             answer["details"] = answers[0]

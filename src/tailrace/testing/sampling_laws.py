@@ -177,6 +177,31 @@ def _top_logprobs(harness: EngineHarness) -> None:
             )
 
 
+def _prompt_logprobs(harness: EngineHarness) -> None:
+    """The logprobs of most answers are those that their tokens have as a part of a prompt."""
+    prompts = harness.prompts(_NUM_PROMPTS, "scored")
+    asked = replace(harness.sampling(_MAX_TOKENS), logprobs=True)
+    answered = _run_all(harness, prompts, repeat(asked))
+    longer = [(*prompt, *harness.ids(one)) for prompt, one in zip(prompts, answered, strict=True)]
+    scored = _run_all(harness, longer, repeat(replace(asked, prompt_logprobs=2)))
+    plain = _run_all(harness, longer[:1], repeat(asked))
+    require(not harness.deltas[plain[0]][0].prompt_logprobs, plain[0], "prompt_logprobs without a request")
+    pairs: list[tuple[float, float]] = []
+    for ids, before, after in zip(longer, answered, scored, strict=True):
+        first, *others = harness.deltas[after]
+        found = first.prompt_logprobs
+        require(not any(one.prompt_logprobs for one in others), after, "prompt_logprobs again after the first delta")
+        require(len(found) == len(ids) - 1, after, f"{len(found)} logprobs of the {len(ids)} tokens of a prompt")
+        for one in found:
+            values = [value for _, value in one.top]
+            require(len(values) == 2 and values == sorted(values, reverse=True), after, f"two, likeliest first: {one}")
+            require((one.rank == 1) == (one.logprob >= values[0]), after, f"the rank of {one}")
+        answer = [logprob for delta in harness.deltas[before] for logprob in delta.logprobs]
+        pairs += zip((one.logprob for one in found[-len(answer) :]), answer, strict=True)
+    near = sum(abs(one - other) < _NEAR for one, other in pairs)
+    require(2 * near >= len(pairs), None, f"{near} of {len(pairs)} are near: in prompts and in answers {pairs}")
+
+
 def _raw_logprobs(harness: EngineHarness) -> None:
     """Logprobs do not depend on the temperature."""
     prompts = harness.prompts(_NUM_PROMPTS, "raw")
@@ -263,6 +288,12 @@ sampling_laws: tuple[Law, ...] = (
     Law("only_allowed_tokens", "no token but allowed_token_ids", _allowed_tokens, frozenset({"allowed_token_ids"})),
     Law("bad_words_never_come", "no sequence of tokens that is in bad_words", _bad_words, frozenset({"bad_words"})),
     Law("top_logprobs_are_sorted", "the likeliest tokens, sorted", _top_logprobs, frozenset({"top_logprobs"})),
+    Law(
+        "prompts_are_scored",
+        "the tokens of a prompt have the logprobs that they have in an answer",
+        _prompt_logprobs,
+        frozenset({"logprobs", "prompt_logprobs"}),
+    ),
     Law("logprobs_are_raw", "logprobs do not depend on temperature", _raw_logprobs, _DRAWN | {"logprobs"}),
 )
 
