@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +9,7 @@ from typing import Literal, TypeAlias
 
 from tailrace.dialects.answers import EventStreamView, ToolsView, finite, logprobs_json, tokens_of
 from tailrace.dialects.bodies import JsonBody, quote, to_json
+from tailrace.dialects.completion_tokens import by_name, prompt_json, token_name, token_starts
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.wire import (
     HEARTBEAT,
@@ -25,7 +25,7 @@ from tailrace.text.calls import CallPart, ToolCallReader
 from tailrace.text.custom_calls import CustomCallReader
 from tailrace.types import End, Event, FinishReason, PromptLogprob, PromptProgress, Released, TextDelta
 
-__all__ = ["ChatChunkEncoder", "ChatView", "TextEncoder", "TextView", "prompt_json"]
+__all__ = ["ChatChunkEncoder", "ChatView", "TextEncoder", "TextView"]
 
 UsageShown: TypeAlias = Literal["never", "at_end", "always"]  # always: also in each chunk
 
@@ -277,25 +277,6 @@ class ChatChunkEncoder(_Encoder):
         return {"content": content, "refusal": None}
 
 
-def prompt_json(facts: StreamFacts, number: int, known: Sequence[PromptLogprob]) -> list[JsonBody | None]:
-    """Return the logprobs of a prompt in vLLM's form: for each token the asked ones and its own, by id."""
-    found: list[JsonBody | None] = [None]
-    for token_id, one in zip(facts.prompt_ids[number][1:], known, strict=False):
-        entries = {top_id: (logprob, rank) for rank, (top_id, logprob) in enumerate(one.top, 1)}
-        entries.setdefault(token_id, (one.logprob, one.rank))
-        found.append(
-            {
-                str(entry_id): {
-                    "logprob": finite(logprob),
-                    "rank": rank,
-                    "decoded_token": facts.vocabulary.token_text(entry_id),
-                }
-                for entry_id, (logprob, rank) in entries.items()
-            }
-        )
-    return found
-
-
 class TextEncoder(_Encoder):
     """`text_completion`s."""
 
@@ -369,19 +350,23 @@ class TextEncoder(_Encoder):
         self, prompt: Sequence[tuple[int, PromptLogprob | None]], deltas: Sequence[TextDelta], stop: int
     ) -> JsonBody:
         """Return the tokens of an echo and of the answer. `stop` is the end of their text."""
-        tokens, logprobs, offsets, alternatives = [], [], [], []
+        tokens, logprobs, offsets, alternatives, vocabulary = [], [], [], [], self._facts.vocabulary
         offset = stop - sum(len(delta.text) for delta in deltas)
-        for (token_id, known), start in zip(prompt, self._starts([one for one, _ in prompt], offset), strict=True):
-            tokens.append(self._name_of(token_id))
+        for (token_id, known), start in zip(
+            prompt, token_starts(vocabulary, [one for one, _ in prompt], offset), strict=True
+        ):
+            tokens.append(token_name(vocabulary, token_id))
             offsets.append(start)
             logprobs.append(None if known is None else finite(known.logprob))
-            alternatives.append(None if known is None else self._by_name(dict((*known.top, (token_id, known.logprob)))))
+            alternatives.append(
+                None if known is None else by_name(vocabulary, dict((*known.top, (token_id, known.logprob))))
+            )
         for delta in deltas:
             for token_id, logprob, top in tokens_of(delta):
-                tokens.append(self._name_of(token_id))
+                tokens.append(token_name(vocabulary, token_id))
                 logprobs.append(finite(logprob))
                 offsets.append(offset)
-                alternatives.append(self._by_name(dict((*top, (token_id, logprob)))))
+                alternatives.append(by_name(vocabulary, dict((*top, (token_id, logprob)))))
             offset += len(delta.text)
         has_alternatives = any(delta.top_logprobs for delta in deltas) or any(one and one.top for _, one in prompt)
         return {
@@ -390,35 +375,6 @@ class TextEncoder(_Encoder):
             "top_logprobs": alternatives if has_alternatives else None,
             "text_offset": offsets,
         }
-
-    def _starts(self, token_ids: Sequence[int], stop: int) -> Iterator[int]:
-        """Yield where each token of a prompt begins in its text, which ends at `stop`. A token that the server put
-        before the text begins where the text does."""
-        pieces, decoder = self._facts.vocabulary.pieces, getincrementaldecoder("utf-8")("replace")
-        lengths = [len(decoder.decode(pieces[token_id])) for token_id in token_ids]
-        start = stop - sum(lengths)
-        for length in lengths:
-            yield max(start, 0)
-            start += length
-
-    def _name_of(self, token_id: int) -> str:
-        """Return the text of a token, or its bytes, if they are only a part of a character, as OpenAI's API does."""
-        vocabulary = self._facts.vocabulary
-        piece = vocabulary.pieces[token_id] if token_id < len(vocabulary.pieces) else b""
-        try:
-            piece.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-        return vocabulary.token_text(token_id)
-
-    def _by_name(self, logprobs: Mapping[int, float]) -> JsonBody:
-        """Return logprobs by the names of their tokens. Of tokens with one text, the later ones are named by their
-        ids."""
-        named: JsonBody = {}
-        for token_id, logprob in logprobs.items():
-            name = self._name_of(token_id)
-            named[f"token_id:{token_id}" if name in named else name] = finite(logprob)
-        return named
 
 
 def _chat_choice(choice: int, delta: str, logprobs: str = "null", finish: str = "null") -> str:
