@@ -169,7 +169,7 @@ def _(client: OpenAI, prompt: str) -> str:
             after = number if number >= 0 else omit
             with client.responses.retrieve(answer.id, stream=True, starting_after=after) as events:
                 for event in events:
-                    if event.type == "keepalive":  # no event of the answer: it repeats the number of the last one
+                    if str(event.type) == "keepalive":  # no event of the answer: it repeats the number of the last one
                         continue
                     assert event.sequence_number == number + 1
                     number = event.sequence_number
