@@ -35,7 +35,12 @@ def _close(found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["llama", "llama with biases and wide heads", "qwen3", "granite", "smollm3", "olmo2"])
+_OTHERS = ("llama", "qwen3", "granite", "smollm3", "olmo2")
+
+
+@pytest.mark.parametrize(
+    "name", ["llama with biases and wide heads", *(pytest.param(name, marks=pytest.mark.deep) for name in _OTHERS)]
+)
 def test_it_computes_what_transformers_computes(name: str, tmp_path: Path) -> None:
     """In one piece, in several, and in a step of one row."""
     model = make(TINY[name], tmp_path / "model")

@@ -62,14 +62,18 @@ def test_a_directory(name: str, expected: Callable[[str], _Expected], tmp_path: 
     _check(expected(name), expected(name).path, tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name, tiny in TINY.items() if tiny.architecture])
+_GGUF = [name for name, tiny in TINY.items() if tiny.architecture]
+_DEEP = [pytest.param(name, marks=() if name in ("llama", "gemma3") else pytest.mark.deep) for name in _GGUF]
+
+
+@pytest.mark.parametrize("name", _DEEP)
 def test_a_gguf_file(name: str, expected: Callable[[str], _Expected], tmp_path: Path) -> None:
     file = write_gguf(TINY[name], expected(name).model, tmp_path / "tiny.gguf")
     _check(expected(name), file, tmp_path)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", [name for name, tiny in TINY.items() if tiny.architecture])
+@pytest.mark.parametrize("name", _GGUF)
 def test_llama_cpp_reads_the_file_in_the_same_way(
     name: str, expected: Callable[[str], _Expected], tmp_path: Path
 ) -> None:

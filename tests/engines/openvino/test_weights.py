@@ -144,7 +144,7 @@ _WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
         pytest.param("Q4_1", {"tie_word_embeddings": True}, id="tied"),
     ],
 )
-@pytest.mark.parametrize("least_bits", [4, 8])
+@pytest.mark.parametrize("least_bits", [4, pytest.param(8, marks=pytest.mark.deep)])
 def test_a_model_computes_with_the_packed_numbers(
     kind: str, config: dict[str, Any], least_bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
