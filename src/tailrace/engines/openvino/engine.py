@@ -37,7 +37,7 @@ from tailrace.models import read_card
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 
 PARAMETERS = SAMPLED | {"prompt_logprobs"}
-_MANY_ROWS = 4
+_MANY_ROWS = 8
 _MOST_THREADS = 8
 _WAIT_S = 0.005  # for a grammar that is being compiled, if nothing else runs
 
