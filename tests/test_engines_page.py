@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import os
 import sys
 from pathlib import Path
+
+from tests.generated import check_table
 
 from tailrace.engines import KINDS
 from tailrace.engines.openvino.engine import PARAMETERS as OPENVINO
@@ -14,8 +15,6 @@ from tailrace.types import SHAPING, Sampling
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "engines.md"
-_BEGIN = "<!-- made by TAILRACE_REGENERATE=1 pytest tests/test_engines_page.py -->\n"
-_END = "<!-- end -->"
 _OWN = {
     "openvino": "sampler",
     "llamacpp": "llamacpp/sampling",
@@ -56,13 +55,7 @@ def table() -> str:
 
 
 def test_the_table_is_current() -> None:
-    text = PAGE.read_text()
-    before, _, rest = text.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    expected = f"{before}{_BEGIN}{table()}{_END}{after}"
-    if os.environ.get("TAILRACE_REGENERATE"):
-        PAGE.write_text(expected)
-    assert PAGE.read_text() == expected
+    check_table(PAGE, "test_engines_page.py", table())
 
 
 def test_every_engine_and_its_settings_are_on_the_page() -> None:

@@ -168,48 +168,41 @@ def test_an_unreachable_database_delays_no_token_and_loses_no_row(away_s: int) -
         database.close()
 
 
+@contextlib.contextmanager
+def _server_over(postgresql: OwnPostgresql) -> Iterator[Server]:
+    """A server with a key, which has no traceback in its log at the end."""
+    database = RecordDatabase(postgresql.url)
+    database.prepare()
+    token = KeyStore(database).create("alice").token
+    database.close()
+    server = Server("scripted", "--database", postgresql.url).wait_ready()
+    server.http.headers["authorization"] = f"Bearer {token}"
+    try:
+        yield server
+    finally:
+        postgresql.thaw()
+        server.close()
+    assert "Traceback" not in server.log
+
+
 @pytest.mark.deep
 def test_a_hanging_database_delays_no_stream_and_no_end() -> None:
-    with OwnPostgresql() as postgresql:
-        database = RecordDatabase(postgresql.url)
-        database.prepare()
-        token = KeyStore(database).create("alice").token
-        database.close()
-        server = Server("scripted", "--database", postgresql.url).wait_ready()
-        server.http.headers["authorization"] = f"Bearer {token}"
-        try:
-            postgresql.freeze()
-            try:
-                for _ in range(50):  # more than there are threads
-                    assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}).status_code == 200
-                server.send_signal(signal.SIGTERM)
-                assert server.wait(timeout_s=45) == 0
-            finally:
-                postgresql.thaw()
-        finally:
-            server.close()
-        assert "Traceback" not in server.log
+    with OwnPostgresql() as postgresql, _server_over(postgresql) as server:
+        postgresql.freeze()
+        for _ in range(50):  # more than there are threads
+            assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}).status_code == 200
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout_s=45) == 0
 
 
 @pytest.mark.deep
 def test_a_frozen_database_refuses_requests_and_they_work_again_afterwards() -> None:
-    with OwnPostgresql() as postgresql:
-        database = RecordDatabase(postgresql.url)
-        database.prepare()
-        token = KeyStore(database).create("alice").token
-        database.close()
-        server = Server("scripted", "--database", postgresql.url).wait_ready()
-        server.http.headers["authorization"] = f"Bearer {token}"
-        try:
-            postgresql.freeze()
-            with ThreadPoolExecutor(40) as threads:
-                asking = [threads.submit(server.post, "/v1/conversations", {}) for _ in range(40)]
-                refused = [one.result(timeout=LONG_S) for one in asking]
-            postgresql.thaw()
-            assert {answer.status_code for answer in refused} == {503}
-            assert all("The database" in answer.json()["error"]["message"] for answer in refused)
-            until(lambda: server.post("/v1/conversations", {}).status_code == 200)
-        finally:
-            postgresql.thaw()
-            server.close()
-        assert "Traceback" not in server.log
+    with OwnPostgresql() as postgresql, _server_over(postgresql) as server:
+        postgresql.freeze()
+        with ThreadPoolExecutor(40) as threads:
+            asking = [threads.submit(server.post, "/v1/conversations", {}) for _ in range(40)]
+            refused = [one.result(timeout=LONG_S) for one in asking]
+        postgresql.thaw()
+        assert {answer.status_code for answer in refused} == {503}
+        assert all("The database" in answer.json()["error"]["message"] for answer in refused)
+        until(lambda: server.post("/v1/conversations", {}).status_code == 200)
