@@ -41,8 +41,8 @@ class Row:
     """One sequence in the batch: its sampling state, its tokens, and its delta that was not taken yet."""
 
     __slots__ = (
-        "_allowed", "_answer", "_bad", "_constraint", "_eos", "_ids", "_is_changed", "_logprobs", "_prompt", "_random",
-        "_seen", "_start", "_stops", "_top", "_why", "count", "finish", "is_greedy", "is_over", "is_plain", "sampling",
+        "_allowed", "_answer", "_bad", "_eos", "_ids", "_is_changed", "_logprobs", "_prompt", "_random", "_seen",
+        "_start", "_stops", "_top", "_why", "constraint", "count", "finish", "is_greedy", "is_plain", "sampling",
         "sequence_id", "token_ids",
     )  # fmt: skip
 
@@ -52,7 +52,6 @@ class Row:
         self.sampling = sampling
         self.token_ids = list(sequence.prompt_ids)
         self.count = 0  # of the answer
-        self.is_over = False
         self.finish: FinishReason | None = None
         self._eos = frozenset() if sampling.ignore_eos else eos
         self._stops = self._eos | frozenset(sampling.stop_token_ids)
@@ -70,7 +69,7 @@ class Row:
         )
         # Greedy, and nothing changes the logits or asks for them.
         self.is_plain = self.is_greedy and not self._is_changed and not sampling.logprobs
-        self._constraint = constraint
+        self.constraint = constraint
         self._random = random.Random(sampling.seed)
         self._answer: Counter[int] = Counter()
         self._seen = set(sequence.prompt_ids) if sampling.repetition_penalty != 1.0 else set()
@@ -86,8 +85,8 @@ class Row:
         return cls(Sequence(-1, (0, 1), Sampling(temperature=0.0, seed=0, max_tokens=2)), frozenset())
 
     @property
-    def constraint(self) -> Constraint | None:
-        return self._constraint
+    def is_over(self) -> bool:
+        return self.finish is not None
 
     @property
     def wants_all(self) -> bool:
@@ -105,10 +104,8 @@ class Row:
         count = self.sampling.prompt_logprobs or 0
         for row, token_id in zip(logits, self.token_ids[first:], strict=False):
             shift = _log_sum_exp(row)
-            ids = _largest(row, count) if count else ()
-            top = tuple((int(one), float(row[one] - shift)) for one in ids)
             rank = 1 + int((row > row[token_id]).sum())
-            self._prompt.append(PromptLogprob(float(row[token_id] - shift), rank, top))
+            self._prompt.append(PromptLogprob(float(row[token_id] - shift), rank, _likeliest(row, count, shift)))
 
     def put(self, token_id: int, logprob: float | None = None, top: TopLogprobs = ()) -> None:
         """Append the chosen token."""
@@ -127,7 +124,6 @@ class Row:
             self.finish = "length"
         if token_id in self._stops or self._completes(token_id):
             self.finish = "stop"
-        self.is_over = self.finish is not None
 
     def force(self, token_id: int) -> None:
         """Append a token that the grammar leaves no choice about. Takes a draw, as a chosen one does."""
@@ -137,7 +133,6 @@ class Row:
 
     def fail(self, why: str) -> None:
         """End the row, because of what its request asks for."""
-        self.is_over = True
         self.finish = "error"
         self._why = why
 
@@ -180,19 +175,15 @@ class Row:
             self.put(chosen)
             return chosen
         shift = _log_sum_exp(logits)
-        top: TopLogprobs = ()
-        if sampling.top_logprobs:
-            ids = _largest(logits, sampling.top_logprobs)
-            top = tuple((int(one), float(logits[one] - shift)) for one in ids)
-        self.put(chosen, float(logits[chosen] - shift), top)
+        self.put(chosen, float(logits[chosen] - shift), _likeliest(logits, sampling.top_logprobs, shift))
         return chosen
 
     def _completes(self, token_id: int) -> bool:
         """Return whether the grammar is complete after this token."""
-        if self._constraint is None:
+        if self.constraint is None:
             return False
-        self._constraint.take(token_id)
-        return self._constraint.is_complete
+        self.constraint.take(token_id)
+        return self.constraint.is_complete
 
     def _changed(self, logits: Logits) -> Logits | None:
         """Return the logits with all that the request changes; None if the row has failed."""
@@ -215,9 +206,9 @@ class Row:
             others[self._allowed] = False
             scores[others] = -np.inf
         scores[self._forbidden()] = -np.inf
-        if self._constraint is not None:
-            self._constraint.allow(scores)
-            if failure := self._constraint.failure:
+        if self.constraint is not None:
+            self.constraint.allow(scores)
+            if failure := self.constraint.failure:
                 self.fail(failure)
                 return None
         if scores.max() == -np.inf:
@@ -275,6 +266,12 @@ def _weights(scores: Logits, temperature: float) -> tuple[Logits, float]:
     if temperature != 1:
         weights *= np.float32(1 / temperature)
     return np.exp(weights, out=weights), float(highest)
+
+
+def _likeliest(logits: Logits, count: int, shift: float) -> TopLogprobs:
+    """Return the likeliest tokens and their logprobs, which are the logits minus `shift`."""
+    ids = _largest(logits, count) if count else ()
+    return tuple((int(one), float(logits[one] - shift)) for one in ids)
 
 
 def _largest(logits: Logits, count: int) -> Ids:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
@@ -96,7 +97,7 @@ class Choice:
     _tool_calls: ToolCallReader | None = field(init=False)
     _splitter: ReasoningSplitter | None = field(init=False)  # until the reasoning is over
     # The text of control tokens that belong to tool calls, by id. Other control tokens have no text.
-    _spellings: dict[int, str] = field(init=False)
+    _spellings: Mapping[int, str] = field(init=False)
     _min_tokens: int = field(init=False)  # before which no stop string ends the answer
     _hidden: frozenset[int] = field(init=False)  # tokens that are not shown if they end the answer
     _is_plain: bool = field(init=False)  # none of the four has to see each token
@@ -199,13 +200,17 @@ class Choice:
     def end_reasoning(self, sequence_id: int, token_ids: Ids[int]) -> TextDelta:
         """End the reasoning, whose budget is spent: return the event with the tokens that end it, and prepare another
         sequence that continues behind them. `token_ids` are those of the answer in the log."""
-        assert self.reasoning_format is not None
-        ids = tuple(self._tokenizer.encode(end_of_reasoning(self.reasoning_format), special=True))
+        ids = self._ids_of_end()
         self.is_spent = False
         shown = self._push_tokens(ids, is_forced=True)
         self.num_tokens += len(ids)
         self.continue_from(sequence_id, (*token_ids, *ids))
         return TextDelta(shown.text, ids, self.index, reasoning=shown.reasoning)
+
+    def _ids_of_end(self) -> tuple[int, ...]:
+        """Return the tokens that end the reasoning."""
+        assert self.reasoning_format is not None
+        return tuple(self._tokenizer.encode(end_of_reasoning(self.reasoning_format), special=True))
 
     def _push_log(self, token_ids: Ids[int]) -> tuple[_Shown, int]:
         """Read the ids of the log again. Also returns how many of them come before the place where the reasoning was
@@ -213,10 +218,8 @@ class Choice:
         shown = self._push_tokens(token_ids)
         if not self.is_spent or shown.num_taken == len(token_ids):
             return shown, 0
-        assert self.reasoning_format is not None
         self.is_spent, self.num_tokens = False, shown.num_taken
-        num_forced = len(self._tokenizer.encode(end_of_reasoning(self.reasoning_format), special=True))
-        ended = shown.num_taken + num_forced
+        ended = shown.num_taken + len(self._ids_of_end())
         for part, is_forced in ((token_ids[shown.num_taken : ended], True), (token_ids[ended:], False)):
             more = self._push_tokens(part, is_forced=is_forced)
             shown.reasoning, shown.text = shown.reasoning + more.reasoning, shown.text + more.text
@@ -332,11 +335,7 @@ class Choice:
         self._detokenizer = Detokenizer(self._tokenizer, include_special=sampling.include_special)
         self._splitter = ReasoningSplitter(reasoning, self._tokenizer.control_tokens) if reasoning is not None else None
         self._stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
-        self._spellings = {}
-        if self.calls is not None:
-            markers = "".join(FORMATS.get(self.calls.format, UNKNOWN).markers)
-            known = self._tokenizer.control_tokens.items()
-            self._spellings = {token_id: spelled for spelled, token_id in known if spelled in markers}
+        self._spellings = _marker_texts(self._tokenizer, self.calls.format) if self.calls is not None else {}
         self._hidden = frozenset()
         if not sampling.include_stop:
             special = self._tokenizer.special_ids if sampling.include_special else frozenset()
@@ -444,3 +443,10 @@ class _Shown:
     stop: str | None = None  # the stop string that one of them completed
     num_taken: int = 0
     num_reasoning: int = 0  # tokens up to the last one with reasoning
+
+
+@lru_cache(maxsize=64)  # a model may have a thousand control tokens
+def _marker_texts(tokenizer: Tokenizer, call_format: str) -> Mapping[int, str]:
+    """Return the text of each control token that belongs to a format of tool calls, by id."""
+    markers = "".join(FORMATS.get(call_format, UNKNOWN).markers)
+    return {token_id: text for text, token_id in tokenizer.control_tokens.items() if text in markers}

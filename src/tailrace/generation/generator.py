@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import secrets
 import time
@@ -39,6 +40,7 @@ __all__ = ["Generator", "Limits"]
 
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
 # Parameters that tailrace implements for every engine.
+_DEFAULTS = Sampling()
 _COMMON_PARAMETERS = frozenset(
     {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens", "include_special"}
 )
@@ -55,6 +57,12 @@ class Limits:
     queue_s: float = 60.0
     linger_s: float = 60.0
     recover_s: float = 120.0  # how long streams wait for the next engine
+
+
+@functools.cache  # of the few sets that engines have
+def _absent(parameters: frozenset[str]) -> tuple[str, ...]:
+    """Return the other fields of `Sampling`."""
+    return tuple(name for name in Sampling.__slots__ if name not in parameters)
 
 
 class Generator:
@@ -353,9 +361,8 @@ class Generator:
         """Return the names of the parameters in use that the engine does not have."""
         if self._supervisor.capabilities is None:
             return []
-        defaults, parameters = Sampling(), self.parameters
-        names = (name for name in Sampling.__slots__ if name not in parameters)
-        return [name for name in names if getattr(sampling, name) != getattr(defaults, name)]
+        absent = _absent(self.parameters)
+        return [name for name in absent if getattr(sampling, name) != getattr(_DEFAULTS, name)]
 
     def count_tokens(self, request: GenerateRequest) -> int:
         """Return how many tokens the prompts of a request have, also beyond the context window. May take long.

@@ -21,7 +21,7 @@ from tailrace.engines.openvino.families import Decoder, Rope
 from tailrace.engines.openvino.prepared import MERGED, Matrix, Weights
 from tailrace.engines.openvino.weights import GROUP
 
-__all__ = ["build", "layer_names"]
+__all__ = ["build", "layer_names", "new_input"]
 
 Node: TypeAlias = Any  # the library's nodes and outputs, which its stubs do not type
 
@@ -52,13 +52,13 @@ class _Builder:
         self._branches = branches
         self._sums = _Sums()
         self._caches: list[Node] = []
-        self._input_ids = _input("input_ids", np.int64, [-1])
-        self._positions = _input("position_ids", np.int64, [-1])
-        self._sampled = _input("sampled", np.int64, [-1])
+        self._input_ids = new_input("input_ids", np.int64, [-1])
+        self._positions = new_input("position_ids", np.int64, [-1])
+        self._sampled = new_input("sampled", np.int64, [-1])
         names = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
-        self._paging = [_input(name, np.int32, [-1]) for name in names]
-        self._longest = _input("max_context_len", np.int32, [])
-        self._adapters = _input("adapters", np.int64, [-1]) if branches.adapters else None
+        self._paging = [new_input(name, np.int32, [-1]) for name in names]
+        self._longest = new_input("max_context_len", np.int32, [])
+        self._adapters = new_input("adapters", np.int64, [-1]) if branches.adapters else None
         self._numbers = self._adapters  # of the rows of the current layer
         self._angles: dict[Rope, tuple[Node, Node]] = {}
 
@@ -95,7 +95,7 @@ class _Builder:
         queries, keys, values = self._linear(tuple(f"{name}.{kind}" for kind in MERGED[0]), hidden)
         queries = self._turned(layer, f"{name}.q_norm", queries, shape.num_heads)
         keys = self._turned(layer, f"{name}.k_norm", keys, shape.num_kv_heads)
-        caches = [_input(f"{kind}_cache.{layer}", None, [-1, -1, -1, -1]) for kind in ("key", "value")]
+        caches = [new_input(f"{kind}_cache.{layer}", None, [-1, -1, -1, -1]) for kind in ("key", "value")]
         self._caches += caches
         node = _PagedAttentionExtension(
             [
@@ -277,7 +277,7 @@ def _none(kind: Any) -> Node:
     return ops.constant(np.empty(0, kind))
 
 
-def _input(name: str, kind: Any, shape: list[int]) -> Node:
+def new_input(name: str, kind: Any, shape: list[int]) -> Node:
     """Return an input. Without a type, the library chooses one."""
     node = Parameter(ov.Type.dynamic if kind is None else ov.Type(kind), ov.PartialShape(shape))
     node.set_friendly_name(name)

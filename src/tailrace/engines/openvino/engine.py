@@ -150,10 +150,10 @@ class OpenVINOEngine:
         """Choose the tokens of all works. Returns how many guesses of each were right. Many rows that draw are shared
         among threads, because numpy computes them in parallel."""
         if sum(not work.run.row.is_plain for work in works) < _MANY_ROWS:
-            return [_choose(*one) for one in zip(works, logits, strict=True)]
+            return [_advance(*one) for one in zip(works, logits, strict=True)]
         pairs = list(zip(works, logits, strict=True))
         cuts = range(self._num_threads)
-        parts = self._threads.map(lambda cut: [_choose(*one) for one in pairs[cut :: self._num_threads]], cuts)
+        parts = self._threads.map(lambda cut: [_advance(*one) for one in pairs[cut :: self._num_threads]], cuts)
         chosen = [0] * len(works)
         for cut, part in zip(cuts, parts, strict=True):
             chosen[cut :: self._num_threads] = part
@@ -200,7 +200,7 @@ def _read_prompt(work: Work, logits: Logits) -> Logits:
     return logits[num_known:]
 
 
-def _choose(work: Work, logits: Logits) -> int:
+def _advance(work: Work, logits: Logits) -> int:
     """Choose the next tokens of a row from the logits after its last token and after each guess. Returns how many
     guesses were right."""
     row, num_right = work.run.row, 0
@@ -214,13 +214,18 @@ def _choose(work: Work, logits: Logits) -> int:
         num_right += 1
     if work.run.lookup is not None:
         work.run.lookup.note(len(work.guesses), num_right, len(row.token_ids))
-    constraint = row.constraint
-    if constraint is not None and not row.wants_all:
-        for token_id in () if row.is_over else constraint.forced():
-            if row.is_over:
-                break
-            row.force(token_id)
+    _force(row)
     return num_right
+
+
+def _force(row: Row) -> None:
+    """Append the tokens that the grammar leaves no choice about, unless each needs its own logits."""
+    if row.constraint is None or row.wants_all or row.finish is not None:
+        return
+    for token_id in row.constraint.forced():
+        row.force(token_id)
+        if row.is_over:
+            return
 
 
 def _is_known_exact(spec: EngineSpec) -> bool:

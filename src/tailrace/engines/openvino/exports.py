@@ -14,6 +14,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from tailrace.engines.adapters import Adapter
 from tailrace.engines.openvino.adapters import Branches
+from tailrace.engines.openvino.decoder import new_input
 from tailrace.errors import ModelError
 
 __all__ = ["read_export"]
@@ -37,8 +38,7 @@ def read_export(directory: Path, adapters: Sequence[Adapter] = ()) -> Any:  # An
         raise ModelError(
             f"{directory.name} cannot be used: its attention is not that of a decoder as optimum-intel exports it."
         ) from error
-    sampled = ops.parameter([-1], np.int64, name="sampled")
-    sampled.output(0).get_tensor().set_names({"sampled"})
+    sampled = new_input("sampled", np.int64, [-1])
     product = model.outputs[0].get_node().input_value(0).get_node()
     while product.get_type_name() in _PASSES:
         product = product.input_value(0).get_node()
@@ -76,8 +76,7 @@ def _put(adapters: Sequence[Adapter], model: Any) -> None:
     layers = {layer.name: layer for layer in _linear_layers(model)}
     branches = Branches(adapters, {name: name for name in layers})
     branches.check({name: layer.shape for name, layer in layers.items()})
-    numbers = ops.parameter([-1], np.int64, name="adapters")
-    numbers.output(0).get_tensor().set_names({"adapters"})
+    numbers = new_input("adapters", np.int64, [-1])
     for layer in layers.values():
         branch = branches.of((layer.name,), (layer.shape[0],), layer.product.input_value(0), numbers)
         if branch is None:

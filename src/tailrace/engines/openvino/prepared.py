@@ -214,9 +214,8 @@ class _Writer:
             raise OSError(f"{directory.parent.parent} has less than {3 * total >> 20:,} MiB of free space")
         if total > LARGE_BYTES:
             self._say(f"Preparing {self._name} for OpenVINO (only once) …")
-        head_bytes = (
-            _ALIGNMENT * (1 + 5 * (len(vectors) + 2 * len(planned))) - 8
-        )  # more than it needs, filled with spaces
+        # More than the head needs; spaces fill the rest.
+        head_bytes = _ALIGNMENT * (1 + 5 * (len(vectors) + 2 * len(planned))) - 8
         with (directory / _FILE).open("wb") as file:
             file.seek(8 + head_bytes)
             head, matrices = self._write_body(file, planned, vectors, total)

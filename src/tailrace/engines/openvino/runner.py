@@ -107,7 +107,7 @@ class Runner:
             for place in range(int(end) - piece.num_sampled, int(end))
         ]
         if is_batch and len(sampled) < 2:
-            sampled = [*sampled, 0, 0][:2] if not sampled else [*sampled, *sampled]
+            sampled = 2 * (sampled or [0])
         blocks = [block for piece, count in zip(pieces, num_blocks, strict=True) for block in piece.table[:count]]
         arrays = {
             "input_ids": np.array([token_id for piece in pieces for token_id in piece.ids], np.int64),

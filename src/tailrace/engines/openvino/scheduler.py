@@ -151,10 +151,11 @@ class Scheduler:
     def done(self, work: Work, *, num_right: int = 0) -> None:
         """Note what was computed. `num_right` of the guesses were right."""
         run = work.run
-        was_prefilling = run.is_prefilling
+        first, was_prefilling = run.num_done // BLOCK_TOKENS, run.is_prefilling
         run.num_done += work.count + num_right
         if was_prefilling and self._shares_prefixes:
-            for block, digest in zip(run.table, run.chain[: run.num_done // BLOCK_TOKENS], strict=False):
+            full = slice(first, run.num_done // BLOCK_TOKENS)
+            for block, digest in zip(run.table[full], run.chain[full], strict=False):
                 self._blocks.keep(block, digest)
                 if self._computing.get(digest) is run:
                     del self._computing[digest]
@@ -163,9 +164,8 @@ class Scheduler:
         """Note how long a step took, to choose the length of pieces."""
         num_tokens = sum(work.count for work in plan.batch if work.run.is_prefilling)
         if num_tokens >= _LEAST_PIECE:
-            self._token_s = (
-                took_s / num_tokens if not self._token_s else 0.7 * self._token_s + 0.3 * took_s / num_tokens
-            )
+            now_s = took_s / num_tokens
+            self._token_s = 0.7 * self._token_s + 0.3 * now_s if self._token_s else now_s
 
     def _admit(self) -> None:
         for run in list(self._waiting):
@@ -173,23 +173,20 @@ class Scheduler:
                 return
             if self._num_reserved + run.num_reserved > self._num_blocks:
                 return  # in the order of arrival: a long one is not passed by short ones for ever
-            if self._is_shared_soon(run):
-                continue
+            known = self._blocks.num_known(run.chain)
+            if known < len(run.chain) and run.chain[known] in self._computing:
+                continue  # another sequence is just computing its beginning
             self._waiting.remove(run)
-            self._begin(run)
+            self._begin(run, known)
 
-    def _begin(self, run: SequenceState) -> None:
-        known = self._blocks.num_known(run.chain)
+    def _begin(self, run: SequenceState, known: int) -> None:
+        """Run a sequence, whose first `known` blocks are cached."""
         run.table = self._blocks.share(run.chain[:known])
         run.num_done = run.num_cached = known * BLOCK_TOKENS
         self._num_reserved += run.num_reserved
         for digest in run.chain[known:]:
             self._computing.setdefault(digest, run)
         self._running.append(run)
-
-    def _is_shared_soon(self, run: SequenceState) -> bool:
-        known = self._blocks.num_known(run.chain)
-        return known < len(run.chain) and run.chain[known] in self._computing
 
     def _forget(self, run: SequenceState) -> None:
         for digest in run.chain:

@@ -1,12 +1,12 @@
 """Finds the tensors of a decoder in a GGUF file or in the safetensors of a Hugging Face directory.
 
-Both give the same names: those of `LINEAR` and `VECTORS`, of each layer under `layers.N.`.
+Both give the same names: `layers.N.q`, those of `Decoder.matrix_shapes` and `Decoder.norm_sizes` for each layer, with
+`.bias` behind those of matrices; and `embedding`, `final_norm` and `head`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tailrace.engines.openvino.families import Decoder, gguf_config, read_decoder
 from tailrace.errors import ModelError
 from tailrace.models._gguf_card import read_parts
-from tailrace.models.gguf_header import GgufTensor, Metadata
+from tailrace.models.gguf_header import GgufTensor
 from tailrace.models.safetensors import read_head, weight_files
 
 __all__ = ["Raw", "TensorSource", "open_source"]
@@ -83,8 +83,8 @@ class _Found:
         raw = self._tensors.get(name)
         return None if raw is None else (len(raw.rows), raw.columns)
 
-    def unused(self, but: Iterable[str] = ()) -> list[str]:
-        return sorted(set(self._tensors) - self._used - set(but))
+    def unused(self) -> list[str]:
+        return sorted(set(self._tensors) - self._used)
 
 
 def open_source(path: Path, context_tokens: int) -> TensorSource:
@@ -122,8 +122,8 @@ class _Gguf:
         metadata = read_parts(path)
         self._family = metadata.get("general.architecture", str) or ""
         self._found = _Found({tensor.name: _of_gguf(tensor) for tensor in metadata.tensors})
-        config = gguf_config(metadata) | self._rope_factors(metadata, context_tokens)
-        self.decoder = read_decoder(config, context_tokens)
+        config = gguf_config(metadata)
+        self.decoder = read_decoder(config | self._rope_factors(config), context_tokens)
         self._fused = _Fused(self.decoder)
 
     def find(self, name: str) -> Raw | None:
@@ -148,18 +148,21 @@ class _Gguf:
         heads = np.arange(num_rows).reshape(-1, self.decoder.head_size // 2, 2)
         return heads.swapaxes(1, 2).reshape(-1)
 
-    def _rope_factors(self, metadata: Metadata, context_tokens: int) -> dict[str, Any]:
+    def _rope_factors(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Return what the file has in tensors, and `config.json` as values."""
         plain = self._found.get("rope_freqs.weight")
         short, long = (self._found.get(name) for name in _PHI3_FACTORS)
         if plain is not None:
-            return {"rope_factors": plain.rows.reshape(-1).view(np.float32).tolist()}
+            return {"rope_factors": _numbers(plain)}
         if short is None or long is None:
             return {}
-        known = gguf_config(metadata)
-        scaling = dict(known.get("rope_scaling") or {}) | {"rope_type": "longrope"}
-        scaling["short_factor"] = short.rows.reshape(-1).view(np.float32).tolist()
-        scaling["long_factor"] = long.rows.reshape(-1).view(np.float32).tolist()
-        return {"rope_scaling": scaling}
+        factors = {"short_factor": _numbers(short), "long_factor": _numbers(long)}
+        return {"rope_scaling": {**config.get("rope_scaling", {}), "rope_type": "longrope", **factors}}
+
+
+def _numbers(raw: Raw) -> list[float]:
+    found: list[float] = raw.rows.reshape(-1).view(np.float32).tolist()
+    return found
 
 
 def _of_gguf(tensor: GgufTensor) -> Raw:

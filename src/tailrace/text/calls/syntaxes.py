@@ -100,18 +100,12 @@ def _begin(output: CallOutput, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonCalls:
-    """`{"name": …, "arguments": {…}}`, alone, one after another, or in a list. The keys may have any order, and others
-    may stand beside them. With `keyed`, a call is `{NAME: {…}}`."""
+class _ListedCalls:
+    """Calls that may be in a list, and in a fence."""
 
     opens: tuple[str, ...] = ()
     closes: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
-    keyed: bool = False
-
-    _NAMES = ("name", "tool_name", "function_name")
-    _ARGUMENTS = ("arguments", "parameters", "args", "input")
-    _OTHERS = ("type", "function", "id", "tool_call_id")  # keys that may come before the name in a call without marker
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -122,7 +116,44 @@ class JsonCalls:
         return self.opens
 
     def read(self, output: CallOutput) -> Wait[None]:
-        yield from _listed(output, self._call, self.closes)
+        """Take the calls. Raises: NotACall if the first one is none."""
+        source, is_first = output.source, True
+        yield from source.space()
+        if (yield from source.skip(*_FENCES)):
+            yield from source.space()
+        in_list = yield from source.skip("[")
+        while True:
+            if not is_first:
+                source.mark()
+                yield from _separators(source)
+            try:
+                yield from self._call(output)
+            except NotACall:
+                if is_first:
+                    raise
+                source.rewind()
+                break
+            is_first = False
+        yield from source.space()
+        if in_list:
+            yield from source.skip("]")
+        yield from _leave(source, self.closes)
+
+    def _call(self, output: CallOutput) -> Wait[None]:
+        """Take one call. Raises: NotACall."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCalls(_ListedCalls):
+    """`{"name": …, "arguments": {…}}`, alone, one after another, or in a list. The keys may have any order, and others
+    may stand beside them. With `keyed`, a call is `{NAME: {…}}`."""
+
+    keyed: bool = False
+
+    _NAMES = ("name", "tool_name", "function_name")
+    _ARGUMENTS = ("arguments", "parameters", "args", "input")
+    _OTHERS = ("type", "function", "id", "tool_call_id")  # keys that may come before the name in a call without marker
 
     def write(self, name: str, arguments: str) -> str:
         named = f'{{"name": {json_string(name)}, "arguments": {arguments}}}'
@@ -222,31 +253,6 @@ def _object_in(value: str) -> str:
     parts: list[str] = []
     run(LiteralReader(Incoming(text, is_complete=True), parts.append).read())
     return "".join(parts)
-
-
-def _listed(output: CallOutput, call: Callable[[CallOutput], Wait[None]], closes: tuple[str, ...]) -> Wait[None]:
-    """Take calls that may be in a list, and in a fence. Raises: NotACall if the first one is none."""
-    source, is_first = output.source, True
-    yield from source.space()
-    if (yield from source.skip(*_FENCES)):
-        yield from source.space()
-    in_list = yield from source.skip("[")
-    while True:
-        if not is_first:
-            source.mark()
-            yield from _separators(source)
-        try:
-            yield from call(output)
-        except NotACall:
-            if is_first:
-                raise
-            source.rewind()
-            break
-        is_first = False
-    yield from source.space()
-    if in_list:
-        yield from source.skip("]")
-    yield from _leave(source, closes)
 
 
 def _separators(source: Incoming) -> Wait[None]:
@@ -503,23 +509,8 @@ def _json_of(text: str, *, may_be_text: bool) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PythonCalls:
+class PythonCalls(_ListedCalls):
     """Calls in Python: `[name(key=value), …]`, or one in each line."""
-
-    opens: tuple[str, ...] = ()
-    closes: tuple[str, ...] = ()
-    bare: tuple[str, ...] = ()
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return self.opens + self.closes
-
-    @property
-    def signature(self) -> tuple[str, ...]:
-        return self.opens
-
-    def read(self, output: CallOutput) -> Wait[None]:
-        yield from _listed(output, self._call, self.closes)
 
     def write(self, name: str, arguments: str) -> str:
         values = msgspec.json.decode(arguments, type=dict[str, object])
