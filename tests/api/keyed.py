@@ -98,13 +98,13 @@ async def serving_with_keys(directory: Path) -> AsyncIterator[House]:
     async with start_service(source, settings, data_path=directory) as service:
         house = House(service, f"sqlite:///{directory / 'records.sqlite'}")
         house.records.conversations.observe([service.generator], service.store)
-        recording = house.records.recording([service.generator], service.store, directory)
-        async with recording, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             keeping = group.create_task(house.records.conversations.write_until_cancelled())
-            try:
-                yield house
-            finally:
-                for run in list(service.generator.live):
-                    run.cancel()
-                keeping.cancel()
+            async with house.records.recording([service.generator], service.store, directory):
+                try:
+                    yield house
+                finally:
+                    for run in list(service.generator.live):
+                        run.cancel()
+            keeping.cancel()  # last, as in a server: the last rows of requests wait for the turns of conversations
     house.records.close()

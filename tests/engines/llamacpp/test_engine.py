@@ -3,6 +3,7 @@ invalid files."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import stat
 from collections.abc import Callable, Iterator
@@ -86,13 +87,14 @@ def test_exact_engine_keeps(law: Law, exact_engine: LlamaCppEngine) -> None:
 
 
 def test_a_long_prompt_is_read_in_steps(engine: Shared) -> None:
-    prompt = tuple(range(1000, 1300))
+    prompt = _new_prompt(300)
     engine.submit(Sequence(9400, prompt, Sampling(temperature=0.0, seed=0, max_tokens=1)))
     counts: list[int] = []
-    while not engine.step():
+    while not any(delta.sequence_id == 9400 for delta in engine.step()):
         counts += [one.num_read_tokens for one in engine.progress()]
-    assert {0, 128, 256, 300} >= set(counts)
     assert len(set(counts)) > 1
+    # A step takes at most 128 tokens; fewer if a sequence of an earlier test is still in it.
+    assert all(0 <= after - before <= 128 for before, after in itertools.pairwise([0, *counts, len(prompt)]))
 
 
 def test_closing(spec: EngineSpec) -> None:
@@ -116,6 +118,11 @@ def test_closing(spec: EngineSpec) -> None:
 @pytest.mark.deep
 def test_a_thousand_sequences_leak_nothing(engine: Shared) -> None:
     next(law for law in laws if law.name == "nothing_leaks")(engine, vocab_size=_VOCAB_SIZE)
+
+
+def _new_prompt(num_tokens: int) -> tuple[int, ...]:
+    """Return a prompt that the engine has not read, also if the test runs a second time."""
+    return tuple(random.SystemRandom().choices(range(100, 40_000), k=num_tokens))
 
 
 def _asked(sequence_id: int, prompt_ids: tuple[int, ...], max_tokens: int, **sampling: object) -> Sequence:
@@ -143,15 +150,14 @@ def _answer(engine: Engine, prompt_ids: tuple[int, ...], max_tokens: int, **samp
 
 
 def test_it_says_how_much_of_a_prompt_was_cached(engine: Shared) -> None:
-    prompt = tuple(range(2000, 2080))
+    prompt = _new_prompt(80)
     cached: list[int | None] = []
-    for _ in range(3):  # llama.cpp may not have freed the first slot when the second sequence comes
+    while not cached or (len(cached) < 20 and cached[-1] == 0):  # llama.cpp may free a slot after it ends a sequence
         engine.submit(_asked(1, prompt, 4))
         deltas: list[Delta] = []
         while not deltas or deltas[-1].finish_reason is None:
             deltas += [delta for delta in engine.step() if delta.sequence_id == 1]
         cached += [delta.num_cached_tokens for delta in deltas if delta.num_cached_tokens is not None]
-    assert len(cached) == 3
     assert (cached[0], cached[-1]) == (0, len(prompt) - 1)
 
 
