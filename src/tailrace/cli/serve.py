@@ -218,6 +218,7 @@ def run_on_socket(settings: Settings, start: Callable[[socket.socket], Coroutine
 
     async def run(server: Coroutine[Any, Any, bool]) -> bool:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             return await server
         finally:
             for number in _SIGNALS:
@@ -225,7 +226,9 @@ def run_on_socket(settings: Settings, start: Callable[[socket.socket], Coroutine
 
     try:
         with sock:
-            is_ready = eventloop.run(run(start(sock)))
+            server = start(sock)
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # an exit inside the event loop's start would break it
+            is_ready = eventloop.run(run(server))
     except* ModelError as group:
         say_error(str(eventloop.first_error(group)))
         status = 1
