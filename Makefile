@@ -40,7 +40,7 @@ check: install-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Four at once, since many of them wait; each with whole files: what a file sets up is set up once. Files come in the order of
+# Five at once, since many of them wait; each with whole files: what a file sets up is set up once. Files come in the order of
 # their names: the last ones are short. Tests have their own limits, which do not reach into a library that hangs: such a
 # process ends here, and says where it was.
 # A test that fails runs once more, since thousands of tests of processes and sockets meet what a busy machine does once in
@@ -48,7 +48,7 @@ check: install-dev
 # the end of the run shows. Not so what hung, and not more than five tests: that is no accident. `test-deep` tries once.
 TRIES := --reruns 1 --max-suite-reruns 5 --rerun-except "from pytest-timeout" --rerun-show-tracebacks
 test: install-dev
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(TRIES) -m "not deep" \
+	$(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder $(TRIES) -m "not deep" \
 		-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true $(ARGS)
 
 # Line coverage of the packages that tests call in their own process, with a floor (pyproject.toml). It is no part of `test`:

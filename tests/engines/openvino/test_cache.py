@@ -67,7 +67,7 @@ def _run(engine: Engine, prompts: list[tuple[int, ...]], seeds: list[int | None]
     ]
 
 
-_LENGTHS = (33, 300, *(pytest.param(length, marks=pytest.mark.deep) for length in (5, 32, 64, 65, 129, 160, 257)))
+_LENGTHS = (33, *(pytest.param(length, marks=pytest.mark.deep) for length in (5, 32, 64, 65, 129, 160, 257, 300)))
 
 
 @pytest.mark.parametrize("length", _LENGTHS)
