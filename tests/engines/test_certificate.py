@@ -33,7 +33,11 @@ def test_any_other_subject_has_none(tmp_path: Path, spec: EngineSpec) -> None:
     assert read_certificate(tmp_path, subject("engine 2", spec)) is None
     for change in ({"exact": False}, {"prefix_cache": False}, {"threads": 3}, {"never_alone": True}, {"gpus": 2}):
         assert read_certificate(tmp_path, subject("engine 1", msgspec.structs.replace(spec, **change))) is None
+    draft = msgspec.structs.replace(spec, draft=spec.path)
+    write_certificate(tmp_path, _certificate(draft))
+    assert read_certificate(tmp_path, subject("engine 1", draft)) is not None
     Path(spec.path).write_bytes(b"GGUF of another size")
+    assert read_certificate(tmp_path, subject("engine 1", draft)) is None
     assert read_certificate(tmp_path, subject("engine 1", spec)) is None
 
 

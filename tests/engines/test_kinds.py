@@ -142,7 +142,7 @@ def test_every_kind_has_a_text() -> None:
 
 def test_a_setting_that_an_engine_does_not_have_is_refused() -> None:
     KINDS["openvino"].check(["adapter", "adapter_scale", "device", "kv_precision", "weights"])
-    KINDS["openvino"].check(["prompt_lookup_tokens"])
+    KINDS["openvino"].check(["draft", "draft_tokens", "prompt_lookup_tokens"])
     with pytest.raises(
         ModelError,
         match=r"The engine llamacpp does not support --adapter\. It is supported by openvino, vllm and transformers",

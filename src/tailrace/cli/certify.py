@@ -24,7 +24,7 @@ __all__ = ["certify"]
 
 _SETTINGS = (  # of engines
     "engine", "for_", "device", "dtype", "kv_precision", "threads", "exact", "prefix_cache", "context_tokens",
-    "kv_tokens", "max_step_tokens", "max_sequences",
+    "kv_tokens", "max_step_tokens", "max_sequences", "prompt_lookup_tokens", "draft", "draft_tokens",
 )  # fmt: skip
 
 

@@ -59,10 +59,10 @@ class _Speed:
 @click.option(
     "--engine", default="auto", show_default=True, envvar="TAILRACE_ENGINE", help="The engine whose speed is measured."
 )
-@setting_options("for_")
+@setting_options("for_", "draft")
 @click.option("--quick", is_flag=True, help="Skip all measurements.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(model: str | None, engine: str, for_: str, quick: bool, as_json: bool) -> None:
+def doctor(model: str | None, engine: str, for_: str, draft: str, quick: bool, as_json: bool) -> None:
     """Check this machine, its installed engines, and which of them can run MODEL. Without MODEL, nothing is downloaded:
     smollm2 is measured if it is on this machine.
 
@@ -86,7 +86,8 @@ def doctor(model: str | None, engine: str, for_: str, quick: bool, as_json: bool
         say(f"No model is measured. `tailrace doctor {DEFAULT_MODEL}` downloads one and measures it.")
     else:
         try:
-            source = find_source(model or DEFAULT_MODEL, terminal_progress(), Settings(engine=engine, for_=for_))
+            settings = Settings(engine=engine, for_=for_, draft=draft)
+            source = find_source(model or DEFAULT_MODEL, terminal_progress(), settings)
         except ModelError as error:
             failure = error.message
     quick = quick or source is None
@@ -276,6 +277,9 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
         converted = "" if kept == card.weight_bytes else f", {kept / 1e6:,.1f} MB in {source.engine}"
         on_disk = f"{_bytes_on_disk(card.path) / 1e6:,.1f} MB on disk"
         yield f"{card.name}: {on_disk}; {parameters}{card.weight_bytes / 1e6:,.1f} MB of weights{converted}"
+    if source.draft is not None:
+        of_draft = f"{source.draft_bytes / 1e6:,.1f} MB of weights in {source.engine}"
+        yield f"with the draft model {source.draft.name}: {of_draft}"
     for row in speeds:
         streams = "1 stream" if row.streams == 1 else f"{row.streams} streams"
         limit = ""

@@ -308,7 +308,8 @@ def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutin
     found, *more = find_named(models.named, terminal_progress(), settings, first=models.first, own=models.own)
     started = time.monotonic()
     is_ready = False
-    say(f"Loading {found.card.name} into {found.engine} ({found.why}) …")
+    draft = f" with the draft model {found.draft.name}" if found.draft is not None else ""
+    say(f"Loading {found.card.name}{draft} into {found.engine} ({found.why}) …")
     url = url_of(sock, settings)
     local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # the URL on this machine
 

@@ -80,6 +80,7 @@ def subject(engine: str, spec: EngineSpec) -> Subject:
         "tailrace": __version__,  # its version decides the engine's inputs
         **{name: value if isinstance(value, str) else float(value) for name, value in values.items()},
         "adapter": _model(Path(spec.adapter)) if spec.adapter else "",
+        "draft": _model(Path(spec.draft)) if spec.draft else "",
         **spec.options,
     }
     return Subject(engine, _model(Path(spec.path)) if spec.path not in ("", ".") else "", _machine(), settings)

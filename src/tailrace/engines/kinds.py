@@ -129,6 +129,8 @@ KINDS = {
                 "adapter",
                 "adapter_scale",
                 "device",
+                "draft",
+                "draft_tokens",
                 "exact",
                 "kv_precision",
                 "prompt_lookup_tokens",

@@ -117,7 +117,7 @@ def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
         if not source.own:
             raise
         raise ModelError(f"{source.card.name}: {error}") from None
-    return Served(source.card.name, spec, own, weight_bytes=source.weight_bytes(spec.weight_bits))
+    return Served(source.card.name, spec, own, weight_bytes=source.weight_bytes(spec.weight_bits) + source.draft_bytes)
 
 
 async def _generator(source: Source, served: Served, store: LogStore) -> Generator:
@@ -242,6 +242,8 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         kv_precision="" if settings.kv_precision == "auto" else settings.kv_precision,
         gpus=settings.gpus,
         prompt_lookup_tokens=settings.prompt_lookup_tokens,
+        draft=str(source.draft.path) if source.draft is not None else "",
+        draft_tokens=settings.draft_tokens,
         weight_bits=0 if settings.weights == "auto" else int(settings.weights),  # type: ignore[arg-type]  # choices
         adapter=settings.adapter,
         adapter_scale=settings.adapter_scale,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tailrace.engines import EngineChoice, all_kinds, choose
+from tailrace.engines import EngineChoice, Kind, all_kinds, choose
 from tailrace.engines.scripted.engine import (
     CHAT_TEMPLATE,
     CONTROL_TOKENS,
@@ -22,10 +22,12 @@ from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
 from tailrace.models.upstream import find_upstream
 from tailrace.settings import Settings
+from tailrace.text import Tokenizer
 
 __all__ = ["Source", "find_named", "find_source"]
 
 _DEFAULTS = Settings()
+_MOST_UNUSED = 1024  # tokens at the end of a vocabulary, which fill it up to a round number
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
@@ -39,10 +41,17 @@ class Source:
     options: dict[str, float] = field(default_factory=dict)
     address: str = ""  # of the upstream server
     own: Mapping[str, Any] = field(default_factory=dict)  # settings of only this model; Any: of each setting's type
+    draft: ModelCard | None = None  # the draft model
 
     def weight_bytes(self, bits: int = 0) -> int:
-        """Return an estimate of the memory of its weights in this engine; `bits` are `EngineSpec.weight_bits`."""
+        """Return an estimate of the memory of its weights in this engine, without those of the draft model; `bits` are
+        `EngineSpec.weight_bits`."""
         return all_kinds()[self.engine].weight_bytes(self.card, bits)
+
+    @property
+    def draft_bytes(self) -> int:
+        """An estimate of the memory of the draft model's weights."""
+        return all_kinds()[self.engine].weight_bytes(self.draft, 0) if self.draft is not None else 0
 
 
 def find_source(source: str, progress: Progress, settings: Settings = _DEFAULTS) -> Source:
@@ -62,7 +71,8 @@ def find_source(source: str, progress: Progress, settings: Settings = _DEFAULTS)
     else:
         card, options = resolve(source, progress), {}
     choice = _choose(card, settings)
-    return Source(card, choice.kind.name, choice.why, options, address)
+    draft = _find_draft(card, choice.kind, settings.draft, progress)
+    return Source(card, choice.kind.name, choice.why, options, address, draft=draft)
 
 
 def find_named(
@@ -82,7 +92,9 @@ def find_named(
     pairs = [_pair(text) for text in texts]
     names = [name for name, _ in pairs]
     own = own or {}
-    sources = [_with_own(find_source(first, progress, settings), settings, own)] if first is not None else []
+    sources = []
+    if first is not None:
+        sources.append(_with_own(find_source(first, progress, settings), settings, own, progress))
     known = [source.card.name for source in sources] + names
     for name in own:
         if name not in known:
@@ -105,13 +117,38 @@ def find_named(
 
 
 def _with_own(
-    source: Source, settings: Settings, own: Mapping[str, Mapping[str, Any]]
-) -> Source:  # Any: of each setting's type
+    source: Source,
+    settings: Settings,
+    own: Mapping[str, Mapping[str, Any]],  # Any: of each setting's type
+    progress: Progress,
+) -> Source:
     """Apply the settings of a model whose name was unknown until it was found. Raises: ModelError."""
     if its := own.get(source.card.name):
-        choice = _choose(source.card, _of_model(source.card.name, settings, its))
-        source = replace(source, engine=choice.kind.name, why=choice.why, own=its)
+        both = _of_model(source.card.name, settings, its)
+        choice = _choose(source.card, both)
+        draft = _find_draft(source.card, choice.kind, both.draft, progress)
+        source = replace(source, engine=choice.kind.name, why=choice.why, own=its, draft=draft)
     return source
+
+
+def _find_draft(card: ModelCard, kind: Kind, draft: str, progress: Progress) -> ModelCard | None:
+    """Find or fetch the draft model for a model and its engine. Raises: ModelError if it is not found, the engine has
+    no draft models or cannot run this one, or its tokens are others."""
+    if not draft:
+        return None
+    kind.check(["draft"])
+    found = resolve(draft, progress)
+    if reason := kind.why_not(found):
+        raise ModelError(f"{kind.name} cannot run the draft model {found.name}: {reason}.")
+    if found.tokenizer_json != card.tokenizer_json:
+        ours, theirs = (Tokenizer.from_json(one.tokenizer_json).pieces for one in (card, found))
+        same = all(one == other for one, other in zip(ours, theirs, strict=False))
+        if not same or abs(len(ours) - len(theirs)) > _MOST_UNUSED:
+            raise ModelError(
+                f"{found.name} cannot be the draft model of {card.name}: they have different vocabularies. A draft "
+                "model is usually the smallest one of the same family."
+            )
+    return found
 
 
 def _of_model(name: str, settings: Settings, own: Mapping[str, Any]) -> Settings:  # Any: of each setting's type

@@ -24,9 +24,10 @@ import openvino as ov
 from tailrace.engines.constraints import Constraints
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
+from tailrace.engines.openvino.draft_model import DraftModel
 from tailrace.engines.openvino.drafts import PromptLookup
-from tailrace.engines.openvino.model import load_runner
-from tailrace.engines.openvino.runner import Piece
+from tailrace.engines.openvino.model import load_runner, say
+from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.engines.openvino.scheduler import Scheduler, SequenceState, Work
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.sampler import PARAMETERS as SAMPLED
@@ -49,6 +50,7 @@ class OpenVINOEngine:
         try:
             card = read_card(Path(spec.path), "")
             self._runner = load_runner(spec, card)
+            self._draft = _load_draft(spec, self._runner) if spec.draft else None
         except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # exceptions of C++, too
             raise ModelError(_reason(error)) from error
         self._ends = frozenset(spec.eos_token_ids or card.eos_token_ids)
@@ -56,7 +58,7 @@ class OpenVINOEngine:
         self._constraints = Constraints(card.tokenizer_json, self._ends, self._vocab_size)
         self._exact = spec.exact
         self._adapter = 1 if spec.adapter else 0  # its number in the graph
-        self._guesses = spec.prompt_lookup_tokens
+        self._lookup_tokens = spec.prompt_lookup_tokens
         self._num_threads = min(spec.threads or os.cpu_count() or 1, _MOST_THREADS)
         self._threads = ThreadPoolExecutor(self._num_threads, "sampler")
         self._runs: dict[int, SequenceState] = {}
@@ -68,6 +70,7 @@ class OpenVINOEngine:
             shares_prefixes=spec.prefix_cache,
             keeps_answers=not spec.exact,
             may_be_alone=not spec.never_alone,
+            num_ahead=max(self._lookup_tokens, self._draft.most if self._draft is not None else 0),
         )
         self.capabilities = Capabilities(
             engine=f"openvino {ov.__version__.partition('-')[0]}",
@@ -89,10 +92,10 @@ class OpenVINOEngine:
                 raise SequenceFailed("grammars are not supported for this model's tokenizer")
             constraint = self._constraints(grammar, ignore_eos=sequence.sampling.ignore_eos)
         run = SequenceState(Row(sequence, self._ends, constraint), sequence.schedule, self._adapter)
-        if self._guesses:
-            run.lookup = PromptLookup(self._guesses)
+        if self._lookup_tokens:
+            run.lookup = PromptLookup(self._lookup_tokens)
         self._runs[sequence.sequence_id] = run
-        self._scheduler.add(run, num_ahead=self._guesses)
+        self._scheduler.add(run)
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._runs and sequence_id not in self._aborted:
@@ -101,17 +104,20 @@ class OpenVINOEngine:
     def step(self) -> list[Delta]:
         deltas = [self._end(self._runs[sequence_id]) for sequence_id in self._aborted]
         self._aborted.clear()
-        plan = self._scheduler.plan(_is_ready, _guess)
+        plan = self._scheduler.plan(_is_ready, self._guess)
         if not plan.batch and not plan.alone:
             if self._runs:
                 time.sleep(_WAIT_S)
             return deltas
-        began_s = time.monotonic()
+        num_rows, began_s = plan.num_rows, time.monotonic()
         if plan.batch:
             deltas += self._run(plan.batch, is_alone=False)
         for work in plan.alone:
             deltas += self._run([work], is_alone=True)
-        self._scheduler.note_time(plan, time.monotonic() - began_s)
+        took_s = time.monotonic() - began_s
+        self._scheduler.note_time(plan, took_s)
+        if self._draft is not None and num_rows:
+            self._draft.note_step(num_rows, took_s, is_alone=bool(plan.alone))
         return deltas
 
     def progress(self) -> list[Prefill]:
@@ -126,6 +132,25 @@ class OpenVINOEngine:
         self._threads.shutdown(wait=False)
         self._runs.clear()
         self._aborted.clear()
+
+    def _guess(self, runs: list[SequenceState], is_beside: bool) -> list[list[int]]:
+        """Guess the next tokens of rows: first by what their texts repeat, else by the draft model. Beside prompts, the
+        rows wait long enough without it."""
+        most = [_most_guesses(run) for run in runs]
+        guesses: list[list[int]] = [[] for _ in runs]
+        for place, run in enumerate(runs):
+            run.guesser = run.lookup
+            if run.lookup is not None:
+                guesses[place] = run.lookup.guess(run.row.token_ids)[: most[place]]
+        if self._draft is not None and not is_beside:
+            places = [place for place, found in enumerate(guesses) if not found]
+            rest = [runs[place] for place in places]
+            num_rows = len(runs) + sum(map(len, guesses))
+            drafted = self._draft.guess(rest, [most[place] for place in places], num_rows)
+            for place, run, found in zip(places, rest, drafted, strict=True):
+                if found:
+                    guesses[place], run.guesser = found, run.drafted
+        return guesses
 
     def _run(self, works: list[Work], *, is_alone: bool) -> list[Delta]:
         """Compute works in one call of the library, choose their tokens, and return the deltas."""
@@ -143,6 +168,8 @@ class OpenVINOEngine:
         deltas = []
         for work, num_right in zip(works, self._choose(works, given), strict=True):
             self._scheduler.done(work, num_right=num_right)
+            if work.run.guesser is not None:
+                work.run.guesser.note(len(work.guesses), num_right, len(work.run.row.token_ids))
             deltas += self._take(work.run, is_alone=is_alone and self._exact)
         return deltas
 
@@ -177,17 +204,43 @@ class OpenVINOEngine:
         del self._runs[run.row.sequence_id]
 
 
+def _load_draft(spec: EngineSpec, target: Runner) -> DraftModel:
+    """Load the draft model, in its own number of bits."""
+    card = read_card(Path(spec.draft), "")
+    own = EngineSpec(
+        engine=spec.engine,
+        path=spec.draft,
+        context_tokens=min(spec.context_tokens, card.context_tokens),
+        kv_tokens=spec.kv_tokens,
+        threads=spec.threads,
+        cache_path=spec.cache_path,
+        exact=spec.exact,
+        device=spec.device,
+        kv_precision=spec.kv_precision,
+    )
+    draft = DraftModel(
+        load_runner(own, card),
+        context_tokens=own.context_tokens,
+        vocab_size=target.vocab_size,
+        fixed=spec.draft_tokens,
+    )
+    draft.measure(target, may_be_alone=not spec.never_alone)
+    say(f"the draft model {Path(spec.draft).name} {draft.prospect}.")
+    return draft
+
+
 def _is_ready(run: SequenceState) -> bool:
     return run.row.constraint is None or run.row.constraint.is_ready
 
 
-def _guess(run: SequenceState) -> list[int]:
-    """Return guesses of a row's next tokens, at most as many as it may still have after the next one."""
+def _most_guesses(run: SequenceState) -> int:
+    """Return how many guesses a row may have: no more than it may have tokens after the next one, and none of a token
+    that must be computed alone."""
     row = run.row
-    if run.lookup is None:
-        return []
-    left = (row.sampling.max_tokens or 0) - row.count - 1
-    return run.lookup.guess(row.token_ids)[: max(left, 0)]
+    most = max((row.sampling.max_tokens or 0) - row.count - 1, 0)
+    if run.schedule.alone_end <= row.count:
+        return most
+    return next((ahead for ahead in range(most) if run.schedule.is_alone(row.count + ahead + 1)), most)
 
 
 def _read_prompt(work: Work, logits: Logits) -> Logits:
@@ -212,8 +265,6 @@ def _advance(work: Work, logits: Logits) -> int:
         if row.is_over or place == len(work.guesses) or chosen != work.guesses[place]:
             break
         num_right += 1
-    if work.run.lookup is not None:
-        work.run.lookup.note(len(work.guesses), num_right, len(row.token_ids))
     _force(row)
     return num_right
 

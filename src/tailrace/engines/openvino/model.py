@@ -22,7 +22,7 @@ from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 from tailrace.models.card import ModelCard
 
-__all__ = ["load_runner"]
+__all__ = ["load_runner", "say"]
 
 _SMALL_BYTES = 2**29  # of weights, up to which a second copy for lone rows is worth its memory
 
@@ -58,7 +58,7 @@ def _read(spec: EngineSpec, card: ModelCard, cache: Path) -> _Read:
     adapters = [read_adapter(spec.adapter, spec.adapter_scale)] if spec.adapter else []
     if card.format == "openvino":
         return _Read(read_export(path, adapters), (path / "openvino_model.bin").stat().st_size, None)
-    decoder, weights = prepare(path, cache, spec.context_tokens, bits=spec.weight_bits, say=_say)
+    decoder, weights = prepare(path, cache, spec.context_tokens, bits=spec.weight_bits, say=say)
     names = layer_names(decoder)
     shapes = {name: weights.shape(name) for name in names}
     by_long = {names[name]: shape for name, shape in shapes.items()}
@@ -100,5 +100,6 @@ def _warm_up(runner: Runner) -> None:
     runner.run([Piece((1,), 4, table, is_sampled=True)], is_batch=False)
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Show a line to whoever has started the server."""
     sys.stderr.write(f"tailrace: {text}\n")

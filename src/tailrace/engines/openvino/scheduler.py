@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS, Blocks, digests
-from tailrace.engines.openvino.drafts import PromptLookup
+from tailrace.engines.openvino.drafts import Drafted, Guesser, PromptLookup
 from tailrace.engines.openvino.runner import Piece
 from tailrace.engines.sampler import Row
 from tailrace.engines.schedule import Schedule
@@ -34,6 +34,8 @@ class SequenceState:
     schedule: Schedule
     adapter: int = 0
     lookup: PromptLookup | None = None
+    drafted: Drafted | None = None
+    guesser: Guesser | None = None  # that made the guesses of this step
     chain: list[bytes] = field(default_factory=list)  # digests of the prompt's blocks that may be shared
     table: list[int] = field(default_factory=list)  # its blocks
     num_done: int = 0  # tokens whose keys and values are in the blocks
@@ -82,6 +84,14 @@ class StepPlan:
     batch: list[Work]
     alone: list[Work]
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the call that computes this step, before it is done; 0 if it reads prompts, or is several calls."""
+        works = (*self.batch, *self.alone)
+        if any(work.run.is_prefilling for work in works) or (self.alone and len(works) > 1):
+            return 0
+        return sum(work.count + len(work.guesses) for work in works)
+
 
 class Scheduler:
     def __init__(
@@ -93,7 +103,9 @@ class Scheduler:
         shares_prefixes: bool,
         keeps_answers: bool,
         may_be_alone: bool,
+        num_ahead: int = 0,
     ) -> None:
+        """`num_ahead` is the most speculative tokens that a sequence may have."""
         self._blocks = Blocks(num_blocks)
         self._num_blocks = num_blocks
         self._max_sequences = max_sequences
@@ -101,16 +113,17 @@ class Scheduler:
         self._shares_prefixes = shares_prefixes
         self._keeps_answers = shares_prefixes and keeps_answers
         self._may_be_alone = may_be_alone
+        self._num_ahead = num_ahead
         self._waiting: list[SequenceState] = []
         self._running: list[SequenceState] = []
         self._num_reserved = 0
         self._computing: dict[bytes, SequenceState] = {}  # blocks of prompts that are being computed
         self._token_s = 0.0  # of a prompt's token beside other rows, measured
 
-    def add(self, run: SequenceState, *, num_ahead: int) -> None:
-        """Queue a sequence. `num_ahead` is the most speculative tokens that it may have."""
+    def add(self, run: SequenceState) -> None:
+        """Queue a sequence."""
         row = run.row
-        most = len(row.token_ids) + (row.sampling.max_tokens or 0) + num_ahead
+        most = len(row.token_ids) + (row.sampling.max_tokens or 0) + self._num_ahead
         run.num_reserved = -(-most // BLOCK_TOKENS)
         if self._shares_prefixes and not row.wants_prompt:  # whose logits must all be computed
             run.chain = list(digests(row.token_ids[:-2], _root(run)))  # a piece has two tokens at least
@@ -131,21 +144,30 @@ class Scheduler:
                 self._blocks.keep(block, digest)
         self._blocks.release(run.table)
 
-    def plan(self, is_ready: Callable[[SequenceState], bool], guess: Callable[[SequenceState], list[int]]) -> StepPlan:
-        """Return what to compute next. `is_ready` says whether a row may decode; `guess` gives speculative tokens."""
+    def plan(
+        self,
+        is_ready: Callable[[SequenceState], bool],
+        guess: Callable[[list[SequenceState], bool], list[list[int]]],
+    ) -> StepPlan:
+        """Return what to compute next. `is_ready` says whether a row may decode. `guess` gives speculative tokens for
+        each of the rows of a batch; it is told whether prompts are computed beside them."""
         self._admit()
         decoding = [run for run in self._running if not run.is_prefilling and is_ready(run)]
         prefilling = [run for run in self._running if run.is_prefilling and is_ready(run)]
         alone = [Work(run, 1) for run in decoding if run.schedule.is_alone(run.row.count) and self._is_single(run)]
         apart = {id(work.run) for work in alone}
+        rows = [run for run in decoding if id(run) not in apart]
+        for run in rows:
+            self._grow(run, len(run.row.token_ids) + self._num_ahead)
         batch = [
-            Work(run, len(run.row.token_ids) - run.num_done, guess(run)) for run in decoding if id(run) not in apart
+            Work(run, len(run.row.token_ids) - run.num_done, guesses)
+            for run, guesses in zip(rows, guess(rows, bool(prefilling)), strict=True)
         ]
         batch += self._pieces(prefilling, beside=bool(decoding))
         if len(batch) == 1 and not alone and self._is_free(batch[0]):
             batch, alone = [], batch
         for work in (*batch, *alone):
-            self._grow(work)
+            self._grow(work.run, work.run.num_done + work.count + len(work.guesses))
         return StepPlan(batch, alone)
 
     def done(self, work: Work, *, num_right: int = 0) -> None:
@@ -225,10 +247,9 @@ class Scheduler:
     def _is_single(self, run: SequenceState) -> bool:
         return len(run.row.token_ids) - run.num_done == 1
 
-    def _grow(self, work: Work) -> None:
-        """Give a sequence the blocks for what it computes. They are reserved for it."""
-        run = work.run
-        while len(run.table) * BLOCK_TOKENS < run.num_done + work.count + len(work.guesses):
+    def _grow(self, run: SequenceState, num_tokens: int) -> None:
+        """Give a sequence the blocks for so many tokens. They are reserved for it."""
+        while len(run.table) * BLOCK_TOKENS < num_tokens:
             run.table.append(self._blocks.take())
 
 
