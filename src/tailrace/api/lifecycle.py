@@ -105,7 +105,7 @@ def build_app(
     public = (*PUBLIC, "/metrics") if settings.public_metrics else PUBLIC
     app = let_origins_read(Edge(router, settings, keyring, public=public, headers=_HEADERS), settings)
     if settings.access_log:
-        app = AccessLog(app, models.first.generator.store)
+        app = AccessLog(app)
     return NearPaths(app, routes)
 
 

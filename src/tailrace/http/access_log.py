@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.access.principal import owner_of
-from tailrace.errors import TailraceError
+from tailrace.http.answers import LOG
 from tailrace.http.wires import wire_of
 from tailrace.spelling import shown_path
-from tailrace.streams import LogStore, StreamLog
+from tailrace.streams import StreamLog
 
 __all__ = ["AccessLog"]
 
@@ -26,12 +25,11 @@ _DISCONNECTS = ("http.disconnect", "websocket.disconnect")
 
 
 class AccessLog:
-    """ASGI middleware around the whole application. `store` has the streams. With `is_of_apps`, as in `tailrace run`, a
-    line has neither wire nor tokens, because a user's app has none."""
+    """ASGI middleware around the whole application. With `is_of_apps`, as in `tailrace run`, a line has neither wire
+    nor tokens, because a user's app has none."""
 
-    def __init__(self, app: ASGIApp, store: LogStore, *, is_of_apps: bool = False) -> None:
+    def __init__(self, app: ASGIApp, *, is_of_apps: bool = False) -> None:
         self._app = app
-        self._store = store
         self._is_of_apps = is_of_apps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,21 +54,13 @@ class AccessLog:
             request.client_left = True
             raise
         finally:
-            await self._write(request)
+            self._write(request)
 
-    async def _write(self, request: _Request) -> None:
-        fields = request.fields(await self._log(request), is_of_app=self._is_of_apps)
+    def _write(self, request: _Request) -> None:
+        fields = request.fields(request.scope.get(LOG), is_of_app=self._is_of_apps)
         shown = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _UNNAMED_FIELDS)
         front = " ".join(str(fields[name]) for name in _UNNAMED_FIELDS)
         logger.info("%s %s", front, shown, extra={"fields": fields})
-
-    async def _log(self, request: _Request) -> StreamLog | None:
-        if not request.stream_id:
-            return None
-        try:
-            return await self._store.read(owner_of(request.scope), request.stream_id)
-        except TailraceError:
-            return None  # the stream was deleted
 
 
 _UNNAMED_FIELDS = ("time", "client", "method", "path", "status")
