@@ -4,28 +4,49 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["Costs", "Gain", "StepTimes"]
+__all__ = ["Costs", "Gain", "Pace", "StepTimes"]
 
-_FOLLOWS = 0.1  # of the difference to each new measurement
+_FOLLOWS = 0.05  # of the difference to each new measurement
+_PACE_FOLLOWS = 0.5
 _LEAST_GAIN = 1.05  # of the speed without guesses, below which the measurements may be wrong
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many times as long as at first everything takes now, because of other load or longer texts. So a time that
+    was measured long ago can be compared with one that was measured now."""
+
+    value: float = 1.0
+
+    def note(self, value: float) -> None:
+        self.value += _PACE_FOLLOWS * (min(value, 2 * self.value) - self.value)
 
 
 class StepTimes:
     """Seconds of a step by its number of rows. Numbers that were not measured lie on the line between those that
     were."""
 
-    def __init__(self) -> None:
-        self._took_s: dict[int, float] = {}
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._took_s: dict[int, float] = {}  # at the first pace
 
     def note(self, num_rows: int, took_s: float) -> None:
-        before_s = self._took_s.get(num_rows, took_s)
-        self._took_s[num_rows] = before_s + _FOLLOWS * (min(took_s, 2 * before_s) - before_s)
+        before_s = self._took_s.get(num_rows)
+        if before_s is None:
+            self._took_s[num_rows] = took_s / self._pace.value
+            return
+        self._pace.note(took_s / before_s)
+        now_s = min(took_s / self._pace.value, 2 * before_s)
+        self._took_s[num_rows] += _FOLLOWS * (now_s - before_s)
 
     def __call__(self, num_rows: int) -> float:
         """Returns 0 if nothing was measured."""
+        return self._pace.value * self._first_s(num_rows)
+
+    def _first_s(self, num_rows: int) -> float:
         if num_rows in self._took_s or not self._took_s:
             return self._took_s.get(num_rows, 0.0)
         rows = sorted(self._took_s)
@@ -42,14 +63,15 @@ class Gain(NamedTuple):
     saved_s: float = 0.0
 
 
-@dataclass(slots=True)
 class Costs:
     """Measured times of the model, and of the draft model."""
 
-    target: StepTimes = field(default_factory=StepTimes)
-    alone: StepTimes = field(default_factory=StepTimes)  # of a single row that need not be computed as in a batch
-    draft: StepTimes = field(default_factory=StepTimes)  # one token for each of so many rows
-    prompt: StepTimes = field(default_factory=StepTimes)  # one token of a prompt, in a piece of many
+    def __init__(self) -> None:
+        pace = Pace()
+        self.target = StepTimes(pace)
+        self.alone = StepTimes(pace)  # of a single row that need not be computed as in a batch
+        self.draft = StepTimes(pace)  # one token for each of so many rows
+        self.prompt = StepTimes(pace)  # one token of a prompt, in a piece of many
 
     def plain_s(self, num_rows: int) -> float:
         """Return the seconds of a step without guesses."""
