@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+from tailrace.named_paths import named_paths
+
 _HOST_NAME = re.compile(r"[^\s/:@?#\[\]*]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE)
@@ -31,12 +33,13 @@ def _setting(
     most: float | None = None,
     choices: tuple[str, ...] = (),
     of_model: bool = False,
+    is_list: bool = False,
 ) -> Any:
     kind = kind or type(default)
     if most is None:
         most = _MOST if kind is int else math.inf
     row = {"text": text, "kind": kind, "least": least, "most": most}
-    return field(default=default, metadata=row | {"choices": choices, "of_model": of_model})
+    return field(default=default, metadata=row | {"choices": choices, "of_model": of_model, "is_list": is_list})
 
 
 _model_setting = partial(_setting, of_model=True)
@@ -96,10 +99,12 @@ class Settings:
     )
     adapter: str = _model_setting(
         "",
-        "LoRA adapter in PEFT's format, for all requests: its directory, or its adapter_model.safetensors. For "
-        "openvino, transformers and vllm.",
+        "LoRA adapter in PEFT's format: its directory, or its adapter_model.safetensors. It applies to all requests. "
+        "NAME=PATH serves it as a model with this name, beside the model without it; may be repeated. Several in one "
+        "text are separated by commas. For openvino, transformers and vllm.",
+        is_list=True,
     )
-    adapter_scale: float = _model_setting(1.0, "Weight of --adapter; 1 is as it was trained.")
+    adapter_scale: float = _model_setting(1.0, "Weight of each --adapter; 1 is as it was trained.")
     threads: int = _model_setting(0, "Threads of the engine; 0: the engine decides.")
     exact: bool | None = _model_setting(
         None,
@@ -313,6 +318,7 @@ class Settings:
             raise ValueError("--adapter-scale needs --adapter.")
         if self.draft_tokens and not self.draft:
             raise ValueError("--draft-tokens needs --draft.")
+        _ = self.adapters
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise ValueError("--root-path takes a path such as /llm, without a slash at its end.")
         for host in filter(None, map(str.strip, self.allowed_hosts.split(","))):
@@ -331,6 +337,15 @@ class Settings:
     def metric_families(self) -> frozenset[str]:
         """The names in `metrics_as`."""
         return frozenset(filter(None, map(str.strip, self.metrics_as.split(","))))
+
+    @property
+    def adapters(self) -> dict[str, str]:
+        """The paths in `adapter` by their names; "" for the one without a name. Raises: ValueError for a name that is
+        used twice."""
+        try:
+            return named_paths(self.adapter)
+        except ValueError as error:
+            raise ValueError(f"--adapter {error}") from None
 
     @property
     def is_for_one(self) -> bool:
@@ -361,6 +376,7 @@ class Setting:
     most: float
     choices: tuple[str, ...]  # for texts; () allows any text
     of_model: bool  # each of several models may have its own value
+    is_list: bool  # a text that may have several parts, separated by commas; the flag may be repeated
 
     @property
     def key(self) -> str:

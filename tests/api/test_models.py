@@ -395,7 +395,7 @@ def test_a_setting_of_no_model_is_refused_with_the_models_there_are() -> None:
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("b.adapter=/nowhere", "The engine scripted does not support --adapter."),
+        ("b.adapter=/nowhere", "The adapter /nowhere cannot be used: there is no such file or directory."),
         ("b.adapter_scale=2", "--adapter-scale needs --adapter"),
         ("b.context_tokens=65537", "--context-tokens must be at most 65536"),
     ],

@@ -44,6 +44,7 @@ class FakeServer:
     """The facts of a server that can do everything. Its tokens are the scripted engine's."""
 
     model: str = "scripted"
+    parent: str = ""
     version: str = "1.2"
     started_s: int = 1_700_000_000
     is_live: bool = True

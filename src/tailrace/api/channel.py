@@ -105,18 +105,19 @@ class StreamChannel:
 
     async def _create(self, create: websocket.Create) -> None:
         found = self._models.find(create.request.model)
-        if found is None and len(self._models) > 1:
+        if found is None and len(self._models.names) > 1:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
-        served = found or self._models.first  # it will refuse an unknown name
-        with served.arriving(arrival_of(self._socket.scope, wire="websocket", model=served.model)):
-            request = sent_by(self._socket.scope, create.request, wire="websocket", model=served.model)
+        named = found or self._models.names[0]  # it will refuse an unknown name
+        served = named.served
+        with served.arriving(arrival_of(self._socket.scope, wire="websocket", model=named.model)):
+            request = sent_by(self._socket.scope, create.request, wire="websocket", model=named.model)
             self._check_free(create.name)
             if found is not None:
-                await self._models.load(found)
+                await self._models.load(served)
             request, notes = fitted(request, served.generator, is_strict=self._is_strict)
             run = await served.generator.create(request)
         notes += [*shortened(create.request, run.record, "max_tokens"), *left_open(run.record)]
-        shown = shows_progress(served, notes, wanted=create.return_progress, is_streamed=True)
+        shown = shows_progress(named, notes, wanted=create.return_progress, is_streamed=True)
         following = self._frames_of(create.name, run.log, 0, shows_progress=shown)
         await self._begin(create.name, following, following.frames.created(notes))
 

@@ -13,7 +13,7 @@ from tailrace.dialects import GenerateCall, StreamFacts
 from tailrace.dialects.shapes import note
 from tailrace.errors import ContextLengthExceeded
 from tailrace.generation import Generator
-from tailrace.generation.served import Served
+from tailrace.generation.served import NamedModel
 from tailrace.streams import Record, new_stream_id
 from tailrace.types import NO_LIMIT, SHAPING, End, Failure, GenerateRequest, Sampling, Usage
 
@@ -48,18 +48,18 @@ def left_open(record: Record) -> list[str]:
 
 
 def overflow_answer(
-    call: GenerateCall, served: Served, error: ContextLengthExceeded, headers: dict[str, str]
+    call: GenerateCall, named: NamedModel, error: ContextLengthExceeded, headers: dict[str, str]
 ) -> ASGIApp:
     """Return the stream of a prompt that is too long. Nothing is kept of it."""
     facts = StreamFacts(
         stream_id=new_stream_id(),
-        model=served.model,
+        model=named.model,
         created_s=int(time.time()),
         seed=0,
         num_prompt_tokens=error.num_prompt_tokens,
         prompts=(),
         prompt_ids=(),
-        vocabulary=served.generator.prompts.tokenizer,
+        vocabulary=named.served.generator.prompts.tokenizer,
         memo=call.request.memo,
     )
     end = End("error", Usage(error.num_prompt_tokens, 0), Failure(error.code, error.message))

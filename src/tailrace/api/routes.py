@@ -60,7 +60,7 @@ from tailrace.errors import (
 )
 from tailrace.generation import Generator
 from tailrace.generation.models import NO_SUCH_MODEL, Models
-from tailrace.generation.served import Served
+from tailrace.generation.served import NamedModel
 from tailrace.http.answers import JsonAnswer, StreamAnswer, WholeAnswer, WithHeaders
 from tailrace.http.bodies import BodyBudget, BodyReader
 from tailrace.http.wires import is_meant, served_wires
@@ -125,7 +125,7 @@ class Routes:
         if wants_page(request):
             return await self._pages.index(request)
         return PlainTextResponse(
-            f"tailrace {__version__} runs {', '.join(served.model for served in self._models)}. "
+            f"tailrace {__version__} runs {', '.join(named.model for named in self._models.names)}. "
             "POST /?prompt=… streams text; /openapi.json lists all routes.\n",
             headers={"vary": "accept"},
         )
@@ -156,13 +156,13 @@ class Routes:
         principal.require(_action_of(operation))
         principal.require_within("wire", wire.name)
         with self._bodies.reader(request.scope) as reader:
-            parsed, served = await self._parse(wire, operation, request, reader)
+            parsed, meant = await self._parse(wire, operation, request, reader)
             known = [name.rstrip("!") for name in operation.query]
             unknown = [printable(name) for name in parsed.query if name not in known]
             headers = ignored_header(unknown, is_strict=self._settings.strict) | vary
             match operation.act:
                 case Generate() as act:
-                    answer = await self._generate(wire, act, request, parsed, served)
+                    answer = await self._generate(wire, act, request, parsed, meant)
                 case Follow(parse):
                     answer = await self._follow(owner_of(request.scope), parse(parsed))
                 case OnStream(find, verb):
@@ -183,7 +183,7 @@ class Routes:
 
     async def _parse(
         self, wire: Wire, operation: Operation, request: Request, reader: BodyReader
-    ) -> tuple[ParsedRequest, Served | None]:
+    ) -> tuple[ParsedRequest, NamedModel | None]:
         """Return the parsed request, and the model that it names. If a server of one model has no such model, this is
         None, and the generator refuses the request. Raises: RequestError."""
         query = read_query(request.scope["query_string"])
@@ -197,13 +197,13 @@ class Routes:
             model = body.get("model")
             if isinstance(model, str) and is_own_address(model, request.headers.get("host", "")):
                 body["model"] = "default"  # Hugging Face's client sends the server's URL if it has no model name
-        first, *others = self._models
+        first, *others = self._models.names
         running = partial(running_streams, self._models, owner_of(request.scope))
         parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
-        meant = first if first.is_loaded and not others else wire.find_model(parsed)
+        meant = first if first.served.is_loaded and not others else wire.find_model(parsed)
         if meant is None and others:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
-        assert meant is None or isinstance(meant, Served)  # a wire picks one of the given servers
+        assert meant is None or isinstance(meant, NamedModel)  # a wire picks one of the given servers
         principal_of(request.scope).require_within("model", (meant or first).model)
         return parsed if meant in (None, first) else replace(parsed, server=meant, others=()), meant
 
@@ -216,7 +216,7 @@ class Routes:
     # Streams
 
     async def _generate(
-        self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: Served | None
+        self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: NamedModel | None
     ) -> ASGIApp:
         owner = owner_of(request.scope)
         if act.past is not None:
@@ -232,13 +232,14 @@ class Routes:
             return await self._begin(wire, act, request, replace(parsed, branch=branch), meant)
 
     async def _begin(
-        self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: Served | None
+        self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: NamedModel | None
     ) -> ASGIApp:
         """Begin a stream, and return its answer."""
-        owner, served = owner_of(request.scope), meant or self._models.first
-        with served.arriving(arrival_of(request.scope, wire=wire.name, model=served.model)):
-            if meant is not None and not meant.is_loaded and may_generate(request):
-                await self._models.load(meant)
+        owner, named = owner_of(request.scope), meant or self._models.names[0]
+        served = named.served
+        with served.arriving(arrival_of(request.scope, wire=wire.name, model=named.model)):
+            if meant is not None and not served.is_loaded and may_generate(request):
+                await self._models.load(served)
             call = act.parse(parsed)
             if isinstance(call, Reply):
                 return self._reply(call)
@@ -249,7 +250,9 @@ class Routes:
                 raise Forbidden("Pages of other origins cannot start a generation.", param="sec-fetch-site")
             if request.method == "HEAD":
                 return Response(headers={"content-type": call.view.media_type})
-            generation = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=served.model)
+            generation = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=named.model)
+            if len(self._models.names) > 1:  # otherwise the generator checks the name
+                generation = replace(generation, model=named.model)
             generation, left_out = fitted(generation, served.generator, is_strict=self._settings.strict)
             notes = [*call.ignored, *(name_on_wire(name, wire, parsed) for name in left_out)]
             try:
@@ -258,10 +261,10 @@ class Routes:
                 else:
                     log = await self._create(parsed, generation, served.generator)
             except RequestError as error:
-                named = with_wire_names(error, wire, parsed)
-                if call.stream and call.overflows_in_stream and isinstance(named, ContextLengthExceeded):
-                    return overflow_answer(call, served, named, ignored)
-                raise named from None
+                renamed = with_wire_names(error, wire, parsed)
+                if call.stream and call.overflows_in_stream and isinstance(renamed, ContextLengthExceeded):
+                    return overflow_answer(call, named, renamed, ignored)
+                raise renamed from None
             notes += shortened(call.request, log.record, name_on_wire("max_tokens", wire, parsed))
             notes += left_open(log.record)
             ignored = ignored_header(notes, is_strict=False)
@@ -304,7 +307,7 @@ class Routes:
                     log = await self._create(parsed, generation, generator, claim)
                 except ClaimTaken:
                     log = await self._store.recall(generation.owner, claim)
-            if log.record.model != generator.model:
+            if log.record.model not in generator.names:
                 raise IdempotencyConflict("This Idempotency-Key was used with another model.", param="idempotency-key")
             return log
 

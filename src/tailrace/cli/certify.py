@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["certify"]
 
 _SETTINGS = (  # of engines
-    "engine", "for_", "device", "dtype", "kv_precision", "threads", "exact", "prefix_cache", "context_tokens",
-    "kv_tokens", "max_step_tokens", "max_sequences", "prompt_lookup_tokens", "draft", "draft_tokens",
+    "engine", "for_", "adapter", "adapter_scale", "device", "dtype", "kv_precision", "threads", "exact",
+    "prefix_cache", "context_tokens", "kv_tokens", "max_step_tokens", "max_sequences", "prompt_lookup_tokens", "draft",
+    "draft_tokens",
 )  # fmt: skip
 
 

@@ -31,8 +31,9 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
         for row in reversed([row for row in settings_table() if row.name in names]):
             flag = f"{row.flag}/--no-{row.flag[2:]}" if row.kind is bool else row.flag
             command = click.option(
-                flag, row.name, type=_type(row), default=row.default, show_default=True, envvar=row.variable,
-                help=row.text, callback=_check_range(row),
+                flag, row.name, type=_type(row), default=() if row.is_list else row.default, multiple=row.is_list,
+                show_default=True, envvar=row.variable, help=row.text,
+                callback=_joined if row.is_list else _check_range(row),
             )(command)  # fmt: skip
         return command
 
@@ -91,6 +92,8 @@ def _type(row: Setting) -> click.ParamType[Any]:  # Any: of the setting's type
         return _Bool()
     if row.name == "engine":
         return _EngineName(row.choices)
+    if row.is_list:
+        return _Part()
     return click.Choice(row.choices) if row.choices else click.types.convert_type(row.kind)
 
 
@@ -104,6 +107,18 @@ class _EngineName(click.Choice[str]):
 
         others = [name for name in all_kinds() if name not in KINDS]
         return click.Choice([*self.choices, *others]).convert(value, param, ctx)
+
+
+class _Part(click.types.StringParamType):
+    """A text of a flag that may be repeated. A variable is one text: spaces in it do not separate."""
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return [rv]
+
+
+def _joined(ctx: click.Context, param: click.Parameter, texts: Sequence[str]) -> str:
+    """Callback that returns all texts of a flag as one, separated by commas."""
+    return ",".join(texts)
 
 
 class _Bool(click.types.BoolParamType):

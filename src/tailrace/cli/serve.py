@@ -332,7 +332,7 @@ def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutin
         say(f"  Page to chat on:  {local}/" if has_libraries() else f"  No page to chat on. {NO_LIBRARIES}")
         say(f"  OpenAI base URL:  {local}/v1")
         first = service.models.first
-        if small := small_window(first.max_total_tokens, found.card.context_tokens, first.settings):
+        if small := small_window(first.generator.limit_tokens(), found.card.context_tokens, first.settings):
             say(f"  Coding agents:    {small}")
         say(f"  Try it:           curl -N -X POST '{local}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
 

@@ -176,10 +176,10 @@ class DemoRoutes:
 
     def _find(self, name: str | None) -> Served:
         """Raises: UnknownModel."""
-        served = self._service.models.find(name)
-        if served is None:
+        named = self._service.models.find(name)
+        if named is None:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
-        return served
+        return named.served
 
     def _fetch(self) -> object:
         """The progress of the download; None without one."""

@@ -47,6 +47,10 @@ class ServerFacts(Protocol):
     @property
     def model(self) -> str: ...
     @property
+    def parent(self) -> str:
+        """The model without the adapter that `model` names; "" if it names none."""
+
+    @property
     def version(self) -> str: ...
     @property
     def started_s(self) -> int: ...

@@ -89,7 +89,7 @@ def show_model(request: ParsedRequest) -> Reply:
     server = request.server
     require(server, name)
     facts = {
-        "details": _DETAILS,
+        "details": _details(server),
         # Clients read the context length from the field `ARCHITECTURE.context_length`.
         "model_info": {
             "general.architecture": "unknown",
@@ -128,4 +128,8 @@ def show_version(request: ParsedRequest) -> Reply:
 def _entry(server: ServerFacts) -> JsonBody:
     name = server.model if ":" in server.model else server.model + ":latest"
     digest = hashlib.sha256(server.model.encode()).hexdigest()
-    return {"name": name, "model": name, "digest": digest, "details": _DETAILS}
+    return {"name": name, "model": name, "digest": digest, "details": _details(server)}
+
+
+def _details(server: ServerFacts) -> JsonBody:
+    return {**_DETAILS, "parent_model": server.parent}

@@ -30,7 +30,7 @@ def show_version(request: ParsedRequest) -> Reply:
 
 
 def _model(server: ServerFacts) -> JsonBody:
-    return {
+    found: JsonBody = {
         "id": server.model,
         "object": "model",
         "created": server.started_s,
@@ -39,3 +39,4 @@ def _model(server: ServerFacts) -> JsonBody:
         "capabilities": capabilities_of(server),
         "state": server.state,
     }
+    return found | {"parent": server.parent} if server.parent else found  # as vLLM shows adapters

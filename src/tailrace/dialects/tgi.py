@@ -23,12 +23,13 @@ from typing import Annotated, Any
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, require_json, to_json
+from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import MAX_STOPS, stops
 from tailrace.dialects.grammars import read_tgi_grammar
 from tailrace.dialects.messages import Messages, read_messages
-from tailrace.dialects.shapes import ignored, read_fields, read_known, refused
+from tailrace.dialects.shapes import ignored, read_fields, read_known
 from tailrace.dialects.tgi_answers import TGIView, encode_error, encode_tokens
-from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire
+from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire, find_model
 from tailrace.errors import RequestError, UnsupportedMediaType
 from tailrace.types import SHAPING, GenerateRequest, Sampling
 
@@ -39,7 +40,7 @@ _MAX_BEST_OF = 2
 _MAX_FACTOR = 100.0  # above it engines compute infinities
 _MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1
-_UNUSED = {"parameters.adapter_id": refused(), "parameters.watermark": ignored(False)}
+_UNUSED = {"parameters.watermark": ignored(False)}
 
 
 class TgiGrammar(msgspec.Struct):
@@ -65,6 +66,7 @@ class Parameters(msgspec.Struct, kw_only=True):
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
     top_n_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
     grammar: TgiGrammar | None = None
+    adapter_id: str | None = None
 
 
 class TgiBody(msgspec.Struct, kw_only=True):
@@ -84,6 +86,12 @@ def check_root(headers: Mapping[str, str]) -> None:
             "Send a prompt as /?prompt=, or JSON with inputs as application/json.", param="inputs"
         )
     require_json(headers)
+
+
+def find_adapter(request: ParsedRequest) -> ServerFacts | None:
+    """Return the model with the adapter that a request names."""
+    parameters = request.body.get("parameters")
+    return find_model(request, parameters.get("adapter_id") if isinstance(parameters, dict) else None)
 
 
 def parse_root(request: ParsedRequest) -> GenerateCall:
@@ -123,7 +131,13 @@ def _parse(
     sampling = _sampling(given, sampled, logprobs="logprobs" in request.server.parameters)
     if given.decoder_input_details and "prompt_logprobs" in request.server.parameters:
         sampling = replace(sampling, prompt_logprobs=0)
-    generate = GenerateRequest(prompts=(fields.inputs,), sampling=sampling, truncate=given.truncate, may_shorten=False)
+    generate = GenerateRequest(
+        model=given.adapter_id,
+        prompts=(fields.inputs,),
+        sampling=sampling,
+        truncate=given.truncate,
+        may_shorten=False,
+    )
     full_text = full_text_by_default if given.return_full_text is None else given.return_full_text
     view = TGIView(
         whole_in_list=whole_in_list,
@@ -288,6 +302,8 @@ WIRE = Wire(
         Operation("GET", "/ping", Show(show_health), "Whether requests are accepted, for SageMaker."),
     ),
     encode_error=encode_error,
+    find_model=find_adapter,
     unused=_UNUSED,
-    names={"top_logprobs": "top_n_tokens"} | {name: f"parameters.{name}" for name in SHAPING},
+    names={"model": "parameters.adapter_id", "top_logprobs": "top_n_tokens"}
+    | {name: f"parameters.{name}" for name in SHAPING},
 )

@@ -14,11 +14,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models.places import expanded
 from tailrace.models.safetensors import Tensor, read_head
 
-__all__ = ["Adapter", "LowRank", "read_adapter"]
+__all__ = ["Adapter", "LowRank", "read_adapter", "read_adapters"]
 
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -73,6 +74,11 @@ class Adapter:
 
     def refusal(self, reason: str) -> ModelError:
         return _refusal(self.file, reason)
+
+
+def read_adapters(spec: EngineSpec) -> dict[str, Adapter]:
+    """Read the adapters of a model, by their names. Raises: ModelError."""
+    return {name: read_adapter(path, spec.adapter_scale) for name, path in spec.adapters.items()}
 
 
 def read_adapter(path: str, scale: float) -> Adapter:

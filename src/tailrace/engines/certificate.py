@@ -17,6 +17,7 @@ from msgspec.structs import asdict
 from tailrace import __version__
 from tailrace.engines.processor import processor
 from tailrace.engines.protocol import EngineSpec
+from tailrace.models.places import expanded
 from tailrace.models.shards import parts_of
 
 __all__ = [
@@ -67,7 +68,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 # Fields of an `EngineSpec` that do not change the ids of an answer, or that are described in another way.
 _NO_SETTINGS = frozenset((
-    "engine", "path", "eos_token_ids", "cache_path", "context_tokens", "kv_tokens", "max_sequences",
+    "adapters", "engine", "path", "eos_token_ids", "cache_path", "context_tokens", "kv_tokens", "max_sequences",
     "secret", "options",
 ))  # fmt: skip
 
@@ -79,7 +80,7 @@ def subject(engine: str, spec: EngineSpec) -> Subject:
     settings: dict[str, float | str] = {
         "tailrace": __version__,  # its version decides the engine's inputs
         **{name: value if isinstance(value, str) else float(value) for name, value in values.items()},
-        "adapter": _model(Path(spec.adapter)) if spec.adapter else "",
+        "adapter": ", ".join(f"{name}={_adapter(expanded(path))}" for name, path in spec.adapters.items()),
         "draft": _model(Path(spec.draft)) if spec.draft else "",
         **spec.options,
     }
@@ -112,6 +113,10 @@ def _machine() -> str:
 def _model(path: Path) -> str:
     files = parts_of(path) if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return f"{path.name}, {sum(file.stat().st_size for file in files)} bytes"
+
+
+def _adapter(path: Path) -> str:
+    return _model(path / "adapter_model.safetensors" if path.is_dir() else path)
 
 
 def _path(directory: Path, about: Subject) -> Path:

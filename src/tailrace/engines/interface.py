@@ -55,6 +55,7 @@ class Sequence:
     sampling: Sampling
     # Of a replay: in which steps to compute it. Engines that never set `Delta.is_alone` may ignore it.
     schedule: Schedule = FREE
+    adapter: str = ""  # the name of one of `EngineSpec.adapters`
 
 
 GRAMMAR_TOO_COMPLEX = "the grammar is too complex"  # found while the answer was generated; a refusal

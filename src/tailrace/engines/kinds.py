@@ -187,7 +187,7 @@ KINDS = {
             "tests, load and demonstrations",
             formats=("scripted",),
             cls="tailrace.engines.scripted.engine:ScriptedEngine",
-            settings=("kv_tokens",),
+            settings=("adapter", "adapter_scale", "kv_tokens"),
         ),
     )
 }

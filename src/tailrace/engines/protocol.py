@@ -29,7 +29,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -58,8 +58,9 @@ class EngineSpec(msgspec.Struct, frozen=True):
     prompt_lookup_tokens: int = 0  # speculative tokens per step, copied from earlier text
     draft: str = ""  # the path of a smaller model that writes speculative tokens
     draft_tokens: int = 0  # of them in each step; 0: as many as pay
-    adapter: str = ""  # a LoRA adapter's file or directory
-    adapter_scale: float = 1.0
+    # Files or directories of LoRA adapters by name. The one named "" is for the sequences that name none.
+    adapters: dict[str, str] = {}
+    adapter_scale: float = 1.0  # of all of them
     secret: str = ""  # a key for the server at `path`
     options: dict[str, float] = {}  # of the scripted engine, and the timeouts of an upstream server
 

@@ -42,8 +42,8 @@ class Row:
 
     __slots__ = (
         "_allowed", "_answer", "_bad", "_eos", "_ids", "_is_changed", "_logprobs", "_prompt", "_random", "_seen",
-        "_start", "_stops", "_top", "_why", "constraint", "count", "finish", "is_greedy", "is_plain", "sampling",
-        "sequence_id", "token_ids",
+        "_start", "_stops", "_top", "_why", "adapter", "constraint", "count", "finish", "is_greedy", "is_plain",
+        "sampling", "sequence_id", "token_ids",
     )  # fmt: skip
 
     def __init__(self, sequence: Sequence, eos: frozenset[int], constraint: Constraint | None = None) -> None:
@@ -57,6 +57,7 @@ class Row:
         self._stops = self._eos | frozenset(sampling.stop_token_ids)
         self._allowed = np.array(sampling.allowed_token_ids, np.intp) if sampling.allowed_token_ids else None
         self._bad = sampling.bad_words
+        self.adapter = sequence.adapter
         self.is_greedy = not sampling.temperature
         penalties = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
         self._is_changed = bool(

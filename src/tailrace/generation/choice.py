@@ -286,7 +286,7 @@ class Choice:
             # With the same seed it would draw the random numbers of the answer's start again.
             seed=((sequence.sampling.seed or 0) + len(token_ids)) % SEEDS,
         )
-        self.sequence = Sequence(sequence_id, prompt_ids, sampling)
+        self.sequence = Sequence(sequence_id, prompt_ids, sampling, adapter=sequence.adapter)
         self._num_prompted = len(token_ids)
         self._expected_ids = ()
         self._next_index = 0

@@ -79,6 +79,7 @@ class Generator:
         limits: Limits,
     ) -> None:
         self.model = model
+        self.names = frozenset({model, *filter(None, supervisor.spec.adapters)})  # with those of its adapters
         self.prompts = prompts
         self.store = store
         self.gate = gate
@@ -173,7 +174,7 @@ class Generator:
         record = Record(
             stream_id=new_stream_id(),
             created_s=time.time(),
-            model=self.model,
+            model=request.model if request.model in self.names else self.model,
             memo=request.memo,
             turn=request.turn,
             keep=request.keep,
@@ -256,7 +257,7 @@ class Generator:
             run.restore()
             if run.end is not None:
                 continue
-            if record.model != self.model or not (record.linger_s or run.log.num_readers):
+            if record.model not in self.names or not (record.linger_s or run.log.num_readers):
                 run.interrupt()
                 continue
             assert record.sampling.max_tokens is not None
@@ -342,7 +343,7 @@ class Generator:
         self._stream_ended.set()
 
     def _check(self, request: GenerateRequest) -> None:
-        if request.model and request.model != self.model and not means_any_model(request.model):
+        if request.model and request.model not in self.names and not means_any_model(request.model):
             raise UnknownModel(f"This server runs {self.model}; there is no such model here.", param="model")
         sampling = request.sampling
         for name in self.unsupported(sampling):
@@ -412,12 +413,13 @@ class Generator:
         record = lease.log.record
         asked = record.sampling.grammar
         grammar = Grammar(asked.kind, asked.source) if asked is not None and not asked.is_free else None
+        adapter = record.model if record.model != self.model else ""
         choices = []
         for index in range(record.num_choices):
             number, nth = divmod(index, record.sampling.n)
             sampling = replace(record.sampling, seed=(record.seed + nth) % SEEDS, grammar=grammar)
             prompt = record.prompts[number]
-            sequence = Sequence(self.new_sequence_id(), prompt.ids, sampling)
+            sequence = Sequence(self.new_sequence_id(), prompt.ids, sampling, adapter=adapter)
             choices.append(Choice(index, sequence, self.prompts.tokenizer, prompt.reasoning, prompt.calls))
         run = Run(
             lease=lease,

@@ -15,7 +15,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from tailrace.errors import AdmissionError, EngineLost, KeyRevoked, QueueFull, TailraceError
-from tailrace.generation.served import Served
+from tailrace.generation.served import NamedModel, Served
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import means_any_model
@@ -37,6 +37,8 @@ class Models:
     def __init__(self, served: Sequence[Served], settings: Settings, group: asyncio.TaskGroup) -> None:
         self.first = served[0]
         self._served = {one.model: one for one in served}
+        self.names = tuple(name for one in served for name in one.names)  # with the adapters'
+        self._by_name = {one.model: one for one in self.names}
         self._settings = settings
         self._group = group
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -52,11 +54,11 @@ class Models:
     def __len__(self) -> int:
         return len(self._served)
 
-    def find(self, name: str | None) -> Served | None:
+    def find(self, name: str | None) -> NamedModel | None:
         """Return the model with this name, the first model for no name or a name like `default`, or None."""
         if not name:
-            return self.first
-        return self._served.get(name) or (self.first if means_any_model(name) else None)
+            return self.names[0]
+        return self._by_name.get(name) or (self.names[0] if means_any_model(name) else None)
 
     def end_streams_of(self, key_id: str) -> None:
         """End the streams that a revoked key has begun."""
@@ -68,7 +70,8 @@ class Models:
     def of(self, log: StreamLog) -> Served:
         """Return the model of a stream. If it is no longer served, its streams have ended, and the first model is
         returned."""
-        return self._served.get(log.record.model, self.first)
+        named = self._by_name.get(log.record.model)
+        return named.served if named is not None else self.first
 
     async def load(self, served: Served, *, within_s: float | None = None) -> None:
         """Load a model, and return when it is loaded. Concurrent calls wait for the same load. `within_s` is by default
@@ -112,7 +115,7 @@ class Models:
 
         Raises: StorageError.
         """
-        models = {served.model for served in self}
+        models = {named.model for named in self.names}
         leases, num_recovered = await self.first.generator.store.take_over(models), 0
         for served in self:
             num_live = served.generator.recover(lease for lease in leases if self.of(lease.log) is served)

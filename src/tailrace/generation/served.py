@@ -18,20 +18,22 @@ from tailrace.models.places import data_path
 from tailrace.settings import Settings
 from tailrace.types import Arrival, GenerateRequest, Message
 
-__all__ = ["Served"]
+__all__ = ["NamedModel", "Served"]
 
 _PROCESS_BYTES = 64 * 2**20  # estimate of a worker's memory without its weights, until it is measured
 
 
 class Served:
-    """One model of the server, loaded or not. Wires see it as `dialects.ServerFacts`. `generator` is set before the
-    first request."""
+    """One model of the server, loaded or not. `generator` is set before the first request."""
 
-    version = __version__
     generator: Generator
 
     def __init__(self, model: str, spec: EngineSpec, settings: Settings, *, weight_bytes: int = 0) -> None:
         self.model = model
+        self.names = (
+            NamedModel(self, model),
+            *(NamedModel(self, name, parent=model) for name in spec.adapters if name),
+        )
         self.settings = settings
         self.started_s = int(time.time())
         self.is_loaded = False
@@ -54,91 +56,6 @@ class Served:
         self._peak_bytes = 0  # the largest measured memory of its workers
         kind = find_kind(spec.engine)  # the weights may be in processes of the worker, which are not measured
         self._least_bytes = self._estimated_bytes if kind is not None and kind.starts_processes else 0
-
-    @property
-    def is_live(self) -> bool:
-        return self.generator.is_live
-
-    @property
-    def is_ready(self) -> bool:
-        return self.generator.is_ready
-
-    @property
-    def state(self) -> str:
-        return "loading" if self.loading is not None else self.generator.state
-
-    @property
-    def shared_store(self) -> dict[str, int]:
-        store = self.generator.store
-        peers = store.peers
-        found = {"clock_offset_s": round(peers.clock_offset_s), "servers_other_models": peers.num_with_other_models}
-        return {name: number for name, number in found.items() if number}
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        return self.generator.parameters
-
-    @property
-    def reports_progress(self) -> bool:
-        capabilities = self.supervisor.capabilities
-        return capabilities is None or capabilities.reports_progress
-
-    @property
-    def can_chat(self) -> bool:
-        return self.generator.prompts.chat is not None
-
-    @property
-    def tool_format(self) -> str:
-        return self.generator.prompts.call_format
-
-    @property
-    def describes_tools(self) -> bool:
-        chat = self.generator.prompts.chat
-        return chat is not None and chat.describes_tools
-
-    @property
-    def splits_reasoning(self) -> bool:
-        chat = self.generator.prompts.chat
-        return chat is not None and chat.reasoning is not None
-
-    @property
-    def takes_reasoning(self) -> bool:
-        chat = self.generator.prompts.chat
-        return chat is not None and chat.takes_reasoning
-
-    @property
-    def template_values(self) -> frozenset[str]:
-        chat = self.generator.prompts.chat
-        return chat.value_names if chat is not None else frozenset()
-
-    @property
-    def context_tokens(self) -> int:
-        return self.generator.prompts.context_tokens
-
-    @property
-    def max_total_tokens(self) -> int:
-        return self.generator.limit_tokens()
-
-    @property
-    def max_prompts(self) -> int:
-        return self.generator.limits.max_choices
-
-    @property
-    def max_requests(self) -> int:
-        return self.settings.max_concurrent_requests
-
-    @property
-    def prompt_template(self) -> str:
-        return self.settings.prompt_template
-
-    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
-        return self.generator.prompts.tokenize(text)
-
-    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
-        return self.generator.prompts.tokenize_chat(messages)
-
-    def count_tokens(self, request: GenerateRequest) -> int:
-        return self.generator.count_tokens(request)
 
     @property
     def is_idle(self) -> bool:
@@ -197,6 +114,111 @@ class Served:
         self._changed.set()
         if self.is_loaded:
             self.generator.on_engine_change()
+
+
+class NamedModel:
+    """A model by its own name, or with one of its adapters by the name of that. Wires see it as
+    `dialects.ServerFacts`."""
+
+    version = __version__
+
+    def __init__(self, served: Served, model: str, *, parent: str = "") -> None:
+        self.served = served
+        self.model = model
+        self.parent = parent
+
+    @property
+    def is_live(self) -> bool:
+        return self.served.generator.is_live
+
+    @property
+    def is_ready(self) -> bool:
+        return self.served.generator.is_ready
+
+    @property
+    def state(self) -> str:
+        return "loading" if self.served.loading is not None else self.served.generator.state
+
+    @property
+    def started_s(self) -> int:
+        return self.served.started_s
+
+    @property
+    def replay(self) -> str | None:
+        return self.served.replay
+
+    @property
+    def shared_store(self) -> dict[str, int]:
+        store = self.served.generator.store
+        peers = store.peers
+        found = {"clock_offset_s": round(peers.clock_offset_s), "servers_other_models": peers.num_with_other_models}
+        return {name: number for name, number in found.items() if number}
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return self.served.generator.parameters
+
+    @property
+    def reports_progress(self) -> bool:
+        capabilities = self.served.supervisor.capabilities
+        return capabilities is None or capabilities.reports_progress
+
+    @property
+    def can_chat(self) -> bool:
+        return self.served.generator.prompts.chat is not None
+
+    @property
+    def tool_format(self) -> str:
+        return self.served.generator.prompts.call_format
+
+    @property
+    def describes_tools(self) -> bool:
+        chat = self.served.generator.prompts.chat
+        return chat is not None and chat.describes_tools
+
+    @property
+    def splits_reasoning(self) -> bool:
+        chat = self.served.generator.prompts.chat
+        return chat is not None and chat.reasoning is not None
+
+    @property
+    def takes_reasoning(self) -> bool:
+        chat = self.served.generator.prompts.chat
+        return chat is not None and chat.takes_reasoning
+
+    @property
+    def template_values(self) -> frozenset[str]:
+        chat = self.served.generator.prompts.chat
+        return chat.value_names if chat is not None else frozenset()
+
+    @property
+    def context_tokens(self) -> int:
+        return self.served.generator.prompts.context_tokens
+
+    @property
+    def max_total_tokens(self) -> int:
+        return self.served.generator.limit_tokens()
+
+    @property
+    def max_prompts(self) -> int:
+        return self.served.generator.limits.max_choices
+
+    @property
+    def max_requests(self) -> int:
+        return self.served.settings.max_concurrent_requests
+
+    @property
+    def prompt_template(self) -> str:
+        return self.served.settings.prompt_template
+
+    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
+        return self.served.generator.prompts.tokenize(text)
+
+    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
+        return self.served.generator.prompts.tokenize_chat(messages)
+
+    def count_tokens(self, request: GenerateRequest) -> int:
+        return self.served.generator.count_tokens(request)
 
 
 def _verdict(supervisor: Supervisor) -> Verdict | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.served import Served
 from tailrace.generation.source import Source
 from tailrace.models import ModelCard
+from tailrace.models.places import expanded
 from tailrace.models.upstream import Address, upstream_key
 from tailrace.requirements import install_command
 from tailrace.settings import Settings
@@ -29,6 +31,7 @@ from tailrace.streams.old_journals import lifetime_s
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
 from tailrace.text.calls import FORMATS
 from tailrace.text.reasoning import THINK, find_format
+from tailrace.types import means_any_model
 
 __all__ = ["Service", "engine_spec", "load_text", "open_log_store", "start_service"]
 
@@ -73,6 +76,7 @@ async def start_service(
     """
     sources = [source, *more]
     served = [_served(one, settings, cache_path=cache_path) for one in sources]
+    _check_names(served)
     async with open_log_store(settings, data_path) as store, asyncio.TaskGroup() as group:
         served[0].start(group)
         models: Models | None = None
@@ -118,6 +122,20 @@ def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
             raise
         raise ModelError(f"{source.card.name}: {error}") from None
     return Served(source.card.name, spec, own, weight_bytes=source.weight_bytes(spec.weight_bits) + source.draft_bytes)
+
+
+def _check_names(served: Sequence[Served]) -> None:
+    """Raises: ModelError if an adapter has a name that is used twice, or means the first model."""
+    counts = Counter(named.model for one in served for named in one.names)
+    for one in served:
+        for named in one.names[1:]:
+            if means_any_model(named.model):
+                raise ModelError(f"An adapter cannot have the name {named.model}, which means the first model.")
+            if counts[named.model] > 1:
+                raise ModelError(
+                    f"The adapter {named.model} has the name of another model or adapter. Rename it, or give it to one "
+                    f"model only: --set {one.model}.adapter=NAME=PATH."
+                )
 
 
 async def _generator(source: Source, served: Served, store: LogStore) -> Generator:
@@ -224,6 +242,10 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
     kind.check(sorted(OPTIONAL_SETTINGS & settings.changed.keys()))
     if settings.weights != "auto" and source.card.format == "openvino":
         raise ModelError(f"--weights does not apply to {source.card.name}: an OpenVINO export has its own weights.")
+    adapters = settings.adapters
+    for path in adapters.values():
+        if not expanded(path).exists():
+            raise ModelError(f"The adapter {path} cannot be used: there is no such file or directory.")
     return EngineSpec(
         engine=source.engine,
         path=source.address or str(source.card.path),
@@ -245,7 +267,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         draft=str(source.draft.path) if source.draft is not None else "",
         draft_tokens=settings.draft_tokens,
         weight_bits=0 if settings.weights == "auto" else int(settings.weights),  # type: ignore[arg-type]  # choices
-        adapter=settings.adapter,
+        adapters=adapters,
         adapter_scale=settings.adapter_scale,
         secret=upstream_key(Address.parse(source.address).url) if source.address else "",
         options=source.options,

@@ -183,7 +183,7 @@ def spec(card: ModelCard) -> EngineSpec:
 
 def _answer(spec: EngineSpec) -> list[tuple[int, float]]:
     engine = load_engine(spec)
-    assert not (spec.adapter and engine.capabilities.exact)
+    assert not (spec.adapters and engine.capabilities.exact)
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=8, ignore_eos=True, logprobs=True)
     engine.submit(Answer(1, PROMPT, sampling))
     deltas: list[Delta] = []
@@ -197,8 +197,8 @@ def _answer(spec: EngineSpec) -> list[tuple[int, float]]:
 def test_it_changes_answers_and_with_scale_zero_it_does_not(spec: EngineSpec, tmp_path: Path) -> None:
     directory = save(tmp_path / "adapter", random_pairs(SHAPES, 1.0))
     plain, adapted, none_of_it = (
-        _answer(msgspec.structs.replace(spec, adapter=adapter, adapter_scale=scale))
-        for adapter, scale in (("", 1.0), (str(directory), 1.0), (str(directory), 0.0))
+        _answer(msgspec.structs.replace(spec, adapters=adapters, adapter_scale=scale))
+        for adapters, scale in (({}, 1.0), ({"": str(directory)}, 1.0), ({"": str(directory)}, 0.0))
     )
     assert none_of_it == plain
     assert [token_id for token_id, _ in adapted] != [token_id for token_id, _ in plain]
@@ -216,4 +216,4 @@ def test_it_changes_answers_and_with_scale_zero_it_does_not(spec: EngineSpec, tm
 def test_another_models(name: str, reason: str, spec: EngineSpec, tmp_path: Path) -> None:
     directory = save(tmp_path / "adapter", random_pairs({name: (576, 576)}, 1.0))
     with pytest.raises(ModelError, match=rf"adapter_model\.safetensors cannot be used: .*{reason}"):
-        load_engine(msgspec.structs.replace(spec, adapter=str(directory)))
+        load_engine(msgspec.structs.replace(spec, adapters={"": str(directory)}))

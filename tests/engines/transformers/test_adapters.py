@@ -51,8 +51,8 @@ def test_an_engine_with_one(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     spec = EngineSpec("transformers", str(tiny_gpt2_dir), context_tokens=64, kv_tokens=512, max_sequences=2, threads=1)
     answers = [
         answer(spec),
-        answer(msgspec.structs.replace(spec, adapter=str(directory))),
-        answer(msgspec.structs.replace(spec, adapter=str(directory), adapter_scale=0.0)),
+        answer(msgspec.structs.replace(spec, adapters={"": str(directory)})),
+        answer(msgspec.structs.replace(spec, adapters={"": str(directory)}, adapter_scale=0.0)),
     ]
     assert answers[0] == answers[2] != answers[1]
 
@@ -60,6 +60,8 @@ def test_an_engine_with_one(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["transformer.h.7.attn.c_attn", "transformer.ln_f"])
 def test_another_models(name: str, tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     directory = save(tmp_path / "adapter", random_pairs({name: (96, 32)}, 1.0))
-    spec = EngineSpec("transformers", str(tiny_gpt2_dir), context_tokens=64, kv_tokens=512, adapter=str(directory))
+    spec = EngineSpec(
+        "transformers", str(tiny_gpt2_dir), context_tokens=64, kv_tokens=512, adapters={"": str(directory)}
+    )
     with pytest.raises(ModelError, match=rf"adapter_model\.safetensors .*no linear layer {name}"):
         load_engine(spec)

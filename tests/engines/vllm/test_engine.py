@@ -114,7 +114,7 @@ if _IS_HERE:
         directory = save(tmp_path / "adapter", random_pairs(SHAPES, 2.0))
         spec = EngineSpec(
             "vllm", str(checkpoint), context_tokens=384, kv_tokens=1024, max_sequences=2, dtype="float32",
-            adapter=str(directory),
+            adapters={"": str(directory)},
         )  # fmt: skip
         answers = [
             answer(msgspec.structs.replace(spec, engine=engine, adapter_scale=scale))
@@ -136,7 +136,7 @@ if _IS_HERE:
     ) -> None:
         directory = save(tmp_path / "adapter", random_pairs(shapes, 1.0))
         with pytest.raises(ModelError, match=rf"adapter_model\.safetensors .*{reason}"):
-            load_engine(EngineSpec("vllm", str(checkpoint), context_tokens=384, adapter=str(directory)))
+            load_engine(EngineSpec("vllm", str(checkpoint), context_tokens=384, adapters={"": str(directory)}))
 
     async def test_its_processes_end_with_the_worker(checkpoint: Path) -> None:
         """The worker is killed, as by its server or for lack of memory. The library's processes do not notice this

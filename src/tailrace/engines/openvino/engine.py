@@ -57,7 +57,7 @@ class OpenVINOEngine:
         self._vocab_size = self._runner.vocab_size
         self._constraints = Constraints(card.tokenizer_json, self._ends, self._vocab_size)
         self._exact = spec.exact
-        self._adapter = 1 if spec.adapter else 0  # its number in the graph
+        self._adapters = {"": 0} | {name: number for number, name in enumerate(spec.adapters, 1)}  # as in the graph
         self._lookup_tokens = spec.prompt_lookup_tokens
         self._num_threads = min(spec.threads or os.cpu_count() or 1, _MOST_THREADS)
         self._threads = ThreadPoolExecutor(self._num_threads, "sampler")
@@ -91,7 +91,7 @@ class OpenVINOEngine:
             if "grammar" not in self.capabilities.parameters:
                 raise SequenceFailed("grammars are not supported for this model's tokenizer")
             constraint = self._constraints(grammar, ignore_eos=sequence.sampling.ignore_eos)
-        run = SequenceState(Row(sequence, self._ends, constraint), sequence.schedule, self._adapter)
+        run = SequenceState(Row(sequence, self._ends, constraint), sequence.schedule, self._adapters[sequence.adapter])
         if self._lookup_tokens:
             run.lookup = PromptLookup(self._lookup_tokens)
         self._runs[sequence.sequence_id] = run
@@ -282,7 +282,7 @@ def _force(row: Row) -> None:
 def _is_known_exact(spec: EngineSpec) -> bool:
     """Return whether batches of any kind were measured to give the same bits on this type of processor and number of
     threads."""
-    if spec.device or spec.kv_precision or spec.adapter:  # not measured
+    if spec.device or spec.kv_precision or spec.adapters:  # not measured
         return False
     has_avx512 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return has_avx512 and (spec.threads or os.cpu_count() or 1) <= 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import openvino as ov
 
-from tailrace.engines.adapters import read_adapter
+from tailrace.engines.adapters import read_adapters
 from tailrace.engines.openvino.adapters import Branches, split_fused
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
 from tailrace.engines.openvino.decoder import build, layer_names
@@ -55,7 +55,7 @@ def load_runner(spec: EngineSpec, card: ModelCard) -> Runner:
 
 def _read(spec: EngineSpec, card: ModelCard, cache: Path) -> _Read:
     path = Path(spec.path)
-    adapters = [read_adapter(spec.adapter, spec.adapter_scale)] if spec.adapter else []
+    adapters = list(read_adapters(spec).values())
     if card.format == "openvino":
         return _Read(read_export(path, adapters), (path / "openvino_model.bin").stat().st_size, None)
     decoder, weights = prepare(path, cache, spec.context_tokens, bits=spec.weight_bits, say=say)

@@ -12,6 +12,8 @@ never), `thinks` (tokens between `<think>` and `</think>` before the answer, unl
 faults in the order above, for wires that do not parse control tokens), `caches` (how many earlier prompts count as
 cached; without it, the engine does not say how much of a prompt was cached), `drift` (how many of a thousand tokens
 differ between processes, so that a replay differs). `script=FILE` says what a script says (`script`).
+
+An adapter changes the words of an answer by its name; its files are not read.
 """
 
 from __future__ import annotations
@@ -82,9 +84,11 @@ THINKING_TEMPLATE = (
 _THINK_OPEN, _THINK_CLOSE = b"<think>\n", b"\n</think>\n\n"
 
 
-def scripted_token(prompt_ids: tuple[int, ...], seed: int, index: int, *, utf8: bool = True, thinks: int = 0) -> int:
+def scripted_token(
+    prompt_ids: tuple[int, ...], seed: int, index: int, *, utf8: bool = True, thinks: int = 0, adapter: str = ""
+) -> int:
     """Return token `index` of the answer to `prompt_ids`. Tests compare with it."""
-    return _token_at(_prompt_hash(prompt_ids, seed), index, utf8, thinks if _may_think(prompt_ids) else 0)
+    return _token_at(_prompt_hash(prompt_ids, seed, adapter), index, utf8, thinks if _may_think(prompt_ids) else 0)
 
 
 def _may_think(prompt_ids: tuple[int, ...]) -> bool:
@@ -103,8 +107,8 @@ def _token_at(key: int, index: int, utf8: bool, thinks: int) -> int:
     return _token(key, index, utf8)
 
 
-def _prompt_hash(prompt_ids: tuple[int, ...], seed: int) -> int:
-    return zlib.crc32(repr((prompt_ids, seed)).encode())
+def _prompt_hash(prompt_ids: tuple[int, ...], seed: int, adapter: str = "") -> int:
+    return zlib.crc32(adapter.encode(), zlib.crc32(repr((prompt_ids, seed)).encode()))
 
 
 def _token(key: int, index: int, utf8: bool) -> int:
@@ -185,7 +189,7 @@ class _Run:
         self, sequence: Sequence, limit: int, eos_after: int, script: tuple[int, ...], thinks: int, now_s: float
     ) -> None:
         self.sequence_id = sequence.sequence_id
-        self.key = _prompt_hash(sequence.prompt_ids, sequence.sampling.seed or 0)
+        self.key = _prompt_hash(sequence.prompt_ids, sequence.sampling.seed or 0, sequence.adapter)
         self.limit = limit
         self.eos_after = eos_after
         self.script = script

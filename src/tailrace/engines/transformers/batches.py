@@ -13,6 +13,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from tailrace.engines.interface import Prefill
 from tailrace.engines.sampler import Row
+from tailrace.engines.transformers.adapters import RowAdapters
 
 __all__ = ["BLOCK_TOKENS", "Paged", "Sequential"]
 
@@ -47,10 +48,18 @@ class Paged:
     """The library's continuous batching, run step by step."""
 
     def __init__(
-        self, model: Any, *, kv_tokens: int, step_tokens: int, max_sequences: int, shares_prefixes: bool
+        self,
+        model: Any,
+        branches: RowAdapters | None,
+        *,
+        kv_tokens: int,
+        step_tokens: int,
+        max_sequences: int,
+        shares_prefixes: bool,
     ) -> None:
         # Raises: the library's exceptions if it cannot page the model.
         self._model = model
+        self._branches = branches
         self._rows: dict[str, Row] = {}
         self._num_cached: dict[str, int] = {}  # tokens of the prompts that are being read
         config = ContinuousBatchingConfig(
@@ -96,6 +105,9 @@ class Paged:
     @torch.inference_mode()
     def step(self) -> None:
         if self._batches.prepare_next_batch():
+            if self._branches is not None:
+                batch = self._batches.inputs_and_outputs.requests_in_batch
+                self._branches.set([(self._rows[one.state.request_id].adapter, one.query_length) for one in batch])
             self._batches._generation_step(self._model)
             self._batches.update_batch()
 
@@ -103,8 +115,9 @@ class Paged:
 class Sequential:
     """Each sequence has its own cache, and one forward per step."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, branches: RowAdapters | None = None) -> None:
         self._model = model
+        self._branches = branches
         self._caches: dict[Row, Any] = {}
 
     def add(self, row: Row) -> None:
@@ -121,6 +134,8 @@ class Sequential:
         name = self._cache_name
         for row, cache in self._caches.items():
             new = row.token_ids if cache is None else row.token_ids[-1:]
+            if self._branches is not None:
+                self._branches.set([(row.adapter, len(new))])
             ids = torch.tensor([new], device=self._model.device)
             given = {name: DynamicCache(config=self._model.config) if cache is None else cache}
             output = self._model(input_ids=ids, use_cache=True, **given)

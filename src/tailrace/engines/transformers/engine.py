@@ -25,12 +25,12 @@ import torch
 import transformers
 from transformers.utils import logging as library_logging
 
-from tailrace.engines.adapters import read_adapter
+from tailrace.engines.adapters import read_adapters
 from tailrace.engines.constraints import Constraints
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.sampler import PARAMETERS, Row, check_ids
-from tailrace.engines.transformers.adapters import merge
+from tailrace.engines.transformers.adapters import RowAdapters, merge
 from tailrace.engines.transformers.batches import BLOCK_TOKENS, Paged, Sequential
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.reasons import in_one_line
@@ -61,11 +61,11 @@ class TransformersEngine:
         if spec.threads:
             torch.set_num_threads(spec.threads)
         with _named_errors(spec):
-            model = _load(spec)
+            model, branches = _load(spec)
             context_tokens = min(spec.context_tokens, spec.kv_tokens)
             self._rows: dict[int, Row] = {}
             self._aborted: list[int] = []
-            self._forwards = _forwards(model, spec)
+            self._forwards = _forwards(model, branches, spec)
         self._eos = frozenset(spec.eos_token_ids) or _eos_token_ids(model)
         self._vocab_size = model.get_input_embeddings().num_embeddings
         self._constraints = _constraints(Path(spec.path), self._eos, self._vocab_size)
@@ -132,7 +132,7 @@ def _constraints(path: Path, ends: frozenset[int], vocab_size: int) -> Constrain
     return constraints if constraints.is_usable else None
 
 
-def _load(spec: EngineSpec) -> Any:  # Any: the library's model, whichever it is
+def _load(spec: EngineSpec) -> tuple[Any, RowAdapters | None]:  # Any: the library's model, whichever it is
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(
         spec.path,
@@ -141,20 +141,24 @@ def _load(spec: EngineSpec) -> Any:  # Any: the library's model, whichever it is
         local_files_only=True,
         use_safetensors=True,
     )
-    if spec.adapter:
-        merge(model, read_adapter(spec.adapter, spec.adapter_scale))
-    return model.to(device).eval()
+    adapters = read_adapters(spec)
+    if list(adapters) == [""]:
+        merge(model, adapters[""])
+        adapters = {}
+    model = model.to(device).eval()
+    return model, RowAdapters(model, adapters) if adapters else None
 
 
-def _forwards(model: Any, spec: EngineSpec) -> _Forwards:
+def _forwards(model: Any, branches: RowAdapters | None, spec: EngineSpec) -> _Forwards:
     """Return the library's continuous batching if a trial succeeds with this model, else sequential execution."""
     try:
         paged = Paged(
             model,
+            branches,
             kv_tokens=spec.kv_tokens,
             step_tokens=max(spec.max_step_tokens, spec.max_sequences) + spec.max_sequences,
             max_sequences=spec.max_sequences,
-            shares_prefixes=spec.prefix_cache,
+            shares_prefixes=spec.prefix_cache and branches is None,  # the library knows no adapters
         )
         _try(paged)
     except torch.OutOfMemoryError:
@@ -165,7 +169,7 @@ def _forwards(model: Any, spec: EngineSpec) -> _Forwards:
         )
     else:
         return paged
-    alone = Sequential(model)
+    alone = Sequential(model, branches)
     _try(alone)
     return alone
 

@@ -20,8 +20,9 @@ __all__ = ["RANKS", "write_adapter"]
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that the library supports
 
 
-def write_adapter(adapter: Adapter, checkpoint: Path, target: Path) -> LoRARequest:
-    """Write an adapter into the directory `target`. Raises: ModelError if it does not fit the model."""
+def write_adapter(adapter: Adapter, number: int, checkpoint: Path, folder: Path) -> LoRARequest:
+    """Write an adapter into a new directory in `folder`. `number` is its own, from 1. Raises: ModelError if it does not
+    fit the model."""
     if adapter.rank > RANKS[-1]:
         raise adapter.refusal(f"its rank is {adapter.rank}, but vLLM supports at most {RANKS[-1]}")
     shapes: dict[str, tuple[int, ...]] = {}
@@ -34,8 +35,10 @@ def write_adapter(adapter: Adapter, checkpoint: Path, target: Path) -> LoRAReque
             adapter.check(name, shapes.get(f"{name}.weight"))
         tensors[f"base_model.model.{name}.lora_A.weight"] = added.a
         tensors[f"base_model.model.{name}.lora_B.weight"] = added.b
+    target = folder / str(number)
+    target.mkdir()
     save_file(tensors, target / "adapter_model.safetensors")
     last = sorted({name.rpartition(".")[2] for name in adapter.layers})
     config = {"peft_type": "LORA", "r": adapter.rank, "lora_alpha": adapter.rank, "target_modules": last}
     (target / "adapter_config.json").write_bytes(msgspec.json.encode(config))
-    return LoRARequest("adapter", 1, str(target))
+    return LoRARequest(f"adapter {number}", number, str(target))

@@ -31,7 +31,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from tailrace.engines.adapters import Adapter, read_adapter
+from tailrace.engines.adapters import Adapter, read_adapters
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.engines.inner_loop import InnerLoop
 from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Capabilities, Delta, Sequence
@@ -117,12 +117,15 @@ class VllmEngine:
     """Implements `Engine` with a Hugging Face model directory."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        adapter = read_adapter(spec.adapter, spec.adapter_scale) if spec.adapter else None
+        adapters = read_adapters(spec)
         with scratch_directory("tailrace-vllm-") as folder:
-            self._lora = None if adapter is None else write_adapter(adapter, Path(spec.path), folder)
+            self._adapters = {
+                name: write_adapter(adapter, number, Path(spec.path), folder)
+                for number, (name, adapter) in enumerate(adapters.items(), 1)
+            }
             try:
                 self._engine = AsyncLLM.from_engine_args(
-                    _arguments(spec, adapter), usage_context=UsageContext.OPENAI_API_SERVER
+                    _arguments(spec, list(adapters.values())), usage_context=UsageContext.OPENAI_API_SERVER
                 )
             except Exception as error:  # the library raises whatever its models and platforms do
                 raise ModelError(
@@ -130,8 +133,8 @@ class VllmEngine:
                 ) from error
             self._loop: InnerLoop[_Run] = InnerLoop()
             self._eos_token_ids = list(spec.eos_token_ids)
-            if self._lora is not None:
-                self._loop.complete(self._engine.add_lora(self._lora))
+            for adapter in self._adapters.values():
+                self._loop.complete(self._engine.add_lora(adapter))
         cache = self._engine.vllm_config.cache_config
         self.capabilities = Capabilities(
             engine=f"vllm {vllm.__version__}",
@@ -174,8 +177,9 @@ class VllmEngine:
 
     async def _follow(self, run: _Run, sequence: Sequence, params: SamplingParams) -> None:
         prompt = {"prompt_token_ids": list(sequence.prompt_ids)}
+        adapter = self._adapters.get(sequence.adapter)
         try:
-            outputs = self._engine.generate(prompt, params, str(sequence.sequence_id), lora_request=self._lora)
+            outputs = self._engine.generate(prompt, params, str(sequence.sequence_id), lora_request=adapter)
             async with contextlib.aclosing(outputs):  # closing aborts an unfinished request
                 async for output in outputs:
                     if not run.count:
@@ -196,7 +200,7 @@ class VllmEngine:
                         raise ModelError(f"vLLM cannot run this model: {delta.failure}.")
 
 
-def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
+def _arguments(spec: EngineSpec, adapters: list[Adapter]) -> AsyncEngineArgs:
     is_cpu = current_platform.is_cpu()
     more: dict[str, Any] = {}
     if is_cpu:
@@ -208,9 +212,11 @@ def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
         }
         if spec.threads:
             os.environ["OMP_NUM_THREADS"] = str(spec.threads)
-    if adapter is not None:
+    if adapters:
+        most = max(adapter.rank for adapter in adapters)
         more["enable_lora"] = True
-        more["max_lora_rank"] = next(rank for rank in RANKS if rank >= adapter.rank)
+        more["max_loras"] = len(adapters)  # all of them may be in one step
+        more["max_lora_rank"] = next(rank for rank in RANKS if rank >= most)
     return AsyncEngineArgs(
         model=spec.path,
         dtype=spec.dtype or "auto",

@@ -61,7 +61,7 @@ async def certify(
         while open_tallies := [tally for tally in tallies if tally.is_open]:
             for tally in open_tallies:  # alternating, so that changes of the machine's speed affect all situations
                 before = tally.runs
-                await _Kill(worker, prompts, draw, tally).run()
+                await _Kill(worker, prompts, draw, tally, ["", *filter(None, spec.adapters)]).run()
                 on_progress(tally.situation.name, tally.runs - before)
         return worker.capabilities.engine, [tally.finding() for tally in tallies]
 
@@ -69,12 +69,15 @@ async def certify(
 class _Kill:
     """One kill of a worker with several sequences. The interrupted sequences are replayed."""
 
-    def __init__(self, worker: RestartedWorker, prompts: PromptMaker, draw: Random, tally: Tally) -> None:
+    def __init__(
+        self, worker: RestartedWorker, prompts: PromptMaker, draw: Random, tally: Tally, adapters: list[str]
+    ) -> None:
         self._worker = worker
         self._prompts = prompts
         self._draw = draw
         self._tally = tally
         self._situation = tally.situation
+        self._adapters = adapters  # names, which sequences have by turns
 
     async def run(self) -> None:
         answers = await self._answers()
@@ -128,7 +131,11 @@ class _Kill:
         await self._finish(answers)
         follow_up = self._questions(width)
         return [
-            SequenceTranscript((*first.prompt_ids, *first.ids, *ids), replace(first.sampling, seed=self._seed()))
+            SequenceTranscript(
+                (*first.prompt_ids, *first.ids, *ids),
+                replace(first.sampling, seed=self._seed()),
+                adapter=first.adapter,
+            )
             for first, ids in zip(answers, follow_up, strict=True)
         ]
 
@@ -138,7 +145,8 @@ class _Kill:
     def _answer(self, ids: tuple[int, ...], place: int) -> SequenceTranscript:
         samplings = self._situation.samplings
         sampling = samplings[(place + self._tally.kills) % len(samplings)]
-        return SequenceTranscript(ids, replace(sampling, seed=self._seed()))
+        adapter = self._adapters[(place + self._tally.kills) % len(self._adapters)]
+        return SequenceTranscript(ids, replace(sampling, seed=self._seed()), adapter=adapter)
 
     def _seed(self) -> int:
         return self._draw.randrange(2**32)

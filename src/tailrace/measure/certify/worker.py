@@ -25,9 +25,12 @@ __all__ = ["RestartedWorker", "SequenceTranscript"]
 class SequenceTranscript:
     """The ids of one sequence. A `Receiver`."""
 
-    def __init__(self, prompt_ids: tuple[int, ...], sampling: Sampling, replayed: Schedule = FREE) -> None:
+    def __init__(
+        self, prompt_ids: tuple[int, ...], sampling: Sampling, replayed: Schedule = FREE, adapter: str = ""
+    ) -> None:
         self.prompt_ids = prompt_ids
         self.sampling = sampling
+        self.adapter = adapter
         self.replayed = replayed  # what a replay has to repeat
         self.deltas: list[tuple[int, bool]] = []  # numbers of tokens, and whether they were computed alone
         self.ids: list[int] = []
@@ -94,7 +97,7 @@ class RestartedWorker:
     def submit(self, answer: SequenceTranscript) -> int:
         """Raises: ModelError if the worker was lost."""
         sequence_id = next(self._sequence_ids)
-        sequence = Sequence(sequence_id, answer.prompt_ids, answer.sampling, answer.replayed)
+        sequence = Sequence(sequence_id, answer.prompt_ids, answer.sampling, answer.replayed, answer.adapter)
         try:
             self._supervisor.submit(sequence, answer)
         except EngineLost as error:
@@ -166,10 +169,11 @@ class RestartedWorker:
 
 def replay_of(answer: SequenceTranscript) -> SequenceTranscript:
     """Return a replay of the sequence from its beginning."""
-    return SequenceTranscript(answer.prompt_ids, answer.sampling, answer.schedule)
+    return SequenceTranscript(answer.prompt_ids, answer.sampling, answer.schedule, answer.adapter)
 
 
 def continuation_of(answer: SequenceTranscript) -> SequenceTranscript:
     """Return a sequence that continues after all tokens so far."""
     left = (answer.sampling.max_tokens or 0) - len(answer.ids)
-    return SequenceTranscript((*answer.prompt_ids, *answer.ids), replace(answer.sampling, max_tokens=left))
+    sampling = replace(answer.sampling, max_tokens=left)
+    return SequenceTranscript((*answer.prompt_ids, *answer.ids), sampling, adapter=answer.adapter)
