@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -37,14 +38,16 @@ class RunningServer:
 
 
 @contextmanager
-def serving(source: str, *flags: str) -> Iterator[RunningServer]:
-    """Run `tailrace serve` on a free port, with a data directory of its own.
+def serving(source: str, *flags: str, sources: Path | None = None) -> Iterator[RunningServer]:
+    """Run `tailrace serve` on a free port, with a data directory of its own. `sources` is the folder `src` of another
+    version.
 
     Raises: SystemExit if it does not start.
     """
     with tempfile.TemporaryDirectory() as directory, (Path(directory) / "log").open("w+") as log:
         command = [sys.executable, "-m", "tailrace", "serve", source, "--port", "0", "--data-dir", directory, *flags]
-        process = subprocess.Popen(command, stderr=log)
+        environment = os.environ | ({"PYTHONPATH": str(sources)} if sources is not None else {})
+        process = subprocess.Popen(command, stderr=log, env=environment)
         try:
             yield RunningServer(psutil.Process(process.pid), _port(process, Path(log.name)))
         finally:

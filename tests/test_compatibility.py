@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -171,7 +171,7 @@ def verdict(api: Api, shown: str) -> str:
     if meant.request is None or without.request is None:
         return HONOURED
     ours, theirs = meant.request.sampling, without.request.sampling
-    changed = {one.name for one in fields(Sampling) if getattr(ours, one.name) != getattr(theirs, one.name)}
+    changed = {name for name in Sampling.__struct_fields__ if getattr(ours, name) != getattr(theirs, name)}
     if changed <= _EVERYWHERE:
         return HONOURED
     if changed <= _EVERYWHERE | SHAPING:

@@ -45,7 +45,7 @@ def in_the_checkout(command: str) -> str:
 def table() -> str:
     honoured = {engine: parameters(engine) for engine in _OWN}
     honoured["openvino"] |= OPENVINO
-    names = sorted(set(Sampling.__slots__) - set(_SERVERS))
+    names = sorted(set(Sampling.__struct_fields__) - set(_SERVERS))
     lines = [f"| parameter | {' | '.join(_OWN)} |", "|---|" + "---|" * len(_OWN)]
     for name in names:
         without = "left out" if name in SHAPING else "refused"
@@ -77,4 +77,4 @@ def test_ray_is_installed_as_in_the_message() -> None:
 
 def test_all_parameters_are_fields_of_sampling() -> None:
     for engine in _OWN:
-        assert parameters(engine) <= set(Sampling.__slots__)
+        assert parameters(engine) <= set(Sampling.__struct_fields__)

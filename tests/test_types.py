@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import gc
-from dataclasses import FrozenInstanceError, fields
 
 import msgspec
 import pytest
@@ -22,9 +21,9 @@ def test_events_and_requests_do_not_change() -> None:
         TextDelta("a", (1,)).text = "b"  # type: ignore[misc]
     with pytest.raises(AttributeError):
         End("done", Usage(1, 1)).status = "error"  # type: ignore[misc]
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         Sampling().n = 2  # type: ignore[misc]
-    with pytest.raises(FrozenInstanceError):
+    with pytest.raises(AttributeError):
         GenerateRequest().prompts = ("a",)  # type: ignore[misc]
 
 
@@ -63,7 +62,7 @@ def test_every_sampling_parameter_reaches_the_worker() -> None:
         max_reasoning_tokens=5,
     )
     plain = Sampling()
-    assert not [field.name for field in fields(sampling) if getattr(sampling, field.name) == getattr(plain, field.name)]
+    assert not [name for name in Sampling.__struct_fields__ if getattr(sampling, name) == getattr(plain, name)]
     sequence = Sequence(7, (1, 2, 3), sampling)
     sent = encode(Submit(sequence))[4:]  # behind the length
     received = decode_to_worker(sent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tailrace.conversations.items import Branch, Item
@@ -31,7 +31,7 @@ __all__ = [
     "vocabulary",
 ]
 
-EVERYTHING = frozenset(field.name for field in fields(Sampling))
+EVERYTHING = frozenset(Sampling.__struct_fields__)
 
 
 @lru_cache(maxsize=1)

@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 from tests.dialects.fake_server import EVERYTHING, FakeServer, parsed, prompt_of, vocabulary
 from tests.dialects.fake_server import generate as generate_stream
 from tests.dialects.transcripts import STREAMS, VIEWS, facts
@@ -117,7 +118,7 @@ def test_every_field_arrives() -> None:
         include_stop=True,
         logprobs=True,
     )
-    assert parse_whole({"best_of": 2, "do_sample": True}).request.sampling == replace(SAMPLED, n=2)
+    assert parse_whole({"best_of": 2, "do_sample": True}).request.sampling == structs.replace(SAMPLED, n=2)
 
 
 def test_nulls_mean_absent() -> None:

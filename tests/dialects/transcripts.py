@@ -14,7 +14,6 @@ from tests.dialects.fake_server import chat, completion, generate, native, parse
 
 from tailrace.dialects import Encoder, StreamFacts, View, anthropic, cumulative, ollama, responses, tgi, triton
 from tailrace.dialects.native import NativeView
-from tailrace.dialects.wire import ProgressEncoder
 from tailrace.engines.scripted.engine import EOS_ID
 from tailrace.types import End, Event, Failure, FinishReason, PromptProgress, Released, TextDelta, Usage
 
@@ -370,7 +369,6 @@ def released_transcript(view: str) -> bytes:
 def progress_transcript(view: str) -> bytes:
     """Return an answer whose prompt is read in two parts, after one token that was cached."""
     encoder = encoder_for(view, STREAMS["plain"])
-    assert isinstance(encoder, ProgressEncoder)
     assert encoder.shows_progress
     reports = (PromptProgress(4, 2, 1, 0.5), PromptProgress(4, 4, 1, 1.25))
     read = b"".join(encoder.progress(report) for report in reports)

@@ -6,11 +6,12 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from tailrace.dialects.grammars import grammar_of_schema
@@ -121,7 +122,7 @@ def speaker(request: pytest.FixtureRequest) -> Iterator[Speaker]:
 
 def _asked(grammar: Grammar | None, **sampling: object) -> list[Sampling]:
     """Return the same request, greedy and with a seed."""
-    plain = replace(Sampling(max_tokens=60, grammar=grammar), **sampling)  # type: ignore[arg-type]
+    plain = replace(Sampling(max_tokens=60, grammar=grammar), **sampling)
     return [replace(plain, temperature=0.0, seed=0), replace(plain, seed=1, top_p=0.9)]
 
 

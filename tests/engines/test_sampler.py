@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tailrace.engines.interface import Sequence
 from tailrace.engines.sampler import Logits, Row, check_ids

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.admission import Gate
 from tailrace.engines import EngineSpec, Receiver, Supervisor

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.generation.harness import Harness, end_of, greedy, text_of
 from tests.waiting import idle
 
@@ -27,7 +28,7 @@ def able() -> Harness:
     harness = Harness()
     capabilities = harness.engine.capabilities
     assert capabilities is not None
-    harness.engine.capabilities = replace(capabilities, parameters=capabilities.parameters | {"grammar"})
+    harness.engine.capabilities = dataclasses.replace(capabilities, parameters=capabilities.parameters | {"grammar"})
     return harness
 
 

@@ -6,9 +6,9 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
 
 import pytest
+from msgspec.structs import replace
 
 from tailrace.engines.interface import Capabilities, Delta, Engine, Sequence
 from tailrace.testing import Law
@@ -16,7 +16,7 @@ from tailrace.testing.sampling_laws import sampling_laws
 from tailrace.types import FinishReason, PromptLogprob, Sampling
 
 _VOCAB_SIZE = 40
-_PARAMETERS = frozenset(field.name for field in fields(Sampling)) - {
+_PARAMETERS = frozenset(Sampling.__struct_fields__) - {
     "stop",
     "include_stop",
     "include_special",

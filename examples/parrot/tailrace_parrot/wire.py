@@ -30,7 +30,7 @@ class Lines:
         return LinesEncoder()
 
 
-class LinesEncoder:
+class LinesEncoder(Encoder):
     def encode(self, seq: int, event: Event | Released) -> bytes:
         if isinstance(event, TextDelta):
             return json.dumps({"said": event.text}).encode() + b"\n" if event.text else b""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
 
+from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import ASGIApp
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from tailrace.dialects.shapes import path_of

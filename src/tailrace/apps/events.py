@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.dialects.bodies import to_json
 from tailrace.dialects.native import RETRY_MS, NativeView, cut_json
-from tailrace.dialects.wire import failure_of
+from tailrace.dialects.wire import Encoder, failure_of
 from tailrace.errors import SeqOutOfRange
 from tailrace.frames import FrameBuffer
 from tailrace.serve.stream import ItemWire, StreamPart, StreamWire, item_chunk
@@ -125,7 +125,7 @@ def path_of(log: StreamLog) -> str:
     return f"/v1/streams/{log.stream_id}"
 
 
-class AppEncoder:
+class AppEncoder(Encoder):
     """Encodes a stream of an app, from the event after `after` on. Also implements the stream's view.
 
     Raises: SeqOutOfRange for a position after the end.
@@ -147,9 +147,6 @@ class AppEncoder:
 
     def items(self) -> Sequence[object]:
         """Return what the app has sent so far, as JSON values."""
-        raise NotImplementedError
-
-    def encode(self, seq: int, event: Event | Released) -> bytes:
         raise NotImplementedError
 
     def whole(self, events: Sequence[Event]) -> bytes:

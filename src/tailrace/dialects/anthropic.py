@@ -14,10 +14,10 @@ every request, is left out, and named: no prefix would ever be found in a cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.dialects.anthropic_blocks import AnthropicTurn, TextBlock, read_turns
 from tailrace.dialects.anthropic_events import MessagesView, encode_error

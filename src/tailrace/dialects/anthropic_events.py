@@ -45,7 +45,7 @@ class MessagesView(ToolsView):
         return MessagesEncoder(facts, self)
 
 
-class MessagesEncoder:
+class MessagesEncoder(Encoder):
     """Encodes a stream. A block of content stays open until a block of another kind begins."""
 
     def __init__(self, facts: StreamFacts, view: MessagesView) -> None:
@@ -82,20 +82,20 @@ class MessagesEncoder:
             self._stop = _stop_of(event, self._reader, self._reader.num_calls if self._reader is not None else 0)
         return "".join(frames).encode("ascii")
 
-    def heartbeat(self) -> bytes:
+    def beat(self, usual: bytes) -> bytes:
         """Return a ping and an event without content. Claude Code 2.1.197 gives up after five minutes of pings alone.
 
         So a text block may begin before the first token. If no text follows, it stays empty.
         """
         if self._stop:
-            return _PING
+            return usual
         if not self._has_begun:
             frame = self._start()
         elif self._open_kind:
             frame = self._delta(_EMPTY[self._open_kind])
         else:
             frame = self._begin(_TEXT_BLOCK)
-        return _PING + frame.encode("ascii")
+        return usual + frame.encode("ascii")
 
     def _start(self) -> str:
         self._has_begun = True

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.conversations.items import Branch, Item, ItemId, Place, check_items, items_of
 from tailrace.conversations.turns import Turn

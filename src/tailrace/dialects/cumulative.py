@@ -23,6 +23,7 @@ from tailrace.dialects.native import RETRY_MS, encode_error
 from tailrace.dialects.plain import bare_request, bare_sampling
 from tailrace.dialects.shapes import ignored, read_known, refused
 from tailrace.dialects.wire import (
+    CumulativeEncoder,
     Encoder,
     Follow,
     Following,
@@ -76,7 +77,7 @@ class _View(EventStreamView):
         return _Encoder(facts.stream_id if self.with_ids else "")
 
 
-class _Encoder:
+class _Encoder(CumulativeEncoder):
     def __init__(self, stream_id: str) -> None:
         self._stream_id = stream_id
         self._text = bytearray()  # escaped

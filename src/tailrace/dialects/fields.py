@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.errors import RequestError
 from tailrace.types import NO_LIMIT, Sampling, TemplateValue

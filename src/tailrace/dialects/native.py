@@ -8,10 +8,11 @@ first event, only ASCII.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.conversations.items import Branch, messages_of
 from tailrace.dialects.answers import EventStreamView, ToolsView, finite, readiness, show_live
@@ -200,7 +201,7 @@ class _EmptyView(NativeView):
         return _EmptyEncoder(facts)
 
 
-class NativeEncoder:
+class NativeEncoder(Encoder):
     """Encodes events. It has no state, so it can start at any event.
 
     The id is the last line of an event: @microsoft/fetch-event-source resumes after an event as soon as it has read the

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from tailrace.dialects import ollama_models as models
 from tailrace.dialects.answers import no_embeddings, unsupported
@@ -36,7 +35,7 @@ from tailrace.dialects.fields import (
     sampling_of,
     seed_of,
 )
-from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema
+from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.messages import MAX_MESSAGES, ChatMessage, ToolCallBody, read_messages
 from tailrace.dialects.ollama_answers import OllamaView, encode_error
 from tailrace.dialects.parts import first_asked, omit
@@ -190,7 +189,7 @@ def _load_reply(request: ParsedRequest, name: str, shown: JsonBody, notes: list[
 def _grammar(value: object) -> Grammar | None:
     if value is None or value == "":
         return None
-    return replace(ANY_OBJECT, param="format") if value == "json" else grammar_of_schema(value, "format")
+    return grammar_of_schema({"type": "object"} if value == "json" else value, "format")
 
 
 def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None, notes: list[str]) -> Sampling:

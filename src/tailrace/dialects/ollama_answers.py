@@ -34,7 +34,7 @@ class OllamaView:
         return OllamaEncoder(facts, self)
 
 
-class OllamaEncoder:
+class OllamaEncoder(Encoder):
     def __init__(self, facts: StreamFacts, view: OllamaView) -> None:
         self._facts = facts
         self._view = view

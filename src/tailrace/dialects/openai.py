@@ -12,10 +12,10 @@ assistant's continues this message, as with TGI. 4. A forced call ends with `too
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.conversations.items import messages_of
 from tailrace.dialects.answers import no_embeddings

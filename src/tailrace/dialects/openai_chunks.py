@@ -12,7 +12,6 @@ from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.completion_tokens import by_name, prompt_json, token_name, token_starts
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.wire import (
-    HEARTBEAT,
     Encoder,
     conformity_json,
     deltas_by_choice,
@@ -59,7 +58,7 @@ class TextView(EventStreamView):
         return TextEncoder(facts, self)
 
 
-class _Encoder:
+class _Encoder(Encoder):
     """The common part of chat chunks and text chunks."""
 
     object_name: str
@@ -76,7 +75,7 @@ class _Encoder:
             f'data: {{"id":{quote(self.id_prefix + facts.stream_id)},"object":"{self.object_name}",'
             f'"created":{facts.created_s},"model":{quote(facts.model)},"system_fingerprint":null,"choices":['
         )
-        self._tail = "]}\n\n" if view.usage == "never" else '],"usage":null}\n\n'
+        self._tail = "}\n\n" if view.usage == "never" else ',"usage":null}\n\n'
 
     def _count(self, num_tokens: int) -> None:
         """Add tokens to the usage in the next chunks, if each chunk has it."""
@@ -84,24 +83,25 @@ class _Encoder:
             self._num_tokens += num_tokens
             prompt, answer = self._facts.num_prompt_tokens, self._num_tokens
             self._tail = (
-                f'],"usage":{{"prompt_tokens":{prompt},"completion_tokens":{answer},'
+                f',"usage":{{"prompt_tokens":{prompt},"completion_tokens":{answer},'
                 f'"total_tokens":{prompt + answer}}}}}\n\n'
             )
 
-    def heartbeat(self) -> bytes:
+    def beat(self, usual: bytes) -> bytes:
         """Return a chunk without text: Qwen Code gives up after four minutes without a chunk, and a comment is none."""
         if not self._running:
-            return HEARTBEAT
+            return usual
         self._count(0)
-        return (self._head + self._empty_choice(self._running[0]) + self._tail).encode("ascii")
+        return self._empty_chunk(self._running[0]).encode("ascii")
 
     def progress(self, progress: PromptProgress) -> bytes:
         """Return a chunk without text, as llama.cpp sends it."""
         self._count(0)
         shown = to_json(progress_json(progress)).decode()
-        return f'{self._head}{self._empty_choice(0)}],"prompt_progress":{shown}{self._tail[1:]}'.encode("ascii")
+        return self._empty_chunk(0, f',"prompt_progress":{shown}').encode("ascii")
 
-    def _empty_choice(self, choice: int) -> str:
+    def _empty_chunk(self, choice: int, more: str = "") -> str:
+        """Return a chunk without text; `more` are further fields of it."""
         raise NotImplementedError
 
     def _end(self, end: End | Released) -> bytes:
@@ -151,7 +151,7 @@ class ChatChunkEncoder(_Encoder):
         choice, chunks = event.choice, ""
         if choice not in self._opened:
             self._count(0)
-            chunks = self._head + self._empty_choice(choice) + self._tail
+            chunks = self._empty_chunk(choice)
         self._count(len(event.token_ids))
         finish: str | None = event.finish_reason
         reader = self._readers[choice]
@@ -175,10 +175,10 @@ class ChatChunkEncoder(_Encoder):
             chunks += self._chunk(choice, "{}", self._pending_logprobs(choice), f'"{finish}"')
         return chunks.encode("ascii")
 
-    def _empty_choice(self, choice: int) -> str:
+    def _empty_chunk(self, choice: int, more: str = "") -> str:
         is_new = choice not in self._opened
         self._opened.add(choice)
-        return _chat_choice(choice, _OPENING if is_new else "{}")
+        return self._chunk(choice, _OPENING if is_new else "{}", "null", "null", more)
 
     def _pending_logprobs(self, choice: int) -> str:
         """Those of tokens whose text was held back until it was clear that it is no call, or is one."""
@@ -269,8 +269,11 @@ class ChatChunkEncoder(_Encoder):
             return finish
         return "function_call" if self._view.has_older_calls else "tool_calls"
 
-    def _chunk(self, choice: int, delta: str, logprobs: str, finish: str) -> str:
-        return self._head + _chat_choice(choice, delta, logprobs, finish) + self._tail
+    def _chunk(self, choice: int, delta: str, logprobs: str, finish: str, more: str = "") -> str:
+        return (
+            f'{self._head}{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}]'
+            f"{more}{self._tail}"
+        )
 
     def _logprobs_json(self, deltas: Sequence[TextDelta]) -> JsonBody:
         content = [one for delta in deltas for one in logprobs_json(self._facts.vocabulary, delta)]
@@ -309,10 +312,16 @@ class TextEncoder(_Encoder):
             prompt = self._prompt_tokens(choice, event) if is_first else []
             logprobs = to_json(self._logprobs_json(prompt, [event], self._offsets[choice] + len(text))).decode()
             self._offsets[choice] += len(text)
-        return (self._head + _text_choice(choice, text, logprobs, finish) + self._tail).encode("ascii")
+        return self._chunk(choice, text, logprobs, finish).encode("ascii")
 
-    def _empty_choice(self, choice: int) -> str:
-        return _text_choice(choice, "")
+    def _empty_chunk(self, choice: int, more: str = "") -> str:
+        return self._chunk(choice, "", "null", "null", more)
+
+    def _chunk(self, choice: int, text: str, logprobs: str, finish: str, more: str = "") -> str:
+        return (
+            f'{self._head}{{"text":{quote(text)},"index":{choice},"logprobs":{logprobs},"finish_reason":{finish}}}]'
+            f"{more}{self._tail}"
+        )
 
     def whole(self, events: Sequence[Event]) -> bytes:
         end = finished_end(events)
@@ -375,14 +384,6 @@ class TextEncoder(_Encoder):
             "top_logprobs": alternatives if has_alternatives else None,
             "text_offset": offsets,
         }
-
-
-def _chat_choice(choice: int, delta: str, logprobs: str = "null", finish: str = "null") -> str:
-    return f'{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}'
-
-
-def _text_choice(choice: int, text: str, logprobs: str = "null", finish: str = "null") -> str:
-    return f'{{"text":{quote(text)},"index":{choice},"logprobs":{logprobs},"finish_reason":{finish}}}'
 
 
 def _error_frame(end: End | Released) -> bytes:

@@ -11,7 +11,9 @@ Bare text has no place for an error. So an incomplete answer is cut off without 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from tailrace.dialects.facts import ServerFacts, StreamFacts
 from tailrace.dialects.fields import SamplingFields, sampling_of
@@ -80,7 +82,7 @@ TEXT = _View("text/plain; charset=utf-8")
 LABELLED = _View("text/event-stream; charset=utf-8")
 
 
-class _PlainEncoder:
+class _PlainEncoder(Encoder):
     __slots__ = ()
 
     def encode(self, seq: int, event: Event | Released) -> bytes:

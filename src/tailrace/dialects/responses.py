@@ -15,10 +15,10 @@ not kept one by one. 4. With `truncation` of `auto`, nothing is dropped either: 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.conversations.items import Item, messages_of
 from tailrace.dialects.answers import ToolsView

@@ -50,7 +50,7 @@ def answer_message(facts: StreamFacts, events: Sequence[Event]) -> Message:
     return Message("assistant", text, calls, reasoning="".join(event.reasoning for event in _deltas(events)))
 
 
-class ResponsesEncoder:
+class ResponsesEncoder(Encoder):
     """Encodes a stream. Events are numbered from 0, equally for every reader."""
 
     def __init__(self, facts: StreamFacts, view: ResponsesView) -> None:
@@ -87,7 +87,7 @@ class ResponsesEncoder:
             self._add_delta(event)
         return self._taken()
 
-    def heartbeat(self) -> bytes:
+    def beat(self, usual: bytes) -> bytes:
         """Return an event: Codex CLI gives up after five minutes without one, and a comment is none.
 
         First come those that open every response, then what OpenAI's servers send, with the number of the event before.
@@ -277,7 +277,7 @@ class ResponsesEncoder:
 
     def _response(self, status: str, end: End | None) -> JsonBody:
         echo = self._echo
-        failed, error = end is not None and end.status in ("error", "interrupted"), failure_of(end)
+        failed = end is not None and end.status in ("error", "interrupted")
         of_conversation = {"conversation": echo["conversation"]} if "conversation" in echo else {}
         return of_conversation | {
             "id": self._id,
@@ -286,7 +286,7 @@ class ResponsesEncoder:
             "status": status,
             "background": echo.get("background", False),
             "completed_at": self._completed_s(end) if status == "completed" else None,
-            "error": _error(error) if failed else None,
+            "error": _error(failure_of(end)) if failed else None,
             "frequency_penalty": echo.get("frequency_penalty", 0.0),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "instructions": echo.get("instructions"),

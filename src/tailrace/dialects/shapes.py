@@ -125,9 +125,11 @@ def without_unused(body: JsonBody, unused: UnusedFields) -> tuple[JsonBody, tupl
     rest, named = dict(body), []
     for name, one in unused.items():
         outer, _, inner = name.partition(".")
+        if outer not in body:
+            continue
         holder = rest
         if inner:
-            if not isinstance(rest.get(outer), dict):
+            if not isinstance(rest[outer], dict):
                 continue
             holder = rest[outer] = dict(rest[outer])
         value = holder.pop(inner or outer, None)

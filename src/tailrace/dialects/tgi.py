@@ -17,10 +17,10 @@ Defaults and error texts are those of TGI 3.3.7, with these intended divergences
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.dialects.bodies import JsonBody, require_json, to_json
 from tailrace.dialects.facts import ServerFacts

@@ -39,7 +39,7 @@ class TGIView(EventStreamView):
         return TGIEncoder(facts, self)
 
 
-class TGIEncoder:
+class TGIEncoder(Encoder):
     def __init__(self, facts: StreamFacts, view: TGIView) -> None:
         self._facts = facts
         self._view = view

@@ -197,9 +197,8 @@ class TritonView(EventStreamView):
         return TritonEncoder(facts, self)
 
 
-class TritonEncoder:
+class TritonEncoder(Encoder):
     def __init__(self, facts: StreamFacts, view: TritonView) -> None:
-        self.headers: dict[str, str] = {}
         self._view = view
         self._named: JsonBody = {"model_name": facts.model, "model_version": VERSION}
         if view.request_id is not None:

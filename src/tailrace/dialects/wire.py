@@ -11,9 +11,11 @@ document), and names an action. The server runs the actions equally for all wire
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from types import MappingProxyType
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -36,7 +38,6 @@ __all__ = [
     "HEARTBEAT",
     "NO_PREFIX",
     "SSE",
-    "BeatingEncoder",
     "CumulativeEncoder",
     "Encoder",
     "Example",
@@ -44,11 +45,9 @@ __all__ = [
     "Following",
     "Generate",
     "GenerateCall",
-    "HeadedEncoder",
     "OnStream",
     "Operation",
     "ParsedRequest",
-    "ProgressEncoder",
     "Reply",
     "Show",
     "View",
@@ -72,9 +71,15 @@ NO_PREFIX = "\n"  # matches no path
 HEARTBEAT = b": hb\n"  # a comment without a blank line, which some clients would read as an event
 
 
-class Encoder(Protocol):
-    """Encodes one stream for one dialect."""
+class Encoder(ABC):
+    """Encodes one stream for one dialect. What most wires do not have is here, and does nothing."""
 
+    __slots__ = ()
+
+    shows_progress: bool = False  # whether the client asked for `progress`
+    headers: Mapping[str, str] = MappingProxyType({})  # of a whole answer, known after `whole`
+
+    @abstractmethod
     def encode(self, seq: int, event: Event | Released) -> bytes:
         """Return the bytes of an event in a streaming answer, or b"". Events come in order. Instead of the terminal
         event, the last one may be a `Released`, with the number of the event before it.
@@ -82,47 +87,30 @@ class Encoder(Protocol):
         Raises: TailraceError if the wire has no form for an error; then the answer is cut off.
         """
 
+    @abstractmethod
     def whole(self, events: Sequence[Event]) -> bytes:
         """Return the body of a whole answer. Raises: TailraceError if the stream has not ended or has failed, unless
         the dialect can show that."""
 
+    def progress(self, progress: PromptProgress) -> bytes:
+        """Return the bytes of a report how much of the prompt is read. All of them come before the first event."""
+        return b""
 
-@runtime_checkable
-class HeadedEncoder(Encoder, Protocol):
-    """An encoder whose whole answers have headers of their own, which are known after `whole`."""
-
-    @property
-    def headers(self) -> Mapping[str, str]: ...
+    def beat(self, usual: bytes) -> bytes:
+        """Return what to send after a silence: an event, or else `usual`, the heartbeat of the view."""
+        return usual
 
 
-@runtime_checkable
-class CumulativeEncoder(Encoder, Protocol):
+class CumulativeEncoder(Encoder):
     """An encoder whose events contain all earlier events, so that a reader may skip some."""
 
+    @abstractmethod
     def skip(self, events: Sequence[Event]) -> None:
         """Read the next events without encoding them. Takes time proportional to their text."""
 
+    @abstractmethod
     def num_stale(self, events: Sequence[Event]) -> int:
         """Return how many of the next events are contained in a later one of them."""
-
-
-@runtime_checkable
-class ProgressEncoder(Encoder, Protocol):
-    """An encoder with a form for how much of the prompt is read."""
-
-    @property
-    def shows_progress(self) -> bool:
-        """Whether the client asked for it."""
-
-    def progress(self, progress: PromptProgress) -> bytes:
-        """Return the bytes of a report. All of them come before the first event."""
-
-
-@runtime_checkable
-class BeatingEncoder(Encoder, Protocol):
-    """An encoder whose heartbeat is an event, which depends on what it has encoded."""
-
-    def heartbeat(self) -> bytes: ...
 
 
 class Presentation(Protocol):

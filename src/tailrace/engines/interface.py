@@ -46,8 +46,7 @@ class Capabilities:
             raise SequenceFailed("the prompt is too long for this engine")
 
 
-@dataclass(frozen=True, slots=True)
-class Sequence:
+class Sequence(msgspec.Struct, frozen=True):
     """One generation to run. `sampling.seed` and `sampling.max_tokens` are always set."""
 
     sequence_id: int

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.errors import PoisonRequest
 from tailrace.streams import Record

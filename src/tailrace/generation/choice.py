@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ids
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
 from itertools import accumulate
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.engines.schedule import Schedule
@@ -342,7 +343,7 @@ class Choice:
             self._hidden = special.union(sampling.stop_token_ids)
         self._tool_calls = None
         if sampling.single_call:
-            self._tool_calls = ToolCallReader(msgspec.structs.replace(self.calls or CallReading(), single=True))
+            self._tool_calls = ToolCallReader(replace(self.calls or CallReading(), single=True))
         self._note_plain()
 
     def _note_plain(self) -> None:
@@ -434,8 +435,7 @@ class Choice:
             shown.text += self._stops.flush()
 
 
-@dataclass(slots=True)
-class _Shown:
+class _Shown(msgspec.Struct):
     """The reasoning and the text of some tokens."""
 
     reasoning: str = ""

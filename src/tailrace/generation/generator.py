@@ -9,7 +9,10 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
+
+from msgspec.structs import replace
 
 from tailrace.admission import Gate
 from tailrace.engines import Supervisor
@@ -60,9 +63,10 @@ class Limits:
 
 
 @functools.cache  # of the few sets that engines have
-def _absent(parameters: frozenset[str]) -> tuple[str, ...]:
-    """Return the other fields of `Sampling`."""
-    return tuple(name for name in Sampling.__slots__ if name not in parameters)
+def _absent(parameters: frozenset[str]) -> tuple[tuple[str, ...], Callable[[Sampling], object]]:
+    """Return the other fields of `Sampling`, and a function that takes their values out of one."""
+    names = tuple(name for name in Sampling.__struct_fields__ if name not in parameters)
+    return names, attrgetter(*names) if names else lambda sampling: ()
 
 
 class Generator:
@@ -362,7 +366,9 @@ class Generator:
         """Return the names of the parameters in use that the engine does not have."""
         if self._supervisor.capabilities is None:
             return []
-        absent = _absent(self.parameters)
+        absent, values = _absent(self.parameters)
+        if values(sampling) == values(_DEFAULTS):
+            return []
         return [name for name in absent if getattr(sampling, name) != getattr(_DEFAULTS, name)]
 
     def count_tokens(self, request: GenerateRequest) -> int:

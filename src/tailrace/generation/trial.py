@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
+
+from msgspec.structs import replace
 
 from tailrace.engines.interface import Delta, Prefill, Sequence
 from tailrace.errors import EngineError, EngineLost

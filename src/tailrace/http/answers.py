@@ -13,14 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.dialects import Encoder, Wire
-from tailrace.dialects.wire import (
-    BeatingEncoder,
-    CumulativeEncoder,
-    HeadedEncoder,
-    Presentation,
-    ProgressEncoder,
-    failure_of,
-)
+from tailrace.dialects.wire import CumulativeEncoder, Presentation, failure_of
 from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, Released
@@ -106,7 +99,6 @@ class StreamAnswer:
         "_heartbeat_s",
         "_is_disconnected",
         "_log",
-        "_progress",
     )
 
     def __init__(
@@ -121,7 +113,6 @@ class StreamAnswer:
     ) -> None:
         self._log = log
         self._encoder = encoder
-        self._progress = encoder if isinstance(encoder, ProgressEncoder) and encoder.shows_progress else None
         self._after = after
         self._heartbeat = view.heartbeat
         self._heartbeat_s = heartbeat_s if view.heartbeat else 0.0
@@ -143,7 +134,7 @@ class StreamAnswer:
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body"})
             return
-        with Reader(self._log, self._after, shows_progress=self._progress is not None) as reader:
+        with Reader(self._log, self._after, shows_progress=self._encoder.shows_progress) as reader:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(self._watch(receive, reader))
                 await self._write(reader, send)
@@ -214,16 +205,10 @@ class StreamAnswer:
                 timer.cancel()
         if self._is_disconnected or reader.cursor < self._log.last_seq or reader.ending is not None:
             return
-        if chunk := self._new_progress(reader) or self._next_heartbeat():
+        progress = reader.take_progress()
+        chunk = self._encoder.beat(self._heartbeat) if progress is None else self._encoder.progress(progress)
+        if chunk:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-    def _new_progress(self, reader: Reader) -> bytes:
-        if self._progress is None or (progress := reader.take_progress()) is None:
-            return b""
-        return self._progress.progress(progress)
-
-    def _next_heartbeat(self) -> bytes:
-        return self._encoder.heartbeat() if isinstance(self._encoder, BeatingEncoder) else self._heartbeat
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
         await client_disconnected(receive)
@@ -256,8 +241,7 @@ class WholeAnswer:
                     raise failure_of(ending)
                 case End():
                     body = self._encoder.whole(self._log.events)
-                    more = self._encoder.headers if isinstance(self._encoder, HeadedEncoder) else {}
-                    response: Response = JsonAnswer(body, headers={**self._headers, **more})
+                    response: Response = JsonAnswer(body, headers={**self._headers, **self._encoder.headers})
                 case never:
                     assert_never(never)
         except TailraceError as error:

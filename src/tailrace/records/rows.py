@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
 from operator import attrgetter
 
 import msgspec
@@ -19,7 +18,7 @@ __all__ = ["REFUSED", "RUNNING", "RequestRow", "row_of_refusal", "row_of_start",
 RUNNING = "running"  # status of an incomplete row; never in the database
 REFUSED = "refused"
 _LOST = "lost"
-_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+_SAMPLING_FIELDS = Sampling.__struct_fields__
 _values = attrgetter(*_SAMPLING_FIELDS)
 _DEFAULTS = _values(Sampling())
 

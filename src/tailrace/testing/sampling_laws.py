@@ -8,9 +8,10 @@ ignored parameter changes almost all answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import count, repeat
 from typing import Any, TypeAlias
+
+from msgspec.structs import replace
 
 from tailrace.testing._harness import EngineHarness, Law, require
 from tailrace.types import Grammar, Sampling

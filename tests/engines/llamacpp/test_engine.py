@@ -7,11 +7,11 @@ import itertools
 import random
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 
 from tailrace.engines import EngineSpec, load_engine
@@ -127,7 +127,7 @@ def _new_prompt(num_tokens: int) -> tuple[int, ...]:
 
 def _asked(sequence_id: int, prompt_ids: tuple[int, ...], max_tokens: int, **sampling: object) -> Sequence:
     greedy = Sampling(temperature=0.0, seed=0, max_tokens=max_tokens, ignore_eos=True)
-    return Sequence(sequence_id, prompt_ids, replace(greedy, **sampling))  # type: ignore[arg-type]
+    return Sequence(sequence_id, prompt_ids, replace(greedy, **sampling))
 
 
 def _finish(engine: Engine, *sequence_ids: int) -> dict[int, tuple[tuple[int, ...], Delta]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.engines.openvino.pairs import PIECES, tiny_llama
 from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 
+import msgspec
 import pytest
 from tests.engines.sequences import control_id, expected_ids, make_sequence
 from tokenizers import Tokenizer
@@ -96,8 +96,8 @@ def test_eos_after_ends_with_an_end_token() -> None:
 @pytest.mark.parametrize("max_tokens", [3, 5, 40])
 def test_ignore_eos_continues(max_tokens: int) -> None:
     sequence = make_sequence(1, max_tokens)
-    sampling = dataclasses.replace(sequence.sampling, ignore_eos=True)
-    deltas = _run(_engine(eos_after=5), dataclasses.replace(sequence, sampling=sampling))[1]
+    sampling = msgspec.structs.replace(sequence.sampling, ignore_eos=True)
+    deltas = _run(_engine(eos_after=5), msgspec.structs.replace(sequence, sampling=sampling))[1]
     assert _ids(deltas) == expected_ids(sequence)
     assert deltas[-1].finish_reason == "length"
 
@@ -173,8 +173,8 @@ def test_texts_have_the_properties_that_tests_need() -> None:
 def test_a_text_may_be_cut_or_repeated() -> None:
     assert _ids(_run(_engine(text=0), make_sequence(1, 4))[1]) == recited_tokens(0)[:4]
     sequence = make_sequence(1, 40)
-    sampling = dataclasses.replace(sequence.sampling, ignore_eos=True)
-    deltas = _run(_engine(text=0), dataclasses.replace(sequence, sampling=sampling))[1]
+    sampling = msgspec.structs.replace(sequence.sampling, ignore_eos=True)
+    deltas = _run(_engine(text=0), msgspec.structs.replace(sequence, sampling=sampling))[1]
     assert _ids(deltas) == (recited_tokens(0) * 2)[:40]
     assert deltas[-1].finish_reason == "length"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any  # of the library
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 from tokenizers import Tokenizer
 
@@ -97,7 +97,7 @@ def test_closing(spec: EngineSpec) -> None:
 
 
 def _ask(sequence_id: int, prompt_ids: tuple[int, ...], **sampling: object) -> Sequence:
-    wanted = replace(Sampling(temperature=0.0, seed=1, max_tokens=16, ignore_eos=True), **sampling)  # type: ignore[arg-type]
+    wanted = replace(Sampling(temperature=0.0, seed=1, max_tokens=16, ignore_eos=True), **sampling)
     return Sequence(sequence_id, prompt_ids, wanted)
 
 

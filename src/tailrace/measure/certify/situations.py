@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Literal, TypeAlias
+
+from msgspec.structs import replace
 
 from tailrace.engines.interface import Capabilities
 from tailrace.measure.certify.prompts import PromptMaker

@@ -8,9 +8,10 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from itertools import count
 from random import Random
+
+from msgspec.structs import replace
 
 from tailrace.engines import EngineSpec, Supervisor
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
