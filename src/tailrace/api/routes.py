@@ -252,7 +252,7 @@ class Routes:
                 return Response(headers={"content-type": call.view.media_type})
             generation = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=named.model)
             if len(self._models.names) > 1:  # otherwise the generator checks the name
-                generation = replace(generation, model=named.model)
+                generation = msgspec.structs.replace(generation, model=named.model)
             generation, left_out = fitted(generation, served.generator, is_strict=self._settings.strict)
             notes = [*call.ignored, *(name_on_wire(name, wire, parsed) for name in left_out)]
             try:
