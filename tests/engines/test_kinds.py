@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -114,7 +114,7 @@ def test_openvino_has_eight_bits_for_some_types(
 def test_openvino_has_the_bits_that_are_asked_for(form: Literal["gguf", "huggingface"]) -> None:
     card = replace(GGUF, format=form, tensor_types=("F32", "Q4_1"), num_parameters=3_200, weight_bytes=1_900)
     sizes = [KINDS["openvino"].weight_bytes(card, bits) for bits in (4, 8, 16)]
-    assert sizes == [2_240, 3_400, 25_600]
+    assert sizes == [2_240, 3_400, 12_800]
     assert KINDS["llamacpp"].weight_bytes(card, 16) == 1_900
 
 
@@ -124,6 +124,27 @@ def test_openvino_has_eight_bits_for_small_files_without_vnni(monkeypatch: pytes
     large = replace(small, weight_bytes=2**30)
     assert KINDS["openvino"].weight_bytes(small, 0) == 3_400
     assert KINDS["openvino"].weight_bytes(large, 0) == round(1.2 * 2**30)
+
+
+def test_the_memory_of_openvino_is_that_of_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(("avx2", "avx_vnni")))
+    small = replace(GGUF, tensor_types=("F32", "Q4_1"), num_parameters=16 * 10**7, weight_bytes=10**8)
+    large = replace(small, num_parameters=16 * 10**8, weight_bytes=10**9)
+
+    def weights(card: ModelCard, **settings: Any) -> int:  # Any: of each field's type
+        """Return the memory of the weights in bytes, without the library's own."""
+        spec = EngineSpec("openvino", **settings)
+        estimate = KINDS["openvino"].memory_bytes
+        assert estimate is not None
+        return estimate(card, spec) - estimate(replace(card, num_parameters=0, weight_bytes=0), spec)
+
+    assert weights(small) == 2 * 12 * 10**7
+    assert weights(small, device="cpu") == 2 * 12 * 10**7
+    assert weights(small, device="GPU") == weights(small, never_alone=True) == 12 * 10**7
+    assert weights(small, weight_bits=8) == 2 * 17 * 10**7
+    assert weights(small, weight_bits=16) == 2 * 9 * 16 * 10**7
+    assert weights(large) == 12 * 10**8
+    assert weights(large, weight_bits=16) == 9 * 16 * 10**8
 
 
 def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:
@@ -145,7 +166,7 @@ def test_a_setting_that_an_engine_does_not_have_is_refused() -> None:
     KINDS["openvino"].check(["draft", "draft_tokens", "prompt_lookup_tokens"])
     with pytest.raises(
         ModelError,
-        match=r"The engine llamacpp does not support --adapter\. It is supported by openvino, vllm, transformers and",
+        match=r"The engine llamacpp does not support --adapter\. It is supported by openvino, vllm and transformers",
     ):
         KINDS["llamacpp"].check(["adapter"])
     with pytest.raises(

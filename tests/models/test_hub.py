@@ -146,8 +146,28 @@ def test_all_parts_of_a_model_are_in_one_directory(hub: Hub) -> None:
 def test_an_export_is_one_directory_without_other_weights(hub: Hub) -> None:
     wanted = ["openvino_model.xml", "openvino_model.bin", "tokenizer.json", "config.json", "chat_template.jinja"]
     others = ["model.safetensors", "README.md", "onnx/model.json"]
+    others += ["openvino_tokenizer.xml", "openvino_tokenizer.bin", "openvino_detokenizer.bin"]
     hub.repos["org/ov"] = {name: name.encode() for name in [*wanted, *others]}
     ((kind, path, _),) = hub.ask("hf:org/ov")
+    assert kind == "path"
+    assert sorted(file.name for file in Path(path).iterdir()) == sorted(wanted)
+
+
+_INDEX = json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}).encode()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"model.safetensors": b"w"},
+        {"model.safetensors.index.json": _INDEX, "model-1.safetensors": b"1", "model-2.safetensors": b"2"},
+    ],
+)
+def test_a_model_is_fetched_in_one_form(wanted: dict[str, bytes], hub: Hub) -> None:
+    wanted = {**wanted, "config.json": b"{}", "tokenizer.json": b"{}"}
+    others = {"consolidated.safetensors": b"c", "pytorch_model.bin": b"p", "original/model.safetensors": b"o"}
+    hub.repos["org/model"] = {**others, **wanted}
+    ((kind, path, _),) = hub.ask("hf:org/model")
     assert kind == "path"
     assert sorted(file.name for file in Path(path).iterdir()) == sorted(wanted)
 

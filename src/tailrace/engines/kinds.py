@@ -55,7 +55,8 @@ def _file_bytes(card: ModelCard, bits: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One engine. `refuses` returns why the engine cannot run a model of a supported format, or "". `weight_bytes`
-    returns an estimate of the memory of the model's weights; it gets `EngineSpec.weight_bits`, too."""
+    returns an estimate of the weights that a step reads; it gets `EngineSpec.weight_bits`, too. `memory_bytes` returns
+    an estimate of the engine's memory without keys and values; by default these are the weights."""
 
     name: str
     text: str  # a description for people
@@ -72,6 +73,7 @@ class Kind:
     may_be_silent: bool = False  # may give no token for long; has its own timeouts
     refuses: Callable[[ModelCard], str] = _accept_all
     weight_bytes: Callable[[ModelCard, int], int] = _file_bytes
+    memory_bytes: Callable[[ModelCard, EngineSpec], int] | None = None
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -140,6 +142,7 @@ KINDS = {
             reach=GUIDANCE,
             refuses=openvino.why_not,
             weight_bytes=openvino.weight_bytes,
+            memory_bytes=openvino.memory_bytes,
         ),
         Kind(
             "llamacpp",

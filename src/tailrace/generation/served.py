@@ -20,7 +20,7 @@ from tailrace.types import Arrival, GenerateRequest, Message
 
 __all__ = ["NamedModel", "Served"]
 
-_PROCESS_BYTES = 64 * 2**20  # estimate of a worker's memory without its weights, until it is measured
+_PROCESS_BYTES = 64 * 2**20  # estimate of a worker's memory without its engine's, until it is measured
 
 
 class Served:
@@ -28,7 +28,7 @@ class Served:
 
     generator: Generator
 
-    def __init__(self, model: str, spec: EngineSpec, settings: Settings, *, weight_bytes: int = 0) -> None:
+    def __init__(self, model: str, spec: EngineSpec, settings: Settings, *, memory_bytes: int = 0) -> None:
         self.model = model
         self.names = (
             NamedModel(self, model),
@@ -52,7 +52,7 @@ class Served:
         )
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self._estimated_bytes = weight_bytes + _PROCESS_BYTES
+        self._estimated_bytes = memory_bytes + _PROCESS_BYTES
         self._peak_bytes = 0  # the largest measured memory of its workers
         kind = find_kind(spec.engine)  # the weights may be in processes of the worker, which are not measured
         self._least_bytes = self._estimated_bytes if kind is not None and kind.starts_processes else 0

@@ -121,7 +121,7 @@ def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
         if not source.own:
             raise
         raise ModelError(f"{source.card.name}: {error}") from None
-    return Served(source.card.name, spec, own, weight_bytes=source.weight_bytes(spec.weight_bits) + source.draft_bytes)
+    return Served(source.card.name, spec, own, memory_bytes=source.memory_bytes(spec))
 
 
 def _check_names(served: Sequence[Served]) -> None:

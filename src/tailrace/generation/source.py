@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tailrace.engines import EngineChoice, Kind, all_kinds, choose
+from tailrace.engines import EngineChoice, EngineSpec, Kind, all_kinds, choose
 from tailrace.engines.scripted.engine import (
     CHAT_TEMPLATE,
     CONTROL_TOKENS,
@@ -44,14 +44,22 @@ class Source:
     draft: ModelCard | None = None  # the draft model
 
     def weight_bytes(self, bits: int = 0) -> int:
-        """Return an estimate of the memory of its weights in this engine, without those of the draft model; `bits` are
-        `EngineSpec.weight_bits`."""
+        """Return an estimate of the weights that a step of this engine reads, without those of the draft model; `bits`
+        are `EngineSpec.weight_bits`."""
         return all_kinds()[self.engine].weight_bytes(self.card, bits)
 
     @property
     def draft_bytes(self) -> int:
-        """An estimate of the memory of the draft model's weights."""
+        """An estimate of the draft model's weights."""
         return all_kinds()[self.engine].weight_bytes(self.draft, 0) if self.draft is not None else 0
+
+    def memory_bytes(self, spec: EngineSpec) -> int:
+        """Return an estimate of the engine's memory without keys and values."""
+        estimate = all_kinds()[self.engine].memory_bytes
+        if estimate is None:
+            return self.weight_bytes(spec.weight_bits) + self.draft_bytes
+        own = estimate(self.card, spec)
+        return own if self.draft is None else own + estimate(self.draft, EngineSpec(spec.engine, device=spec.device))
 
 
 def find_source(source: str, progress: Progress, settings: Settings = _DEFAULTS) -> Source:

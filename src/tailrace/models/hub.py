@@ -5,7 +5,7 @@ Files are downloaded one by one, each with its own progress bar. Without a netwo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -15,14 +15,12 @@ from tailrace.errors import ModelError
 from tailrace.models._directory_card import EXPORT_FILES
 from tailrace.models.catalogue import HubSource
 from tailrace.models.progress import Progress
+from tailrace.models.safetensors import chosen_files
 from tailrace.models.shards import gguf_choices, part_names, some_of
 
 __all__ = ["fetch_from_hub"]
 
-# The files that an engine or a card reads, without weights in other formats.
-_BESIDE = ("*.json", "*.jinja", "*.model", "*.txt")
-_OF_EXPORT: tuple[str, ...] = ("openvino_*.xml", "openvino_*.bin", *_BESIDE)
-_OF_MODEL: tuple[str, ...] = ("*.safetensors", *_BESIDE)
+_BESIDE = ("*.json", "*.jinja", "*.model", "*.txt")  # the files that an engine or a card reads beside the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +51,11 @@ def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
         if source.file is not None:
             return _fetch_gguf(repo, source.file, progress)
         if EXPORT_FILES[0] in repo.files:
-            first, wanted = EXPORT_FILES[0], _OF_EXPORT
-        elif "config.json" in repo.files and any(fnmatch(file, "*.safetensors") for file in repo.files):
-            first, wanted = "config.json", _OF_MODEL
-        else:
-            return _fetch_gguf(repo, _only_gguf(source.repo, repo.files), progress)
-        # The first file by branch, so that the cache records the branch's commit for use without a network. The others
-        # by that commit, so that all are of one version and in one directory even if somebody pushes in between.
-        directory = repo.fetch(first, progress).parent
-        for file in repo.files:
-            if "/" not in file and any(fnmatch(file, kind) for kind in wanted):
-                repo.fetch(file, progress, revision=directory.name)
-        return directory
+            return _fetch_directory(repo, EXPORT_FILES[0], lambda _: EXPORT_FILES, progress)
+        weights = [file for file in repo.files if "/" not in file and file.endswith(".safetensors")]
+        if "config.json" in repo.files and weights:
+            return _fetch_directory(repo, "config.json", lambda directory: chosen_files(directory, weights), progress)
+        return _fetch_gguf(repo, _only_gguf(source.repo, repo.files), progress)
 
 
 def _require_cache() -> None:
@@ -111,6 +102,23 @@ def _only_gguf(repo: str, files: list[str]) -> str:
     raise ModelError(
         f"hf:{repo} contains {len(choices)} GGUF models. Choose one with hf:{repo}:FILE, from {some_of(choices)}."
     )
+
+
+def _fetch_directory(
+    repo: _Repository, first: str, find_weights: Callable[[Path], Iterable[str]], progress: Progress
+) -> Path:
+    """Download a directory without weights in other formats. `find_weights` gets the directory when it has all else.
+
+    The first file is fetched by branch, so that the cache records the branch's commit for use without a network. The
+    others by that commit, so that all are of one version and in one directory even if somebody pushes in between.
+    """
+    directory = repo.fetch(first, progress).parent
+    beside = [file for file in repo.files if "/" not in file and any(fnmatch(file, kind) for kind in _BESIDE)]
+    for file in beside:
+        repo.fetch(file, progress, revision=directory.name)
+    for file in find_weights(directory):
+        repo.fetch(file, progress, revision=directory.name)
+    return directory
 
 
 def _fetch_gguf(repo: _Repository, file: str, progress: Progress) -> Path:

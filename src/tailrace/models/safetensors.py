@@ -12,7 +12,7 @@ import msgspec
 
 from tailrace.errors import ModelError
 
-__all__ = ["Tensor", "read_head", "weight_files"]
+__all__ = ["Tensor", "chosen_files", "read_head", "weight_files"]
 
 _WHOLE = "model.safetensors"
 _MAX_HEAD_BYTES = 100_000_000  # the library's own limit
@@ -31,20 +31,27 @@ class _Index(msgspec.Struct):
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the files of a Hugging Face model, as transformers chooses them: some directories have the same weights in
-    a second form. Raises: ModelError."""
-    if (directory / _WHOLE).exists():
-        return [directory / _WHOLE]
+    """Return the files of a Hugging Face model. Raises: ModelError."""
+    return [
+        directory / name for name in chosen_files(directory, [file.name for file in directory.glob("*.safetensors")])
+    ]
+
+
+def chosen_files(directory: Path, names: list[str]) -> list[str]:
+    """Choose a model's files as transformers does: some directories have the same weights in a second form. The index,
+    if there is one, must be in the directory; the files need not be there yet. Raises: ModelError."""
+    if _WHOLE in names:
+        return [_WHOLE]
     index = directory / f"{_WHOLE}.index.json"
     try:
-        names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
+        chosen = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
     except FileNotFoundError:
-        return sorted(directory.glob("*.safetensors"))
+        return sorted(names)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{index} cannot be read: {error}. Fetch the model again.") from error
-    if strange := [name for name in names if Path(name).name != name]:
+    if strange := [name for name in chosen if Path(name).name != name]:
         raise ModelError(f"{index} is damaged: it names files of other directories, such as {strange[0]}.")
-    return [directory / name for name in sorted(names)]
+    return sorted(chosen)
 
 
 def read_head(file: Path) -> tuple[dict[str, Tensor], int]:

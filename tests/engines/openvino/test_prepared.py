@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections import namedtuple
@@ -16,10 +17,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.engines.openvino.tiny_models import TINY, make, write_gguf
 from tests.models.parts import split
 
-from tailrace.engines.openvino import facts
+from tailrace.engines.openvino import facts, packer
 from tailrace.engines.openvino import prepared as openvino_prepared
 from tailrace.engines.openvino.prepared import Weights, prepare, prepared_path, remove_unused
 from tailrace.errors import ModelError
@@ -217,9 +219,36 @@ def test_a_directory_in_several_files(directory: Path, tmp_path: Path) -> None:
     (directory / "consolidated.safetensors").unlink()
 
 
+def test_matrices_are_packed_in_parts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = _prepare(model, tmp_path / "whole")
+    monkeypatch.setattr(packer, "PART", 300)  # less than two rows, and fewer than some rows have
+    parts, _ = _prepare(model, tmp_path / "parts")
+    assert _same(whole, parts)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs the memory of each mapping, as Linux shows it")
+def test_memory_of_the_file_is_given_back(model: Path, tmp_path: Path) -> None:
+    weights, _ = _prepare(model, tmp_path / "cache")
+    with weights.released():
+        before = [array.copy() for array in _arrays(weights)]
+    assert _resident_bytes(weights.path) == 0
+    assert all(np.array_equal(old, new) for old, new in zip(before, _arrays(weights), strict=True))
+    assert _resident_bytes(weights.path) > 0
+
+
+def _arrays(weights: Weights) -> list[NDArray[Any]]:
+    names = [(name,) for name in ("embedding", "layers.0.o", "layers.1.down")]
+    return [matrix.packed.codes for name in names for matrix in weights.matrices(name)]
+
+
+def _resident_bytes(file: Path) -> int:
+    mappings = re.findall(rf" {re.escape(str(file))}\n(?:.*\n)*?Rss: +(\d+) kB", Path("/proc/self/smaps").read_text())
+    return 1024 * sum(map(int, mappings))
+
+
 def test_large_models_are_announced(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_prepared, "LARGE_BYTES", 1000)
-    monkeypatch.setattr(openvino_prepared, "REPORT_S", -1.0)
+    monkeypatch.setattr(packer, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(packer, "REPORT_S", -1.0)
     _, said = _prepare(model, tmp_path / "cache")
     assert said[0] == "Preparing model.gguf for OpenVINO (only once) …"
     parts = [int(text.removeprefix("Preparing model.gguf: ").removesuffix(" %")) for text in said[1:]]

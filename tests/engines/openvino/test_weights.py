@@ -13,7 +13,6 @@ from tests.engines.openvino.tiny_models import EXACT, Tiny, logits, make, random
 from tests.engines.openvino.unpacking import unpacked, unpacked_model
 
 from tailrace.engines.openvino import facts
-from tailrace.engines.openvino import weights as openvino_weights
 from tailrace.engines.openvino.adapters import Branches
 from tailrace.engines.openvino.decoder import build
 from tailrace.engines.openvino.prepared import prepare
@@ -80,7 +79,7 @@ def test_other_bits(kind: str, bits: Any) -> None:  # Any: a literal type
 def test_rows_are_read_as_numbers(kind: str) -> None:
     raw = _raw(kind)
     assert np.array_equal(floats(raw), _numbers(raw))
-    assert np.array_equal(floats(raw, 1, 3), _numbers(raw)[1:3])
+    assert np.array_equal(floats(raw.part(1, 3)), _numbers(raw)[1:3])
 
 
 @pytest.mark.parametrize("columns", [32, 96, 20])
@@ -103,16 +102,14 @@ def test_a_group_of_zeros() -> None:
         assert not unpacked(pack(zeros, form), form, 64).any()
 
 
-def test_large_tensors_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = _raw("Q5_0")
-    for bits in (4, 8, 16):
+@pytest.mark.parametrize("kind", _TYPES)
+def test_rows_are_packed_alone(kind: str) -> None:
+    raw = _raw(kind)
+    for bits in (0, 4, 8, 16):
         form = form_of(raw, bits)
-        whole = pack(raw, form)
-        with monkeypatch.context() as small:
-            small.setattr(openvino_weights, "AT_ONCE", 4 * _COLUMNS)  # of six rows
-            parts = pack(raw, form)
-        assert np.array_equal(parts.codes, whole.codes)
-        assert np.array_equal(parts.scales, whole.scales)
+        whole, parts = pack(raw, form), [pack(raw.part(*rows), form) for rows in ((0, 4), (4, 6))]
+        assert np.array_equal(np.concatenate([part.codes for part in parts]), whole.codes)
+        assert np.array_equal(np.concatenate([part.scales for part in parts]), whole.scales)
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])

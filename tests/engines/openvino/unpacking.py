@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.engines.openvino.prepared import MERGED, Weights
+from tailrace.engines.openvino.packer import MERGED
+from tailrace.engines.openvino.prepared import Weights
 from tailrace.engines.openvino.weights import Form, Packed
 
 __all__ = ["unpacked", "unpacked_model"]

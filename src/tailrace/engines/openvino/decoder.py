@@ -18,7 +18,8 @@ from openvino.op import Parameter, _PagedAttentionExtension
 
 from tailrace.engines.openvino.adapters import Branches
 from tailrace.engines.openvino.families import Decoder, Rope
-from tailrace.engines.openvino.prepared import MERGED, Matrix, Weights
+from tailrace.engines.openvino.packer import MERGED
+from tailrace.engines.openvino.prepared import Matrix, Weights
 from tailrace.engines.openvino.weights import GROUP
 
 __all__ = ["build", "layer_names", "new_input"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.sampler import PARAMETERS as SAMPLED
 from tailrace.engines.sampler import Logits, Row, check_ids
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.models import read_card
+from tailrace.models import ModelCard, read_card
 
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 
@@ -49,13 +50,12 @@ class OpenVINOEngine:
     def __init__(self, spec: EngineSpec) -> None:
         try:
             card = read_card(Path(spec.path), "")
-            self._runner = load_runner(spec, card)
+            self._ends = frozenset(spec.eos_token_ids or card.eos_token_ids)
+            self._runner = load_runner(spec, card, partial(self._read_vocabulary, card))
             self._draft = _load_draft(spec, self._runner) if spec.draft else None
         except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # exceptions of C++, too
             raise ModelError(_reason(error)) from error
-        self._ends = frozenset(spec.eos_token_ids or card.eos_token_ids)
         self._vocab_size = self._runner.vocab_size
-        self._constraints = Constraints(card.tokenizer_json, self._ends, self._vocab_size)
         self._exact = spec.exact
         self._adapters = {"": 0} | {name: number for number, name in enumerate(spec.adapters, 1)}  # as in the graph
         self._lookup_tokens = spec.prompt_lookup_tokens
@@ -82,6 +82,9 @@ class OpenVINOEngine:
             exact=spec.exact and _is_known_exact(spec),
             reports_progress=True,
         )
+
+    def _read_vocabulary(self, card: ModelCard, vocab_size: int) -> None:
+        self._constraints = Constraints(card.tokenizer_json, self._ends, vocab_size)
 
     def submit(self, sequence: Sequence) -> None:
         self.capabilities.check_length(sequence)

@@ -6,11 +6,12 @@ import json
 
 from tailrace.engines.openvino.families import ARCHITECTURES, GGUF_ARCHITECTURES, read_decoder
 from tailrace.engines.processor import has_eight_bit_products, processor_flags
+from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.spelling import listed
 
-__all__ = ["FOUR_BITS", "least_bits", "weight_bytes", "why_not"]
+__all__ = ["FOUR_BITS", "has_lone_form", "least_bits", "memory_bytes", "weight_bytes", "why_not"]
 
 TENSOR_TYPES = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
@@ -20,8 +21,11 @@ FOUR_BITS = frozenset(("Q4_0", "Q4_1", "Q4_K"))  # kept if `least_bits` is 4; th
 _SMALL_BYTES = 400 * 2**20  # of a file; in eight bits, a model of this size takes 0.3 GB more
 _SHARE = 1.2  # of the file's bytes: the library keeps scales in float32
 # Of a weight, by its bits, with its share of the scale. With four bits, the embedding has eight. With 16, the library
-# computes in float32, and keeps two copies.
-_BYTES = {4: 0.7, 8: 17 / 16, 16: 8.0}
+# computes in float32; it keeps two copies of some matrices.
+_BYTES = {4: 0.7, 8: 17 / 16, 16: 4.0}
+_KEPT_BYTES = 9.0  # of a weight of 16 bits, in each form
+_TWO_FORMS_BYTES = 2**29  # of packed weights, up to which a second copy for lone rows is worth its memory
+_OTHER_BYTES = 120 * 2**20  # the library, the graph and the vocabulary; measured with 49,000 and 128,000 tokens
 
 
 def why_not(card: ModelCard) -> str:
@@ -61,8 +65,14 @@ def least_bits(file_bytes: int) -> int:
     return 8 if is_small and not has_eight_bit_products(processor_flags()) else 4
 
 
+def has_lone_form(spec: EngineSpec, packed_bytes: int) -> bool:
+    """Return whether a model is compiled a second time, for steps of a single row (`runner.py`)."""
+    is_on_cpu = spec.device.upper() in ("", "CPU")
+    return is_on_cpu and not spec.never_alone and packed_bytes <= _TWO_FORMS_BYTES
+
+
 def weight_bytes(card: ModelCard, bits: int = 0) -> int:
-    """Return an estimate of the memory of a model's weights. `bits` are those of `EngineSpec.weight_bits`."""
+    """Return an estimate of the weights that a step reads. `bits` are those of `EngineSpec.weight_bits`."""
     if card.format == "openvino":
         return card.weight_bytes
     types = set(card.tensor_types) - {"F32", "F16", "BF16"}
@@ -70,3 +80,11 @@ def weight_bytes(card: ModelCard, bits: int = 0) -> int:
     if has_four_bits and not bits:
         return round(card.weight_bytes * _SHARE)
     return round(card.num_parameters * _BYTES[bits or 8])
+
+
+def memory_bytes(card: ModelCard, spec: EngineSpec) -> int:
+    """Return an estimate of the engine's memory without keys and values."""
+    weights = packed = weight_bytes(card, spec.weight_bits)
+    if spec.weight_bits == 16:
+        weights, packed = round(card.num_parameters * _KEPT_BYTES), card.num_parameters * 2
+    return weights * (1 + has_lone_form(spec, packed)) + _OTHER_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from tailrace.engines.openvino.adapters import Branches, split_fused
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
 from tailrace.engines.openvino.decoder import build, layer_names
 from tailrace.engines.openvino.exports import read_export
+from tailrace.engines.openvino.facts import has_lone_form
 from tailrace.engines.openvino.prepared import Weights, prepare
 from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.engines.protocol import EngineSpec
@@ -24,8 +26,6 @@ from tailrace.models.card import ModelCard
 
 __all__ = ["load_runner", "say"]
 
-_SMALL_BYTES = 2**29  # of weights, up to which a second copy for lone rows is worth its memory
-
 
 @dataclass(frozen=True, slots=True)
 class _Read:
@@ -34,22 +34,24 @@ class _Read:
     weights: Weights | None
 
 
-def load_runner(spec: EngineSpec, card: ModelCard) -> Runner:
-    """Load a model and run a first step. Raises: ModelError; the library's RuntimeError."""
+def load_runner(spec: EngineSpec, card: ModelCard, meanwhile: Callable[[int], object] = lambda _: None) -> Runner:
+    """Load a model and run a first step. `meanwhile` gets the size of the vocabulary while the library compiles, for
+    which it does not need the interpreter's lock. Raises: ModelError; the library's RuntimeError."""
     device = _device(spec.device)
     with ExitStack() as stack:
         cache = Path(spec.cache_path or stack.enter_context(scratch_directory("tailrace-prepared-")))
         read = _read(spec, card, cache)
+        if read.weights is not None:
+            stack.enter_context(read.weights.released())
         runner = Runner(
             read.model,
             device,
             _options(spec),
             spec.kv_tokens // BLOCK_TOKENS,
-            has_lone_form=device == "CPU" and not spec.never_alone and read.num_bytes <= _SMALL_BYTES,
+            has_lone_form=has_lone_form(spec, read.num_bytes),
+            meanwhile=meanwhile,
         )
         _warm_up(runner)
-        if read.weights is not None:
-            read.weights.release()
     return runner
 
 

@@ -1,7 +1,7 @@
 """Keeps the packed weights of a model in the cache directory, and makes them once.
 
-The file is in the format safetensors. Several versions of tailrace may share a cache directory. Each keeps its own form
-of a model, and a form is removed when no version has used it for a long time.
+Several versions of tailrace may share a cache directory. Each keeps its own form of a model, and a form is removed when
+no version has used it for a long time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import mmap
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ import numpy.typing as npt
 
 from tailrace.engines.openvino.facts import least_bits
 from tailrace.engines.openvino.families import Decoder
-from tailrace.engines.openvino.sources import Raw, TensorSource, open_source
-from tailrace.engines.openvino.weights import Bits, Form, Packed, floats, form_of, pack
+from tailrace.engines.openvino.packer import DTYPES, MATRICES_FILE, WEIGHTS_FILE, Writer
+from tailrace.engines.openvino.sources import TensorSource, open_source
+from tailrace.engines.openvino.weights import Bits, Form, Packed
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 from tailrace.models.safetensors import read_head, weight_files
@@ -35,22 +36,11 @@ from tailrace.models.shards import model_stem, parts_of
 
 __all__ = ["FORM", "Matrix", "Weights", "prepare", "prepared_path", "remove_unused"]
 
-FORM = 7  # of what this module writes; another number makes another directory
-MERGED = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))  # layers with the same inputs become one matrix
-_FILE = "weights.safetensors"
+FORM = 7  # of what `packer.py` writes; another number makes another directory
 _ORIGIN = "tailrace_origin.json"  # names the source and its state
 _NAME = re.compile(r"(-(form|packed)\d+)?-[0-9a-f]{16}")  # after the model's name; forms 1 to 3 have no number
 _UNUSED_S = 30 * 86_400.0
-LARGE_BYTES = 2**28  # of tensors, from which on the preparation is announced
-REPORT_S = 2.0
-_ALIGNMENT = 64
-_DTYPES: dict[str, tuple[str, Any]] = {  # Any: numpy's scalar types
-    "float32": ("F32", np.float32),
-    "float16": ("F16", np.float16),
-    "int8": ("I8", np.int8),
-    "uint8": ("U8", np.uint8),
-}
-_NUMPY: dict[str, Any] = dict(_DTYPES.values())
+_RELEASE_S = 0.1  # in which the library copies 20 to 100 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +59,16 @@ class Weights:
 
     def __init__(self, directory: Path) -> None:
         """Raises: ModelError or KeyError for a damaged file; OSError."""
-        self.path = directory / _FILE
+        self.path = directory / WEIGHTS_FILE
         tensors, start = read_head(self.path)
         self._content = content = np.memmap(self.path, np.uint8, "c")  # never written, but the library takes no other
         self._arrays: dict[str, npt.NDArray[Any]] = {
             name: content[start + tensor.data_offsets[0] : start + tensor.data_offsets[1]]
-            .view(_NUMPY[tensor.dtype])
+            .view(DTYPES[tensor.dtype])
             .reshape(tensor.shape)
             for name, tensor in tensors.items()
         }
-        self._matrices: dict[str, dict[str, Any]] = json.loads((directory / "matrices.json").read_text())
+        self._matrices: dict[str, dict[str, Any]] = json.loads((directory / MATRICES_FILE).read_text())
 
     def matrices(self, names: tuple[str, ...]) -> Iterator[Matrix]:
         """Yield the matrices that together have these layers, in this order."""
@@ -102,10 +92,24 @@ class Weights:
     def num_bytes(self) -> int:
         return len(self._content)
 
-    def release(self) -> None:
-        """Give back the memory of the mapped file, after the library has copied the weights out of it. Rows of the
-        embedding are read from the file again."""
-        if hasattr(mmap, "MADV_DONTNEED"):
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Give back the memory of the mapped file again and again, while the library copies the weights out of it.
+        Otherwise all of them would be in memory twice. What is needed later, such as rows of the embedding, is read
+        from the file again."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._release_until, args=(ended,), name="release")
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _release_until(self, ended: threading.Event) -> None:
+        is_last = not hasattr(mmap, "MADV_DONTNEED")
+        while not is_last:
+            is_last = ended.wait(_RELEASE_S)
             self._content._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
     def vector(self, name: str) -> npt.NDArray[np.float32] | None:
@@ -176,169 +180,12 @@ def _make(path: Path, source: TensorSource, prepared: Path, bits: Bits, say: Cal
     with scratch_directory("preparing-", prepared.parent) as work:
         made = work / "made"
         made.mkdir()
-        _Writer(path.name, source, bits, _least_bits(path), say).write(made)
+        Writer(path.name, source, bits, _least_bits(path), say).write(made)
         (made / _ORIGIN).write_text(json.dumps({"file": str(path.resolve()), "state": _state(path)}))
         with suppress(OSError):  # another worker was faster
             made.rename(prepared)
     if not prepared.is_dir():
         raise OSError(f"{prepared} cannot be written")
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    names: tuple[str, ...]
-    raws: tuple[Raw, ...]
-    form: Form
-
-
-class _Writer:
-    """Packs all tensors of a source and writes them into one file."""
-
-    def __init__(self, name: str, source: TensorSource, bits: Bits, least: int, say: Callable[[str], object]) -> None:
-        self._name = name
-        self._source = source
-        self._bits = bits
-        self._least_bits = least
-        self._say = say
-
-    def write(self, directory: Path) -> None:
-        """Raises: ModelError if the source lacks a tensor, has others, or has a weight that is no number."""
-        planned, vectors = list(self._plan()), dict(self._vectors())
-        if unused := self._source.unused():
-            raise ModelError(
-                f"OpenVINO cannot run {self._name}: it has tensors that the model's family does not have, such as "
-                f"{unused[0]}."
-            )
-        total = sum(raw.rows.nbytes for one in planned for raw in one.raws)
-        if shutil.disk_usage(directory).free < 3 * total:
-            raise OSError(f"{directory.parent.parent} has less than {3 * total >> 20:,} MiB of free space")
-        if total > LARGE_BYTES:
-            self._say(f"Preparing {self._name} for OpenVINO (only once) …")
-        # More than the head needs; spaces fill the rest.
-        head_bytes = _ALIGNMENT * (1 + 5 * (len(vectors) + 2 * len(planned))) - 8
-        with (directory / _FILE).open("wb") as file:
-            file.seek(8 + head_bytes)
-            head, matrices = self._write_body(file, planned, vectors, total)
-            file.seek(0)
-            file.write(head_bytes.to_bytes(8, "little") + json.dumps(head).encode().ljust(head_bytes))
-        (directory / "matrices.json").write_text(json.dumps(matrices))
-
-    def _plan(self) -> Iterator[_Planned]:
-        yield self._planned(("embedding",), is_embedding=True)
-        for layer in range(self._source.decoder.num_layers):
-            for group in MERGED:
-                yield from self._same_forms(tuple(f"layers.{layer}.{kind}" for kind in group))
-        if self._source.find("head") is not None:
-            yield self._planned(("head",))
-
-    def _same_forms(self, names: tuple[str, ...]) -> Iterator[_Planned]:
-        """Yield layers as few matrices: neighbours of one form are put together."""
-        together: list[_Planned] = []
-        for name in names:
-            one = self._planned((name,))
-            if together and together[-1].form == one.form:
-                last = together.pop()
-                one = _Planned((*last.names, name), (*last.raws, *one.raws), one.form)
-            together.append(one)
-        yield from together
-
-    def _planned(self, names: tuple[str, ...], *, is_embedding: bool = False) -> _Planned:
-        raw = self._found(names[0])
-        form = form_of(raw, self._bits, least_bits=self._least_bits, is_embedding=is_embedding)
-        return _Planned(names, (raw,), form)
-
-    def _found(self, name: str) -> Raw:
-        raw = self._source.find(name)
-        if raw is None:
-            raise ModelError(f"OpenVINO cannot run {self._name}: it has no tensor for {name}.")
-        wanted, found = self._shape(name, raw), (len(raw.rows), raw.columns)
-        if found != wanted:
-            raise ModelError(
-                f"OpenVINO cannot run {self._name}: {raw.name} has the shape {found[0]} x {found[1]}, but the model "
-                f"needs {wanted[0]} x {wanted[1]}."
-            )
-        return raw
-
-    def _shape(self, name: str, raw: Raw) -> tuple[int, int]:
-        """Return the rows and columns that a tensor must have. A vocabulary may have any size."""
-        decoder, kinds = self._source.decoder, name.split(".")
-        matrices = decoder.matrix_shapes()
-        if kinds[-1] == "bias":
-            return matrices[kinds[-2]][0], 1
-        size = decoder.norm_sizes().get(kinds[-1], decoder.hidden_size)
-        return matrices.get(kinds[-1], (len(raw.rows), size))
-
-    def _vectors(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        for layer in range(self._source.decoder.num_layers):
-            for norm in self._source.decoder.norm_sizes():
-                yield self._vector(f"layers.{layer}.{norm}")
-            for kind in self._source.decoder.matrix_shapes():
-                if self._source.find(f"layers.{layer}.{kind}.bias") is not None:
-                    yield self._vector(f"layers.{layer}.{kind}.bias")
-        yield self._vector("final_norm")
-
-    def _vector(self, name: str) -> tuple[str, npt.NDArray[np.float32]]:
-        raw = self._found(name)
-        return name, self._checked(raw, lambda: floats(raw).reshape(-1))
-
-    def _checked(self, raw: Raw, read: Callable[[], Any]) -> Any:  # Any: an array, or packed rows
-        try:
-            return read()
-        except FloatingPointError as error:
-            raise ModelError(
-                f"The model file is damaged: {raw.name} contains {error}. Delete it (tailrace rm), and fetch it."
-            ) from error
-
-    def _write_body(
-        self, file: Any, planned: list[_Planned], vectors: dict[str, npt.NDArray[np.float32]], total: int
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        head: dict[str, Any] = {}
-        matrices: dict[str, Any] = {}
-
-        first = file.tell()
-
-        def put(name: str, *arrays: npt.NDArray[Any]) -> None:
-            start = file.tell() - first
-            for array in arrays:
-                file.write(np.ascontiguousarray(array).data)
-            shape = [sum(len(array) for array in arrays), *arrays[0].shape[1:]]
-            head[name] = {
-                "dtype": _DTYPES[arrays[0].dtype.name][0],
-                "shape": shape,
-                "data_offsets": [start, file.tell() - first],
-            }
-            file.write(bytes(-file.tell() % _ALIGNMENT))
-
-        for name, vector in vectors.items():
-            put(name, vector)
-        done, told_s = 0, time.monotonic()
-        for one, parts in zip(planned, self._packed(planned), strict=True):
-            key = "+".join(one.names)
-            put(f"{key}.codes", *(part.codes for part in parts))
-            if one.form.bits < 16:
-                put(f"{key}.scales", *(part.scales for part in parts))
-            sizes = [len(raw.rows) for raw in one.raws]
-            matrices[key] = {"sizes": sizes, "form": list(one.form), "num_columns": one.raws[0].columns}
-            done += sum(raw.rows.nbytes for raw in one.raws)
-            if time.monotonic() - told_s > REPORT_S:
-                told_s = time.monotonic()
-                self._say(f"Preparing {self._name}: {100 * done / total:.0f} %")
-        return head, matrices
-
-    def _packed(self, planned: list[_Planned]) -> Iterator[list[Packed]]:
-        """Yield the packed parts of each matrix. A few matrices are packed ahead, in as many threads as processors."""
-        workers = os.cpu_count() or 1
-
-        def work(one: _Planned) -> list[Packed]:
-            return [self._checked(raw, lambda raw=raw: pack(raw, one.form)) for raw in one.raws]  # type: ignore[misc]
-
-        with ThreadPoolExecutor(workers) as pool:
-            ahead = [pool.submit(work, one) for one in planned[: workers + 1]]
-            for index in range(len(planned)):
-                parts = ahead.pop(0).result()
-                if index + workers + 1 < len(planned):
-                    ahead.append(pool.submit(work, planned[index + workers + 1]))
-                yield parts
 
 
 def _files(path: Path) -> list[Path]:
@@ -372,7 +219,7 @@ def _origin(directory: Path) -> tuple[str, str]:
 def _used_s(directory: Path) -> float:
     """Return when a directory was used last, since the epoch. Older versions only read it, which most systems note
     once a day."""
-    for name in (_FILE, "openvino_model.xml"):
+    for name in (WEIGHTS_FILE, "openvino_model.xml"):
         with suppress(OSError):
             state = (directory / name).stat()
             return max(state.st_mtime, state.st_atime)

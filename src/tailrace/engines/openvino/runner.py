@@ -48,14 +48,25 @@ class Runner:
     """A compiled model and its KV cache."""
 
     def __init__(
-        self, model: Any, device: str, options: dict[str, Any], num_blocks: int, *, has_lone_form: bool
+        self,
+        model: Any,
+        device: str,
+        options: dict[str, Any],
+        num_blocks: int,
+        *,
+        has_lone_form: bool,
+        meanwhile: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """`model` has the inputs of `decoder.py`. Any: the library's objects. Raises: the library's RuntimeError."""
+        """`model` has the inputs of `decoder.py`. Any: the library's objects. `meanwhile` gets the size of the
+        vocabulary while the library compiles. Raises: the library's RuntimeError."""
         core = ov.Core()
         self._inputs = {port.any_name for port in model.inputs}
         models = [model, _with_one_row(model)] if has_lone_form else [model]
+        self.vocab_size = int(model.output("logits").partial_shape[-1].get_length())
         with ThreadPoolExecutor(len(models)) as pool:  # a form takes one to two seconds of one processor
-            forms = list(pool.map(lambda one: core.compile_model(one, device, options), models))
+            compiling = [pool.submit(core.compile_model, one, device, options) for one in models]
+            meanwhile(self.vocab_size)
+            forms = [one.result() for one in compiling]
         compiled = forms[0]
         # The last block is for unread rows.
         self._unread = Piece((0,), 0, (num_blocks,), is_sampled=False)
@@ -69,7 +80,6 @@ class Runner:
         }
         self._batch = self._request(compiled)
         self._lone = self._request(forms[1]) if has_lone_form else self._batch
-        self.vocab_size = int(compiled.output("logits").partial_shape[-1].get_length())
         self._given: dict[str, npt.NDArray[Any]] = {}  # must live until the step ends
 
     def run(

@@ -7,7 +7,7 @@ Both give the same names: `layers.N.q`, those of `Decoder.matrix_shapes` and `De
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,6 +51,10 @@ class Raw:
     kind: str  # ggml's name of the type, F32, F16 and BF16 included
     columns: int
     rows: npt.NDArray[np.uint8]  # (rows, bytes of a row)
+
+    def part(self, first: int, last: int) -> Raw:
+        """Return some rows."""
+        return replace(self, rows=self.rows[first:last])
 
 
 class TensorSource(Protocol):

@@ -25,7 +25,6 @@ __all__ = ["GROUP", "Bits", "Form", "Packed", "floats", "form_of", "pack"]
 
 GROUP = 32  # weights that share a scale
 _EIGHT_BITS_GROUP = 64
-AT_ONCE = 2**22  # weights in float32: an embedding of a quarter of a billion would take several GB
 _BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}  # weights and bytes
 
 Bits = Literal[0, 4, 8, 16]  # 0: those of the file where it has four, else eight
@@ -75,32 +74,26 @@ def pack(raw: Raw, form: Form) -> Packed:
     return _own_eight_bits(raw) if raw.kind == "Q8_0" else _eight_bits(raw, form.group)
 
 
-def floats(raw: Raw, first: int = 0, last: int | None = None) -> Numbers:
+def floats(raw: Raw) -> Numbers:
     """Return rows as float32. Raises: as `pack`."""
-    rows = np.ascontiguousarray(raw.rows[first:last])
+    rows = np.ascontiguousarray(raw.rows)
     if raw.kind == "F32":
         return _finite(rows.view(np.float32))
     if raw.kind == "F16":
         return _finite(rows.view(np.float16).astype(np.float32))
     if raw.kind == "BF16":
         return _finite((rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32))
+    if raw.kind == "Q6_K":
+        return _q6_k(rows)
     import gguf  # only here: its import takes 0.2 s
 
     with np.errstate(all="ignore"):
         return _finite(np.asarray(gguf.dequantize(rows, gguf.GGMLQuantizationType[raw.kind]), np.float32))
 
 
-def _in_parts(raw: Raw) -> list[slice]:
-    step = max(1, AT_ONCE // raw.columns)
-    return [slice(first, min(first + step, len(raw.rows))) for first in range(0, len(raw.rows), step)]
-
-
 def _halves(raw: Raw) -> Halves:
-    values = np.empty((len(raw.rows), raw.columns), np.float16)
-    for part in _in_parts(raw):
-        with np.errstate(over="ignore"):
-            values[part] = _finite(floats(raw, part.start, part.stop).astype(np.float16))
-    return values
+    with np.errstate(over="ignore"):
+        return _finite(floats(raw).astype(np.float16))
 
 
 def _own_eight_bits(raw: Raw) -> Packed:
@@ -110,25 +103,17 @@ def _own_eight_bits(raw: Raw) -> Packed:
 
 
 def _eight_bits(raw: Raw, size: int) -> Packed:
-    codes = np.empty((len(raw.rows), raw.columns // size, size), np.int8)
-    scales = np.empty((*codes.shape[:2], 1), np.float32)
-    for part in _in_parts(raw):
-        groups = floats(raw, part.start, part.stop).reshape(-1, raw.columns // size, size)
-        scales[part] = _rounded(np.abs(groups).max(-1, keepdims=True) / 127)
-        codes[part] = np.clip(np.rint(groups / _divisors(scales[part])), -127, 127)
-    return Packed(codes, scales)
+    groups = floats(raw).reshape(-1, raw.columns // size, size)
+    scales = _rounded(np.abs(groups).max(-1, keepdims=True) / 127)
+    groups = groups / _divisors(scales)
+    return Packed(np.clip(np.rint(groups, out=groups), -127, 127, out=groups).astype(np.int8), scales)
 
 
 def _four_bits(raw: Raw) -> Packed:
     """Return codes from -8 to 7: the largest weight of a group, with its sign, becomes -8."""
-    codes = np.empty((len(raw.rows), raw.columns // GROUP, GROUP // 2), np.uint8)
-    scales = np.empty((*codes.shape[:2], 1), np.float32)
-    for part in _in_parts(raw):
-        groups = floats(raw, part.start, part.stop).reshape(-1, raw.columns // GROUP, GROUP)
-        largest = np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1)
-        scales[part] = _rounded(largest / -8)
-        codes[part] = _in_bytes(np.clip(np.rint(groups / _divisors(scales[part])), -8, 7))
-    return Packed(codes, scales)
+    groups = floats(raw).reshape(-1, raw.columns // GROUP, GROUP)
+    scales = _rounded(np.take_along_axis(groups, np.abs(groups).argmax(-1)[..., None], -1) / -8)
+    return Packed(_in_bytes(np.clip(np.rint(groups / _divisors(scales)), -8, 7)), scales)
 
 
 def _own_four_bits(raw: Raw) -> Packed:
@@ -219,6 +204,25 @@ def _q4_k(blocks: Bytes) -> tuple[Bytes, Numbers, Numbers]:
         (_half(blocks, 0)[..., None] * scales).reshape(rows, -1),
         -(_half(blocks, 2)[..., None] * minima).reshape(rows, -1),
     )
+
+
+def _q6_k(rows: Bytes) -> Numbers:
+    """Return rows as numbers. Blocks of 256 weights: the low four bits of the codes, the high two, a scale for each 16
+    weights, and the scale of the scales. gguf's function takes twice as long."""
+    blocks = rows.reshape(len(rows), -1, 210)
+    low, high = blocks[..., :128].reshape(-1, 2, 2, 32), blocks[..., 128:192].reshape(-1, 2, 32)
+    codes = np.empty((len(low), 2, 4, 32), np.uint8)
+    np.bitwise_and(low, 15, out=codes[:, :, :2])
+    np.right_shift(low, 4, out=codes[:, :, 2:])
+    for place in range(4):
+        codes[:, :, place] |= (high >> 2 * place & 3) << 4
+    signed = codes.view(np.int8)
+    signed -= 32
+    scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
+    with np.errstate(invalid="ignore"):
+        values = _half(blocks, 208)[..., None] * scales
+        numbers: Numbers = np.multiply(signed.reshape(-1, 16), values.reshape(-1, 1), dtype=np.float32)
+    return _finite(numbers).reshape(len(rows), -1)
 
 
 _READERS = {"Q4_0": _q4_0, "Q4_1": _q4_1, "Q4_K": _q4_k}
