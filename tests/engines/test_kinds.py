@@ -166,7 +166,7 @@ def test_a_setting_that_an_engine_does_not_have_is_refused() -> None:
     KINDS["openvino"].check(["draft", "draft_tokens", "prompt_lookup_tokens"])
     with pytest.raises(
         ModelError,
-        match=r"The engine llamacpp does not support --adapter\. It is supported by openvino, vllm and transformers",
+        match=r"The engine llamacpp does not support --adapter\. It is supported by openvino, vllm, transformers and",
     ):
         KINDS["llamacpp"].check(["adapter"])
     with pytest.raises(
