@@ -24,7 +24,7 @@ from tailrace.engines.openvino.sources import Raw, TensorSource
 from tailrace.engines.openvino.weights import Bits, Form, Packed, floats, form_of, pack
 from tailrace.errors import ModelError
 
-__all__ = ["DTYPES", "MATRICES_FILE", "MERGED", "WEIGHTS_FILE", "Writer"]
+__all__ = ["DTYPES", "MATRICES_FILE", "MERGED", "WEIGHTS_FILE", "Packer"]
 
 MERGED = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))  # layers with the same inputs become one matrix
 WEIGHTS_FILE = "weights.safetensors"
@@ -91,7 +91,7 @@ class _Places:
         return first + row * row_bytes
 
 
-class Writer:
+class Packer:
     """Packs all tensors of a source and writes them into one file."""
 
     def __init__(self, name: str, source: TensorSource, bits: Bits, least: int, say: Callable[[str], object]) -> None:

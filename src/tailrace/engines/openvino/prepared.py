@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from tailrace.engines.openvino.facts import least_bits
 from tailrace.engines.openvino.families import Decoder
-from tailrace.engines.openvino.packer import DTYPES, MATRICES_FILE, WEIGHTS_FILE, Writer
+from tailrace.engines.openvino.packer import DTYPES, MATRICES_FILE, WEIGHTS_FILE, Packer
 from tailrace.engines.openvino.sources import TensorSource, open_source
 from tailrace.engines.openvino.weights import Bits, Form, Packed
 from tailrace.engines.scratch import scratch_directory
@@ -180,7 +180,7 @@ def _make(path: Path, source: TensorSource, prepared: Path, bits: Bits, say: Cal
     with scratch_directory("preparing-", prepared.parent) as work:
         made = work / "made"
         made.mkdir()
-        Writer(path.name, source, bits, _least_bits(path), say).write(made)
+        Packer(path.name, source, bits, _least_bits(path), say).write(made)
         (made / _ORIGIN).write_text(json.dumps({"file": str(path.resolve()), "state": _state(path)}))
         with suppress(OSError):  # another worker was faster
             made.rename(prepared)
