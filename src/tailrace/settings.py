@@ -64,7 +64,9 @@ class Settings:
         choices=("auto", "one", "many"),
     )
     device: str = _model_setting(
-        "", "Device of the engine, in the engine's own notation: cpu, cuda, cuda:1, GPU.0. Empty: the engine decides."
+        "",
+        "Device of the engine, in the engine's own notation: cpu, cuda, cuda:1, GPU.0, CUDA0, metal. Empty: the engine "
+        "decides.",
     )
     gpus: int = _model_setting(1, "GPUs that vLLM splits one model across (tensor parallelism).", least=1, most=64)
     kv_precision: str = _model_setting(
@@ -123,7 +125,8 @@ class Settings:
     max_step_tokens: int = _model_setting(
         0,
         "Most prompt tokens in one step. A small number keeps the pauses of running streams short; a large one "
-        "processes prompts faster. 0 is the engine's default: 256, for llamacpp 512, for vllm that of its own server.",
+        "processes prompts faster. 0 is the engine's default: 256, for llamacpp 64 on a CPU and 512 on a GPU, for vllm "
+        "that of its own server. llamacpp takes at least as many as --max-sequences.",
     )
     load: str = _setting(
         "first",

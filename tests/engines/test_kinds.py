@@ -34,6 +34,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Make only these packages appear installed."""
     there = {"openvino", "xllamacpp", "torch", "transformers", "vllm"}
     monkeypatch.setattr(kinds, "find_spec", lambda name: name if name in there else None)
+    monkeypatch.setattr(kinds, "has_metal", lambda: False)
     return there
 
 
@@ -86,6 +87,32 @@ def test_for_one_stream_a_setting_may_need_another_engine(installed: set[str]) -
     exact = choose(GGUF, for_one=True, changed={"exact": True})
     assert (exact.kind.name, exact.why) == ("openvino", "a GGUF file; llamacpp is slow with --exact")
     assert choose(GGUF, for_one=True, changed={"exact": False, "threads": 2}).kind.name == "llamacpp"
+
+
+def test_auto_uses_the_gpu_of_a_mac(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "has_metal", lambda: True)
+    wanted: tuple[dict[str, object], ...] = ({}, {"device": "metal"}, {"threads": 2})
+    unfit: tuple[dict[str, object], ...] = ({"device": "cpu"}, {"adapter": "a"}, {"exact": True})
+    for changed in wanted:
+        assert choose(GGUF, changed=changed).kind.name == "llamacpp"
+    assert choose(GGUF).why == "a GGUF file; it uses this Mac's GPU, and openvino does not"
+    assert choose(GGUF, for_one=True).why == choose(GGUF).why
+    assert choose(replace(GGUF, format="openvino")).kind.name == "openvino"
+    for changed in unfit:
+        assert choose(GGUF, changed=changed).kind.name == "openvino"
+    installed.discard("xllamacpp")
+    assert choose(GGUF).why == "a GGUF file; llamacpp is not installed"
+
+
+def test_auto_takes_an_engine_that_has_the_device(installed: set[str]) -> None:
+    for device in ("CUDA0", "cuda:1", "Vulkan0"):
+        assert choose(GGUF, changed={"device": device}).kind.name == "llamacpp"
+    for for_one in (False, True):
+        assert choose(GGUF, for_one=for_one, changed={"device": "GPU.1"}) == (KINDS["openvino"], "a GGUF file")
+        assert choose(GGUF, for_one=for_one, changed={"device": "nonsense"}).kind.name in ("openvino", "llamacpp")
+    assert choose(GGUF, for_one=True, changed={"device": "cpu"}).kind.name == "llamacpp"
+    huggingface = replace(GGUF, format="huggingface", architecture="gemma")
+    assert choose(huggingface, changed={"device": "cuda"}).kind.name == "transformers"
 
 
 def test_missing_packages_are_named_with_the_command(installed: set[str]) -> None:

@@ -8,6 +8,8 @@ named. `auto` never takes it, so that installing a package does not change which
 
 from __future__ import annotations
 
+import platform
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -67,10 +69,11 @@ class Kind:
     settings: tuple[str, ...] = ()  # the supported ones among the settings that not every engine has
     exact: bool = False  # the default of --exact
     is_for_one: bool = False  # fastest with one stream, and slower than others with many
-    step_tokens: int = 256  # default number of prompt tokens per step; 0: the library decides
+    step_tokens: int = 256  # default number of prompt tokens per step; 0: the engine decides
     starts_processes: bool = False  # child processes that do not end when the worker is killed
     reach: Reach = PORTABLE  # what its grammars keep of a JSON schema
     may_be_silent: bool = False  # may give no token for long; has its own timeouts
+    devices: tuple[str, ...] = ()  # how the names of its devices begin, in small letters; empty: it has no choice
     refuses: Callable[[ModelCard], str] = _accept_all
     weight_bytes: Callable[[ModelCard, int], int] = _file_bytes
     memory_bytes: Callable[[ModelCard, EngineSpec], int] | None = None
@@ -140,6 +143,7 @@ KINDS = {
             ),
             exact=True,
             reach=GUIDANCE,
+            devices=("cpu", "gpu", "npu", "auto", "multi", "hetero"),
             refuses=openvino.why_not,
             weight_bytes=openvino.weight_bytes,
             memory_bytes=openvino.memory_bytes,
@@ -152,8 +156,9 @@ KINDS = {
             cls="tailrace.engines.llamacpp.engine:LlamaCppEngine",
             is_for_one=True,
             reach=GUIDANCE,
-            settings=(*_COMPUTING_SETTINGS, "exact"),  # --exact costs two thirds of the speed
-            step_tokens=512,  # llama.cpp's own batch size
+            settings=(*_COMPUTING_SETTINGS, "device", "exact"),  # --exact costs two thirds of the speed
+            devices=("cpu", "cuda", "metal", "mtl", "rocm", "vulkan"),  # of its usual builds
+            step_tokens=0,  # it depends on the device
         ),
         Kind(
             "vllm",
@@ -176,6 +181,7 @@ KINDS = {
             cls="tailrace.engines.transformers.engine:TransformersEngine",
             reach=GUIDANCE,
             settings=(*_COMPUTING_SETTINGS, "adapter", "adapter_scale", "device", "dtype"),
+            devices=("cpu", "cuda", "mps", "xpu"),
         ),
         Kind(
             "upstream",
@@ -238,8 +244,9 @@ def choose(
     for_one: bool = False,
     changed: Mapping[str, object] = MappingProxyType({}),
 ) -> EngineChoice:
-    """Choose the engine for a model. `auto` prefers the engine that is fastest with one stream if `for_one`, unless it
-    does not support one of the `changed` settings. Raises: ModelError that says what to do, if there is none.
+    """Choose the engine for a model. `auto` prefers the engine that is fastest with one stream if `for_one`, or if it
+    uses the GPU of a Mac, unless it does not support one of the `changed` settings. If one of these is a device, it
+    takes an engine that has it. Raises: ModelError that says what to do, if there is none.
     """
     if wanted != "auto":
         kind = _named(wanted)
@@ -248,13 +255,16 @@ def choose(
         _require(kind)
         return EngineChoice(kind, "as asked")
     able = [kind for kind in _preferred(card) if not kind.why_not(card)]
+    if device := str(changed.get("device", "")).lower():
+        able = [kind for kind in able if device.startswith(kind.devices)] or able
     rivals = {kind.name: _unfit_for_one(kind, changed) for kind in able if kind.is_for_one}
-    if for_one:
+    has_mac_gpu = has_metal() and device != "cpu"
+    if for_one or has_mac_gpu:
         able.sort(key=lambda kind: rivals.get(kind.name) != "")
     for kind in able:
         if not kind.missing:
             why = [_FORMATS[card.format], *(f"{other.name} is not installed" for other in able[: able.index(kind)])]
-            why += _load_note(kind, able, rivals, for_one=for_one)
+            why += _load_note(kind, able, rivals, for_one=for_one, has_mac_gpu=has_mac_gpu)
             return EngineChoice(kind, "; ".join(why))
     if not able:
         known = [kind for kind in KINDS.values() if card.format in kind.formats]
@@ -272,9 +282,14 @@ def _unfit_for_one(kind: Kind, changed: Mapping[str, object]) -> str:
     return f"{kind.name} is slow with --exact" if changed.get("exact") and not kind.exact else ""
 
 
-def _load_note(kind: Kind, able: Iterable[Kind], rivals: Mapping[str, str], *, for_one: bool) -> list[str]:
-    """Return what the expected load has to do with the choice of this engine, if another one would do."""
+def _load_note(
+    kind: Kind, able: Iterable[Kind], rivals: Mapping[str, str], *, for_one: bool, has_mac_gpu: bool
+) -> list[str]:
+    """Return what the expected load, or the GPU of a Mac, has to do with the choice of this engine, if another one
+    would do."""
     others = [other for other in able if other is not kind and not other.missing]
+    if has_mac_gpu and rivals.get(kind.name) == "" and others:
+        return [f"it uses this Mac's GPU, and {others[0].name} does not"]
     if for_one and kind.name in rivals and others:
         return [f"for one stream: --for many takes {others[0].name}"]
     for other in others:
@@ -330,3 +345,7 @@ def _preferred(card: ModelCard) -> list[Kind]:
 
 def has_gpu() -> bool:
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+
+
+def has_metal() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"

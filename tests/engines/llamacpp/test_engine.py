@@ -24,6 +24,9 @@ from tailrace.types import Sampling
 
 pytest.importorskip("tailrace.engines.llamacpp.engine")  # which says how its threads wait, before they are loaded
 
+import xllamacpp
+
+from tailrace.engines.llamacpp.devices import find_gpus, place
 from tailrace.engines.llamacpp.engine import LlamaCppEngine
 from tailrace.engines.llamacpp.ids import TokenBytes, is_open
 from tailrace.engines.llamacpp.model import read_pieces
@@ -167,11 +170,11 @@ def test_it_says_how_much_of_a_prompt_was_cached(engine: Shared) -> None:
 def _streamed(pieces: list[bytes], ids: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """Return the parts that llama.cpp sends for these tokens: a text and its tokens, at each end of a character."""
     chunks, text, begin, covered = [], b"", 0, 0
-    for place, token_id in enumerate(ids, 1):
+    for end, token_id in enumerate(ids, 1):
         text += pieces[token_id]
         if not is_open(text):
-            chunks.append((text[begin:].decode(errors="replace"), ids[covered:place]))
-            begin, covered = len(text), place
+            chunks.append((text[begin:].decode(errors="replace"), ids[covered:end]))
+            begin, covered = len(text), end
     return chunks
 
 
@@ -320,6 +323,60 @@ def test_invalid_model_files(card: ModelCard, tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ModelError, match=r"cannot load .*: \S"):
             load_engine(EngineSpec(engine="llamacpp", path=str(path)))
+
+
+def test_tokens_are_allowed_and_end_the_answer(engine: Shared, card: ModelCard) -> None:
+    free = _answer(engine, (5, 6, 7), 4)
+    warm = {"allowed_token_ids": (7, 11, 13), "temperature": 5.0, "typical_p": 0.99}
+    drawn = [_answer(engine, (5, 6, 7), 8, seed=seed, **warm) for seed in range(4)]
+    assert {token_id for ids in drawn for token_id in ids} == {7, 11, 13}
+    assert _answer(engine, (5, 6, 7), 4, allowed_token_ids=free) == free
+    assert _answer(engine, (5, 6, 7), 4, stop_token_ids=free[2:3]) == free[: 1 + free.index(free[2])]
+    engine.submit(_asked(5, (5, 6, 7), 4, allowed_token_ids=card.eos_token_ids[:1]))  # which are to be ignored
+    end = _finish(engine, 5)[5][1]
+    assert (end.finish_reason, end.is_refused) == ("error", True)
+    assert "exclude all" in end.failure
+
+
+# Devices.
+
+
+def _device(name: str, kind: int, device_id: str = "") -> dict[str, object]:
+    return {"name": name, "type": kind, "device_id": device_id}
+
+
+def test_gpus_are_found_as_the_library_takes_them() -> None:
+    cpu, integrated = _device("CPU", 0), _device("Vulkan1", 2)
+    twice = [_device("CUDA0", 1, "0000:01"), _device("CUDA1", 1, "0000:02"), _device("Vulkan0", 1, "0000:01")]
+    assert find_gpus([cpu, integrated, *twice]) == ["CUDA0", "CUDA1"]
+    assert find_gpus([cpu, integrated]) == ["Vulkan1"]
+    assert find_gpus([cpu]) == []
+
+
+def test_a_device_is_chosen_by_its_name() -> None:
+    gpus = ["CUDA0", "CUDA1", "MTL0"]
+
+    def placed(device: str) -> tuple[bool, int, int, str]:
+        params = xllamacpp.CommonParams()
+        is_gpu = place(params, device, gpus)
+        return is_gpu, params.main_gpu, params.n_gpu_layers, xllamacpp.llama_split_mode(params.split_mode).name[17:]
+
+    assert placed("") == (True, 0, -1, "LAYER")  # all of them, as many layers as fit
+    assert placed("cuda") == placed("CUDA0") == placed("cuda:0") == (True, 0, -1, "NONE")
+    assert placed("cuda:1") == (True, 1, -1, "NONE")
+    assert placed("metal") == placed("MTL0") == (True, 2, -1, "NONE")
+    assert placed("cpu") == placed("CPU") == (False, -1, 0, "NONE")
+    with pytest.raises(ModelError, match=r"no device 'cuda:2'\. Its devices are: cpu, CUDA0, CUDA1, MTL0\.$"):
+        placed("cuda:2")
+
+
+def test_the_engine_runs_on_the_device_that_is_asked_for(spec: EngineSpec, engine: Shared) -> None:
+    # Few tokens in a step, and many sequences: llama.cpp would end the process.
+    on_cpu = load_engine(msgspec.structs.replace(spec, max_sequences=64, max_step_tokens=1, device="cpu"))
+    assert len(_answer(on_cpu, (5, 6, 7), 4)) == 4
+    on_cpu.close()
+    with pytest.raises(ModelError, match=r"has no device 'vulkan:9'\. Its devices are: cpu"):
+        load_engine(msgspec.structs.replace(spec, device="vulkan:9"))
 
 
 def test_typical_p_leaves_one_token_to_the_seeds(exact_engine: LlamaCppEngine, card: ModelCard) -> None:

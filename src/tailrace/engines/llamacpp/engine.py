@@ -13,8 +13,9 @@ Properties of the library that matter here (measured on 2026.10.11549):
 4. Closing a connection ends its sequence, but with a delay. If the memory is full, all sequences end (according to its
    source). So a sequence waits until llama.cpp has closed the connections of the sequences whose memory it needs.
    Cached prompts of idle slots are dropped when the memory is needed.
-5. Presence and frequency penalties also count the prompt, and the logprobs of the tokens in 2. are not available. So
-   these are not supported. A grammar that it cannot parse, or that exceeds its budget, is ignored (with status 200):
+5. Presence and frequency penalties also count the prompt, the logprobs of the tokens in 2. are not available, and
+   no token can be banned for a part of an answer only. So these penalties, logprobs, `min_tokens` and `bad_words` are
+   not supported. A grammar that it cannot parse, or that exceeds its budget, is ignored (with status 200):
    `grammars` checks the answer. After the end of a grammar, further tokens are cut off.
 6. With `exact`, each sequence has its own memory, and one token is computed in the same way as several: weights are not
    repacked, and the KV cache has eight bits. With 16 bits, other kernels are used from 64 tokens on, and yet others for
@@ -57,7 +58,7 @@ __all__ = ["PARAMETERS", "LlamaCppEngine"]
 
 _WAIT_S = 0.05
 _LINGER_S = 0.001
-_MEASURED_THREADS = 2  # with more threads, 6. was not measured
+_MEASURED_THREADS = 2  # with more threads, and on GPUs, 6. was not measured
 
 
 class _Error(msgspec.Struct):
@@ -88,7 +89,9 @@ class _Run:
     """A sequence, from `submit` to its last delta."""
 
     __slots__ = (
+        "allowed",
         "body",
+        "ends",
         "exchange",
         "follower",
         "held",
@@ -100,9 +103,11 @@ class _Run:
         "tokens",
     )
 
-    def __init__(self, sequence: Sequence, body: bytes) -> None:
+    def __init__(self, sequence: Sequence, body: bytes, ends: frozenset[int]) -> None:
         self.sequence = sequence
         self.body = body
+        self.ends = ends  # tokens that end the answer
+        self.allowed = frozenset(sequence.sampling.allowed_token_ids)
         self.tokens = len(sequence.prompt_ids) + (sequence.sampling.max_tokens or 0) + SPARE_TOKENS
         self.exchange: Exchange | None = None  # None until there is memory for it
         self.num_cached: int | None = None  # tokens of the prompt, until a delta has said it
@@ -128,7 +133,7 @@ class LlamaCppEngine:
         self._prefix_cache = spec.prefix_cache
         self._room_tokens = room_tokens(spec)
         try:
-            self._server = start_server(spec, self._socket_path)
+            self._server, is_on_gpu = start_server(spec, self._socket_path)
             self._pieces = read_pieces(self._socket_path)
             longest_tokens = context_tokens(spec, self._socket_path)
             parameters = PARAMETERS if has_grammars(self._socket_path) else PARAMETERS - {"grammar"}
@@ -143,7 +148,7 @@ class LlamaCppEngine:
             max_sequences=num_slots(spec),
             parameters=parameters,
             reports_progress=True,
-            exact=spec.exact and (spec.threads or os.cpu_count() or 1) <= _MEASURED_THREADS,
+            exact=spec.exact and not is_on_gpu and (spec.threads or os.cpu_count() or 1) <= _MEASURED_THREADS,
         )
 
     def submit(self, sequence: Sequence) -> None:
@@ -155,7 +160,9 @@ class LlamaCppEngine:
             "cache_prompt": self._prefix_cache,
             "return_progress": True,  # which also says how much of the prompt was cached
         }
-        self._runs[sequence.sequence_id] = _Run(sequence, msgspec.json.encode(body))
+        ends = frozenset(() if sequence.sampling.ignore_eos else self._eos_token_ids)
+        ends |= frozenset(sequence.sampling.stop_token_ids)
+        self._runs[sequence.sequence_id] = _Run(sequence, msgspec.json.encode(body), ends)
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._runs:
@@ -239,6 +246,9 @@ class LlamaCppEngine:
                 break
             count, run.num_reported = chunk.tokens_predicted - run.num_reported, chunk.tokens_predicted
             if count == 1:
+                if run.allowed and not run.allowed.issuperset(chunk.tokens):  # end tokens that it does not take
+                    why = "no token may follow: the request's parameters exclude all"
+                    return self._fail(run, why, is_refused=True)
                 ids += tuple(chunk.tokens)
             elif count > 1:
                 ids += self._pieces.recover(chunk.content, count, chunk.tokens[-1])
@@ -264,12 +274,10 @@ class LlamaCppEngine:
         self, run: _Run, ids: tuple[int, ...], finish: FinishReason | None
     ) -> tuple[tuple[int, ...], FinishReason | None]:
         """Cut the answer at max_tokens or an end token, which llama.cpp does not check exactly."""
-        sampling = run.sequence.sampling
-        left = (sampling.max_tokens or 0) - run.num_emitted
-        if not sampling.ignore_eos:
-            for count, token_id in enumerate(ids[:left], 1):
-                if token_id in self._eos_token_ids:
-                    return ids[:count], "stop"
+        left = (run.sequence.sampling.max_tokens or 0) - run.num_emitted
+        for count, token_id in enumerate(ids[:left], 1):
+            if token_id in run.ends:
+                return ids[:count], "stop"
         return (ids[:left], "length") if len(ids) >= left else (ids, finish)
 
     def _follow(
@@ -283,9 +291,9 @@ class LlamaCppEngine:
                 return ids[:count], "stop"
         return ids, "error" if finish == "stop" and not follower.may_end else finish
 
-    def _fail(self, run: _Run, why: str) -> Delta:
+    def _fail(self, run: _Run, why: str, *, is_refused: bool = False) -> Delta:
         self._end(run)
-        return Delta(run.sequence.sequence_id, run.num_emitted, (), (), "error", why)
+        return Delta(run.sequence.sequence_id, run.num_emitted, (), (), "error", why, is_refused=is_refused)
 
     def _end(self, run: _Run) -> None:
         del self._runs[run.sequence.sequence_id]

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from tailrace.engines.llamacpp.devices import find_gpus, place
 from tailrace.engines.llamacpp.ids import TokenBytes
 from tailrace.engines.llamacpp.sampling import SPARE_TOKENS
 from tailrace.engines.llamacpp.wire import ask
@@ -27,6 +28,10 @@ __all__ = ["VERSION", "context_tokens", "has_grammars", "num_slots", "read_piece
 VERSION: str = xllamacpp.__version__
 
 _RESERVED_TOKENS = SPARE_TOKENS + 1  # per slot: llama.cpp ends a sequence one token before its slot is full
+# On a CPU, a step with a prompt takes about as long as its tokens one after the other, and decoding sequences wait for
+# it. So it has few tokens, but attention takes up to twice as long for each if there are fewer than 64.
+_CPU_STEP_TOKENS = 64
+_GPU_STEP_TOKENS = 512  # llama.cpp's own batch size
 _LEAST_STEP_TOKENS = 32
 _ERRORS_ONLY = 1
 
@@ -84,12 +89,14 @@ def _longest(spec: EngineSpec) -> int:
     return min(spec.context_tokens, spec.kv_tokens)
 
 
-def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library has no stubs
-    """Start llama.cpp's server on a socket file, whose name has to end with `.sock`.
+def start_server(spec: EngineSpec, socket_path: str) -> tuple[Any, bool]:  # Any: the library has no stubs
+    """Start llama.cpp's server on a socket file, whose name has to end with `.sock`. Returns the server, and whether it
+    computes on a GPU.
 
-    Raises: ModelError if it does not load the model.
+    Raises: ModelError if it does not load the model, or for an unknown device.
     """
     params = xllamacpp.CommonParams()
+    is_on_gpu = place(params, spec.device, find_gpus(xllamacpp.get_device_info()))
     params.model.path = spec.path
     params.hostnames = [socket_path]
     params.n_ctx = room_tokens(spec)
@@ -98,7 +105,9 @@ def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library
     if spec.exact:  # see 6. in engine.py
         params.no_extra_bufts = True
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_Q8_0
-    params.n_batch = params.n_ubatch = max(_LEAST_STEP_TOKENS, spec.max_step_tokens)
+    step_tokens = spec.max_step_tokens or (_GPU_STEP_TOKENS if is_on_gpu else _CPU_STEP_TOKENS)
+    # With fewer tokens than slots, llama.cpp ends the process.
+    params.n_batch = params.n_ubatch = max(step_tokens, params.n_parallel, _LEAST_STEP_TOKENS)
     params.cache_ram_mib = 0  # 8 GiB by default
     params.cache_idle_slots = False
     params.endpoint_slots = False
@@ -112,7 +121,7 @@ def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library
         except (RuntimeError, ValueError) as error:
             raise ModelError(f"llama.cpp cannot load {spec.path}: {_reason(stderr_file, error)}.") from error
     ask(socket_path, "GET /lora-adapters")  # waits until its loop runs: a server that is freed before that hangs
-    return server
+    return server, is_on_gpu
 
 
 def read_pieces(socket_path: str) -> TokenBytes:

@@ -12,8 +12,8 @@ from tailrace.types import Sampling
 __all__ = ["PARAMETERS", "SPARE_TOKENS", "request_body"]
 
 PARAMETERS = frozenset((
-    "grammar", "ignore_eos", "logit_bias", "max_tokens", "min_p", "repetition_penalty", "seed", "temperature",
-    "top_k", "top_p", "typical_p",
+    "allowed_token_ids", "grammar", "ignore_eos", "logit_bias", "max_tokens", "min_p", "repetition_penalty", "seed",
+    "stop_token_ids", "temperature", "top_k", "top_p", "typical_p",
 ))  # fmt: skip
 SPARE_TOKENS = 3  # a character that begins in the last token needs at most so many more
 
@@ -23,12 +23,14 @@ _MAX_END_TOKENS = 64  # more end tokens than any vocabulary has
 
 def request_body(sampling: Sampling, num_prompt_tokens: int, vocab_size: int) -> dict[str, object]:
     """Return the request's fields except the prompt. Has no presence and frequency penalties: they also count the
-    prompt."""
+    prompt. Tokens of `stop_token_ids` are left to the engine."""
+    allowed = frozenset(sampling.allowed_token_ids)
     top_k = sampling.top_k
-    if sampling.typical_p < 1 and not top_k:
+    if sampling.typical_p < 1:
         # An impossible token (end tokens with ignore_eos) makes the entropy NaN, and then every token is typical. So
         # top_k removes the least likely tokens first.
-        top_k = max(1, vocab_size - _MAX_END_TOKENS)
+        num_possible = len(allowed) or max(1, vocab_size - _MAX_END_TOKENS)
+        top_k = min(top_k or num_possible, num_possible)
     is_greedy = sampling.temperature <= 0
     num_tokens = (sampling.max_tokens or 0) + SPARE_TOKENS
     body: dict[str, object] = {
@@ -55,8 +57,11 @@ def request_body(sampling: Sampling, num_prompt_tokens: int, vocab_size: int) ->
         "mirostat": 0,
         "n_probs": 0,
     }
-    if sampling.logit_bias:
-        body["logit_bias"] = [[token_id, bias] for token_id, bias in sampling.logit_bias]
+    biases: list[tuple[int, float | bool]] = list(sampling.logit_bias)
+    if allowed:
+        biases += [(token_id, False) for token_id in range(vocab_size) if token_id not in allowed]  # False bans it
+    if biases:
+        body["logit_bias"] = biases
     if sampling.grammar is not None:
         body["grammar"] = to_guidance(sampling.grammar)
     return body
