@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install install-dev page serve demo test coverage test-deep check bench release clean
+.PHONY: install install-dev page serve demo test simulate coverage test-deep check bench release clean
 
 # What serving needs. pip is not quiet: it shows what it downloads, and how far it is. Python compiles what it imports when
 # it imports it: compiling every module of every package beforehand takes 5 s more of a processor.
@@ -50,6 +50,12 @@ TRIES := --reruns 1 --max-suite-reruns 5 --rerun-except "from pytest-timeout" --
 test: install-dev
 	$(BIN)/pytest -n 5 --dist loadfile --no-loadscope-reorder $(TRIES) -m "not deep" \
 		-o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true $(ARGS)
+
+# Servers that share a Redis, with faults that nobody has thought of, for a minute: docs/reliability.md. It prints the seed of
+# a schedule that breaks a law; `make simulate ARGS="--seed N"` runs that one again.
+SECONDS ?= 60
+simulate: install-dev
+	$(BIN)/python -m tests.simulation --seconds $(SECONDS) $(ARGS)
 
 # Line coverage of the packages that tests call in their own process, with a floor (pyproject.toml). It is no part of `test`:
 # Python 3.11 traces every line, which makes these tests take 1.8 times the processor time, and the other tests mostly

@@ -88,7 +88,7 @@ class Generator:
         self.store = store
         self.gate = gate
         self.limits = limits
-        self.live: set[Run] = set()  # streams without a terminal event
+        self.live: dict[Run, None] = {}  # streams without a terminal event, in order
         self.observers = Observers()
         self.meter: Meter | None = None  # None: usage is not limited
         self.is_unloaded = False  # the next request loads the engine
@@ -342,7 +342,7 @@ class Generator:
 
     def on_end(self, run: Run) -> None:
         """A stream has its terminal event, or another server has taken it over."""
-        self.live.discard(run)
+        self.live.pop(run, None)
         self.used_s = time.monotonic()
         self._stream_ended.set()
 
@@ -441,5 +441,5 @@ class Generator:
             on_end=self.on_end,
         )
         lease.log.producer = run
-        self.live.add(run)
+        self.live[run] = None
         return run

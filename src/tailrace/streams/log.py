@@ -177,8 +177,8 @@ class StreamLog:
         self.first_s: float | None = None  # monotonic; time of the first token in this process
         self.expires_s: float | None = None  # monotonic; None while it runs, and after it has expired
         self._readers = 0
-        self._waiting: set[Reader] = set()  # for the next event
-        self._ending: set[Reader] = set()  # for the terminal one
+        self._waiting: dict[Reader, None] = {}  # for the next event, in order
+        self._ending: dict[Reader, None] = {}  # for the terminal one
 
     @property
     def stream_id(self) -> str:
@@ -230,7 +230,7 @@ class StreamLog:
             return
         self.events += events
         if self._waiting:
-            waiting, self._waiting = self._waiting, set()
+            waiting, self._waiting = self._waiting, {}
             for reader in waiting:
                 reader.wake()
         last = events[-1]
@@ -359,12 +359,12 @@ class Reader:
             return
         self._wakeup = asyncio.get_running_loop().create_future()
         try:
-            (log._ending if self.at_end_only else log._waiting).add(self)
+            (log._ending if self.at_end_only else log._waiting)[self] = None
             await self._wakeup
         finally:
             self._wakeup = None
-            log._ending.discard(self)
-            log._waiting.discard(self)
+            log._ending.pop(self, None)
+            log._waiting.pop(self, None)
 
     def wake(self) -> None:
         """Make a `wait` in progress return."""

@@ -10,18 +10,25 @@ from collections import OrderedDict, deque
 
 from tailrace.errors import StorageError
 from tailrace.streams._rows import Rows
-from tailrace.streams.log import StreamLog
+from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._scripts import COMPACT, DELETE
 
-__all__ = ["FinishedStreams"]
+__all__ = ["FinishedStreams", "lifetimes_ms"]
 
 _CACHED_BYTES = 64 * 2**20
 _COMPACT_AFTER_S = 2.0  # so that other servers have read the end
 _PAUSE_S = 0.5
 _AT_ONCE = 16  # streams that are compacted at the same time
+_TOMBSTONE_MS = 24 * 3600 * 1000  # how much longer than a stream it is known that there was one
+
+
+def lifetimes_ms(retention_s: float) -> tuple[int, int]:
+    """Return for how long Redis keeps an ended stream, and for how long it is known that there was one."""
+    retention_ms = max(1, int(1000 * retention_s))
+    return retention_ms, retention_ms + _TOMBSTONE_MS
 
 
 class FinishedStreams:
@@ -56,12 +63,25 @@ class FinishedStreams:
     def __len__(self) -> int:
         return len(self._own)
 
+    @property
+    def num_to_compact(self) -> int:
+        return len(self._to_compact)
+
+    @property
+    def to_compact(self) -> set[str]:
+        """Return the ids of the streams that Redis still lists as this server's."""
+        return {log.stream_id for _, _, log in self._to_compact}
+
+    def compact(self, log: StreamLog) -> None:
+        """Compact a stream soon."""
+        self._to_compact.append((time.monotonic(), self._members.epoch, log))
+
     # The cache
 
     def add(self, log: StreamLog) -> None:
         """A stream of this server has its terminal event."""
         log.record = log.record.finished()
-        self._to_compact.append((time.monotonic(), self._members.epoch, log))
+        self.compact(log)
         self.cache(log)
         self._own[log.stream_id] = (time.monotonic() + self._retention_s, log.num_bytes)
         self._own_bytes += log.num_bytes
@@ -135,11 +155,16 @@ class FinishedStreams:
 
     async def _compact(self, epoch: int, log: StreamLog) -> None:
         """Move the events of a stream into one field. Raises: StorageError."""
+        await self.keep_claim(log.record)  # first: whoever takes the stream over still finds it in the list
         keys = self._keys.of_owned(log.stream_id, epoch)
         if self._keeps:
             record = self._rows.encode_record(log.record)
             events = self._rows.encode_events(log.stream_id, log.events)
-            await self._connection.run(COMPACT, keys, epoch, record, events, log.stream_id)
+            times = lifetimes_ms(self._retention_s)
+            await self._connection.run(COMPACT, keys, epoch, record, events, log.stream_id, log.last_seq, *times)
         else:
             await self._connection.run(DELETE, keys, log.stream_id)
-        await self._claims.keep(log.record, lifetime_s=self._retention_s)
+
+    async def keep_claim(self, record: Record) -> None:
+        """Keep the idempotency key of an ended stream for as long as the stream. Raises: StorageError."""
+        await self._claims.keep(record, lifetime_s=self._retention_s)

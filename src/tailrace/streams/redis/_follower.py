@@ -19,15 +19,15 @@ Entries = list[tuple[bytes, Mapping[bytes, bytes]]]
 
 
 class KeyFollower:
-    """One blocking read of Redis at a time, over all followed keys.
+    """One blocking read of Redis at a time, over all followed keys. `on_failure` is called after each read that fails.
 
     `follow` returns at once: an entry in the inbox ends the read in progress, and the next one has the new key.
     """
 
-    def __init__(self, connection: Connection, inbox: str) -> None:
+    def __init__(self, connection: Connection, inbox: str, on_failure: Callable[[], None]) -> None:
         self._connection = connection
         self._inbox = inbox
-        self.on_failure: Callable[[], None] = lambda: None  # called after each read that fails
+        self._on_failure = on_failure
         self._last_ids: dict[str, str] = {}
         self._takers: dict[str, Callable[[Entries], None]] = {}
         self._is_reading = False
@@ -56,7 +56,7 @@ class KeyFollower:
                     self._connection.client.xread(asked, count=_ENTRIES, block=_BLOCK_MS), within_s=_BLOCK_MS / 1000 + 5
                 )
             except StorageError:
-                self.on_failure()
+                self._on_failure()
                 await asyncio.sleep(_RETRY_S)
                 continue
             finally:
@@ -78,11 +78,11 @@ class Followers:
         self._of_shard: list[KeyFollower] = []
         self._are_new = asyncio.Event()
 
-    def begin(self, epoch: int, take_messages: Callable[[Entries], None]) -> None:
+    def begin(self, epoch: int, take_messages: Callable[[Entries], None], on_failure: Callable[[], None]) -> None:
         """Follow the inboxes of this server under an epoch, and nothing else."""
         keys = self._connection.keys
         inboxes = [keys.inbox(shard, epoch) for shard in range(keys.num_shards)]
-        self._of_shard = [KeyFollower(self._connection, inbox) for inbox in inboxes]
+        self._of_shard = [KeyFollower(self._connection, inbox, on_failure) for inbox in inboxes]
         for follower, inbox in zip(self._of_shard, inboxes, strict=True):
             follower.follow(inbox, "0-0", take_messages)
         self._are_new.set()

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tailrace.errors import StreamExpired, UnknownStream
+from tailrace.errors import StorageError, StreamExpired, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
@@ -64,15 +64,19 @@ class Lookup:
 
     async def catch_up(self, log: StreamLog, after: int) -> None:
         """Wait for events that another server has shown already, and of which this one has not heard yet. Raises:
-        StorageError."""
+        StorageError, also if it does not hear of them in time."""
         if self._running.get(log.stream_id) is not log:
             await self._mirrors.catch_up(log)
             return
-        last = min(after, log.last_seq + len(self._queued(log)))
+        known = min(after, log.last_seq + len(self._queued(log)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CATCH_UP_S):
-                while log.last_seq < last and log.released is None:
+                while log.last_seq < known and log.released is None:
                     await Reader(log, log.last_seq).wait()
+        if log.last_seq < after:
+            last = await self._connection.ask(self._connection.client.hget(self._keys.stream(log.stream_id), "last"))
+            if last is not None and int(last) >= after:
+                raise StorageError("This server does not have the last events of the stream yet.")
 
     def _log_of_another_task(self, stream_id: str) -> StreamLog | None:
         """Return the log that another task made while this one waited for its own answer."""

@@ -139,6 +139,13 @@ class Members:
         counts = [self._command("zcard", keys.owned(shard, epoch)) for shard in range(keys.num_shards)]
         return sum(await asyncio.gather(*counts))
 
+    async def streams(self, epoch: int) -> list[str]:
+        """Return the ids of the streams that a server owns, in the order in which it got them. Raises: StorageError."""
+        keys = self._connection.keys
+        shards = [keys.owned(shard, epoch) for shard in range(keys.num_shards)]
+        owned = await asyncio.gather(*(self._command("zrange", shard, 0, -1, withscores=True) for shard in shards))
+        return [stream_id.decode() for _, stream_id in sorted((at, one) for some in owned for one, at in some)]
+
     async def forget(self, epoch: int) -> None:
         """Nothing of a server is left. Raises: StorageError."""
         keys = self._connection.keys
@@ -192,5 +199,5 @@ class Members:
     def _shown_models(self) -> str:
         return "\n".join(sorted(self.models))
 
-    async def _command(self, name: str, *arguments: str | Sequence[int], **options: int) -> Any:
+    async def _command(self, name: str, *arguments: str | int | Sequence[int], **options: int) -> Any:
         return await self._connection.ask(getattr(self._connection.client, name)(*arguments, **options))

@@ -1,4 +1,4 @@
-"""Streams whose opening got no answer from Redis. Redis may have stored such a stream or not."""
+"""Streams that are being opened, and those whose opening got no answer: Redis may have stored such a stream or not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Openings"]
 
 
 class Openings:
-    """Deletes such streams, because nobody writes them.
+    """Deletes streams that nobody writes.
 
     Exception: a client may have repeated its idempotency key at another server and got the stream's id. Then this
     server must continue the stream. `recalled` maps the ids of these streams to the epoch of the server that returned
@@ -26,19 +26,31 @@ class Openings:
         self._connection = connection
         self._members = members
         self._running = running
+        self._begun: set[str] = set()
         self._unanswered: dict[str, None] = {}  # ids, in order
         self._settling = asyncio.Lock()
 
-    def fail(self, stream_id: str) -> None:
-        """The opening of a stream failed, or was cancelled."""
-        self._unanswered[stream_id] = None
+    @property
+    def pending(self) -> set[str]:
+        """Return the ids of all these streams."""
+        return {*self._begun, *self._unanswered, *self.recalled}
 
-    async def retry(self, stream_id: str) -> None:
-        """The stream is opened again. Raises: ClaimTaken if this server continues it already."""
+    async def begin(self, stream_id: str) -> None:
+        """A stream is opened, perhaps once more. Raises: ClaimTaken if this server continues it already."""
         async with self._settling:
             self._unanswered.pop(stream_id, None)
         if stream_id in self.recalled or stream_id in self._running:
             raise ClaimTaken("This server continues the stream of this Idempotency-Key.")
+        self._begun.add(stream_id)
+
+    def end(self, stream_id: str) -> None:
+        """The opening has an answer."""
+        self._begun.discard(stream_id)
+
+    def fail(self, stream_id: str) -> None:
+        """The opening of a stream failed, or was cancelled, or Redis has a stream that this server does not know."""
+        self._begun.discard(stream_id)
+        self._unanswered[stream_id] = None
 
     async def settle(self) -> None:
         """Delete each of these streams, or add it to `recalled`. Raises: StorageError."""

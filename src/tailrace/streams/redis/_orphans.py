@@ -29,7 +29,7 @@ _STOPPED = Failure("cancelled", "The stream was stopped.")
 @dataclass(frozen=True, slots=True)
 class Orphan:
     """A stream that this server writes now, as the server of this epoch. `end` is how it must end at once, if it cannot
-    go on."""
+    go on. One that has its terminal event is only to be tidied up."""
 
     epoch: int
     record: Record
@@ -68,12 +68,9 @@ class Orphans:
         await self._members.find_dead()
         ask, client = self._connection.ask, self._connection.client
         for epoch in sorted(self._members.dead):
-            shards = [self._keys.owned(shard, epoch) for shard in range(self._keys.num_shards)]
-            owned = await asyncio.gather(*(ask(client.zrange(shard, 0, -1, withscores=True)) for shard in shards))
-            in_order = sorted((position, stream_id) for some in owned for stream_id, position in some)
+            in_order = await self._members.streams(epoch)
             for start in range(0, len(in_order), _AT_ONCE):
-                listed = [stream_id.decode() for _, stream_id in in_order[start : start + _AT_ONCE]]
-                stream_ids = await self._of_models(epoch, listed, models)
+                stream_ids = await self._of_models(epoch, in_order[start : start + _AT_ONCE], models)
                 for orphan in await self._take_some(epoch, stream_ids):
                     yield orphan
                 # Last, so that what was taken is found again if Redis fails before it was yielded.
@@ -136,7 +133,7 @@ class Orphans:
         except JournalDamaged:
             logger.error("stream %s was damaged and ends before the damage", stream_id)
             return Orphan(own, record, events, ("error", _DAMAGED))
-        if stop == b"1":
+        if stop == b"1" and takes:
             return Orphan(own, record, events, ("cancelled", _STOPPED))
         if takes > MAX_RECOVERIES:
             return Orphan(own, record, events, ("interrupted", TOO_MANY_RECOVERIES))

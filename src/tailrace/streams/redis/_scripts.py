@@ -46,10 +46,11 @@ OTHER_WRITER = -1  # another server writes this stream
 MISSING = -2  # Redis does not have this stream
 
 # Keys: `of_stream`, `owned` of this server. Arguments: epoch, record, owner, model, stream id, its position in `owned`.
-# Returns 1; 0 if there is such a stream of another epoch.
+# Returns 1; 0 if there is such a stream of another epoch, or it has ended and was deleted: then this came too late.
 OPEN = script("""
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[1] and 1 or 0 end
+if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
 redis.call('DEL', KEYS[2])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'record', ARGV[2], 'owner', ARGV[3], 'model', ARGV[4], 'last', 0)
 redis.call('ZADD', KEYS[4], ARGV[6], ARGV[5])
@@ -111,13 +112,13 @@ return {has[1], has[2], has[3] or '0', has[4], rows}
 
 # Keys: `of_stream`, `owned` of this server. Arguments: epoch of the dead server, epoch of this one, stream id, its
 # position in `owned`. Returns [record, rows, how often it was taken over without a new event since, 1 if it was to be
-# stopped]; nil if it has ended or belongs to another server. One that this server has taken already is returned again,
-# since it may have got no answer.
+# stopped]; nil if it has ended and was compacted, or belongs to another server. One that this server has taken already
+# is returned again, since it may have got no answer.
 TAKE = script("""
-local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'record', 'last', 'taken_at', 'takes', 'stop')
-if has[2] or (has[1] ~= ARGV[1] and has[1] ~= ARGV[2]) then return false end
-local takes = 1
-if has[5] == has[4] then takes = tonumber(has[6]) + 1 end
+local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'record', 'last', 'taken_at', 'takes', 'stop', 'events')
+if has[8] or (has[1] ~= ARGV[1] and has[1] ~= ARGV[2]) then return false end
+local takes = 0
+if not has[2] then takes = has[5] == has[4] and tonumber(has[6]) + 1 or 1 end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'taken_at', has[4], 'takes', takes)
 redis.call('ZADD', KEYS[4], ARGV[4], ARGV[3])
 local rows = {}
@@ -126,12 +127,18 @@ return {has[3], rows, takes, has[7] or '0'}
 """)
 
 # Keys: `of_stream`, `owned` of this server. Arguments: epoch, record and events of the stream in one row each, stream
-# id.
+# id, number of the last event, retention in ms, time of tombstones in ms. Ends the stream again if Redis has lost that.
 COMPACT = script("""
 redis.call('ZREM', KEYS[4], ARGV[4])
-if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return end
+local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'owner')
+if has[1] ~= ARGV[1] then return end
 redis.call('HSET', KEYS[1], 'record', ARGV[2], 'events', ARGV[3])
 redis.call('DEL', KEYS[2])
+if not has[2] then
+  redis.call('HSET', KEYS[1], 'ended', 1, 'last', ARGV[5])
+  redis.call('PEXPIRE', KEYS[1], ARGV[6])
+  redis.call('SET', KEYS[3], has[3], 'PX', ARGV[7])
+end
 """)
 
 # Keys: `of_stream`. Asks for the end of a stream. Returns the epoch of its writer; nil if it has ended or is missing.
@@ -151,11 +158,13 @@ return 1
 """)
 
 # Keys: `of_stream`, `owned` of this server. Arguments: epoch, stream id. Deletes a stream of this server that nobody
-# writes, or returns the epoch of the server that gave its id to a client.
+# writes. One that somebody knows goes on: then this returns the epoch of the server that gave its id to a client, or
+# that of this server if it has events.
 DELETE_UNANSWERED = script("""
-local has = redis.call('HMGET', KEYS[1], 'epoch', 'recalled')
-if has[1] == ARGV[1] then
+local has = redis.call('HMGET', KEYS[1], 'epoch', 'recalled', 'last', 'events')
+if has[1] == ARGV[1] and not has[4] then
   if has[2] then return has[2] end
+  if has[3] ~= '0' then return ARGV[1] end
   redis.call('DEL', KEYS[1], KEYS[2])
 end
 redis.call('ZREM', KEYS[4], ARGV[2])

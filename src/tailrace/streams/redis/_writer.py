@@ -14,6 +14,7 @@ from tailrace.streams._rows import Rows
 from tailrace.streams._write_errors import WriteErrors
 from tailrace.streams.log import Ender, StreamLog, enqueue
 from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._finished import lifetimes_ms
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._scripts import APPEND, MISSING, OPEN, OTHER_WRITER
 from tailrace.streams.redis._stored import Stored, load
@@ -27,7 +28,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _RETRY_S = 0.05
 _PROBE_S = 1.0
 _STREAMS_AT_ONCE = 128  # in one call of a script, which stops Redis for as long
-_TOMBSTONE_MS = 24 * 3600 * 1000  # how much longer than a stream it is known that there was one
 
 
 _Batch = list[tuple[StreamLog, list[Event]]]
@@ -61,7 +61,7 @@ class Writer:
         self._connection = connection
         self._members = members
         self._rows = rows
-        self._retention_ms = max(1, int(1000 * retention_s))
+        self._lifetimes_ms = lifetimes_ms(retention_s)
         self._give_up = give_up
         self._on_other_writer = on_other_writer
         self._on_missing = on_missing
@@ -157,10 +157,8 @@ class Writer:
             row = self._rows.encode_events(stream_id, events)
             rows.append(row)
             numbers.append((stream_id, first, first + len(events) - 1, type(events[-1]) is End, len(row)))
-        times = self._retention_ms, self._retention_ms + _TOMBSTONE_MS
-        found = await self._connection.run(
-            APPEND, [self._connection.keys.base(shard)], self._members.epoch, *times, _encode(numbers), b"".join(rows)
-        )
+        keys, times = [self._connection.keys.base(shard)], self._lifetimes_ms
+        found = await self._connection.run(APPEND, keys, self._members.epoch, *times, _encode(numbers), b"".join(rows))
         return dict(zip(found[::2], found[1::2], strict=True))
 
     def _committed(self, log: StreamLog, events: Sequence[Event]) -> None:
@@ -187,7 +185,9 @@ class Writer:
         StorageError."""
         self._num_restored += 1
         shard = self._connection.keys.shard_of(log.stream_id)
-        await self._append(shard, [(log, last + 1, log.events[last:])])
+        found = (await self._append(shard, [(log, last + 1, log.events[last:])])).get(0)
+        if found is not None and last < found < log.last_seq:
+            await self._append(shard, [(log, found + 1, log.events[found:])])
 
     async def _read_committed(self, log: StreamLog, events: list[Event]) -> None:
         """Redis has more events than the log: those of a write whose answer was lost. Raises: StorageError."""
@@ -204,6 +204,12 @@ class Writer:
         if same:
             self._committed(log, events[:same])
         log.extend(new[same:])
+        queue = self._queues.get(log, [])
+        if log.end is not None:  # what was to end it in another way comes too late
+            self.drop(log)
+        elif new[same:] and queue and type(queue[0]) is End:  # it was decided without the events that were just read
+            usage = queue[0].usage._replace(num_completion_tokens=log.num_tokens)
+            queue[0] = msgspec.structs.replace(queue[0], usage=usage)
 
     # Write errors
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, UnknownStream
 from tailrace.streams._rows import Rows
@@ -19,6 +20,7 @@ from tailrace.streams.redis._connection import Connection, start_error
 from tailrace.streams.redis._facts import check_facts
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._follower import Followers
+from tailrace.streams.redis._inventory import Inventory
 from tailrace.streams.redis._lookup import Lookup
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._messages import Messages
@@ -34,7 +36,6 @@ __all__ = ["RedisLogStore", "open_redis"]
 logger = logging.getLogger("tailrace.journal")
 
 _CLOSE_S = 2.0
-_AT_ONCE = 32  # streams that are stored again at the same time
 
 
 class RedisLogStore:
@@ -100,6 +101,9 @@ class RedisLogStore:
             running=self._running,
             recalled=self._openings.recalled,
         )
+        self._inventory = Inventory(
+            self._members, self._openings, self._finished, running=self._running, store=self._store
+        )
         self._durable = SharedDurableStreams(connection, rows, give_up_after_s=give_up_after_s)
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
@@ -137,12 +141,13 @@ class RedisLogStore:
         if self.write_error is not None:
             raise self.write_error.with_traceback(None)
         log, epoch = StreamLog(record), self.epoch
-        await self._openings.retry(record.stream_id)
+        await self._openings.begin(record.stream_id)
         try:
             if record.claim is not None:
                 await self._claims.take(record, record.claim)
             has_claim = await self._store(log)
         except ClaimTaken:
+            self._openings.end(record.stream_id)
             raise
         except BaseException as error:
             self._openings.fail(record.stream_id)
@@ -152,6 +157,7 @@ class RedisLogStore:
         if not has_claim:  # it was stored so late that another server has begun a stream with the key
             self._openings.fail(record.stream_id)
             raise ClaimTaken(TAKEN)
+        self._openings.end(record.stream_id)
         if epoch != self.epoch:  # the others take it over
             self._members.list_former_epoch(epoch)
             raise StorageError("Other servers took the streams of this server over.")
@@ -258,6 +264,7 @@ class RedisLogStore:
         if log.end is None:
             return
         await self._finished.delete(stream_id)
+        await self._finished.keep_claim(log.record)  # its server may be dead
 
     async def streams_of(self, owner: str) -> list[str]:
         return await self._lookup.streams_of(owner)
@@ -287,6 +294,9 @@ class RedisLogStore:
                         self._members.list_former_epoch(orphan.epoch)
                         continue
                     lease = Lease(self._mirrors.replace(orphan.record, orphan.events), self.epoch)
+                    if lease.log.end is not None:
+                        self._finished.add(lease.log)
+                        continue
                     self._running[lease.stream_id] = lease.log
                     if lease.stream_id in self._openings.recalled:
                         self._messages.join(lease.log, self._openings.recalled[lease.stream_id])
@@ -313,10 +323,13 @@ class RedisLogStore:
         self._follow_inboxes()
 
     def _follow_inboxes(self) -> None:
-        self._followers.begin(self.epoch, self._messages.take)
-        first = self._followers.of_shard(0)
-        first.follow(self._durable.log.tail_key, "0-0", self._durable.take)
-        first.on_failure = self._durable.on_failure
+        self._followers.begin(self.epoch, self._messages.take, self._on_lost_connection)
+        self._followers.of_shard(0).follow(self._durable.log.tail_key, "0-0", self._durable.take)
+
+    def _on_lost_connection(self) -> None:
+        """A read failed that waits all the time: Redis may have been restarted, or another one may take its place."""
+        self._inventory.is_due = True
+        self._durable.on_failure()
 
     async def run(self) -> None:
         """Write, follow and tidy up until cancelled."""
@@ -359,16 +372,9 @@ class RedisLogStore:
                 await self._openings.settle()
                 if self._openings.recalled:
                     self._orphaned.set()
-                if await self._members.num_streams(self.epoch) < len(self._running):
-                    await self._store_again()
+                if not self._taking_over.locked():
+                    await self._inventory.take()
                 await self._mirrors.check()
-
-    async def _store_again(self) -> None:
-        """Store streams that Redis has lost; it would show only with their next events. Raises: StorageError."""
-        logs = list(self._running.values())
-        for start in range(0, len(logs), _AT_ONCE):
-            some = [log for log in logs[start : start + _AT_ONCE] if self._running.get(log.stream_id) is log]
-            await asyncio.gather(*map(self._store, some))
 
     async def close(self) -> None:
         """Write what waits, and give the lease back. What cannot be written is lost."""
@@ -392,14 +398,16 @@ async def open_redis(
     key: bytes | None = None,
     keep_finished: bool = True,
     give_up_after_s: float = 5.0,
+    client: Any = None,  # Any: the clients of redis-py have no common type
 ) -> AsyncIterator[RedisLogStore]:
     """Open the store at a URL (`_connection.py`), and take part in it until the context is left.
 
-    Servers of one `kind` share their streams; those of other kinds at the same URL do not see them.
+    Servers of one `kind` share their streams; those of other kinds at the same URL do not see them. A `client` of one
+    Redis takes the place of the URL.
     `lease_s` is how long the streams of this server wait at most, after it has died, until another server takes them
     over. `key` encrypts what is stored. Raises: ModelError.
     """
-    async with Connection.open(url, kind) as connection:
+    async with Connection.open(url, kind, client) as connection:
         store = RedisLogStore(
             connection,
             Rows(key),

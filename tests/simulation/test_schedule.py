@@ -1,0 +1,32 @@
+"""Servers that share a Redis keep the laws, whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.simulation.schedule import run
+
+_SEEDS = 320  # about 8 s of a processor
+_SHARES = 4
+_REPEATED = range(5000, 5010)
+
+
+@pytest.mark.parametrize("share", range(_SHARES))
+def test_no_law_is_broken(share: int) -> None:
+    """`make simulate` tries other seeds."""
+    for seed in range(share, _SEEDS, _SHARES):
+        outcome = run(seed)
+        assert not outcome.violation, outcome
+
+
+def test_a_seed_runs_the_same_again() -> None:
+    """In another process, where nothing has the same hash and the same place in memory."""
+    program = f"from tests.simulation.schedule import run; print([run(seed).digest for seed in {_REPEATED!r}])"
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    printed = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=True, text=True
+    ).stdout
+    assert printed == f"{[run(seed).digest for seed in reversed(_REPEATED)][::-1]}\n"
