@@ -87,14 +87,14 @@ def test_texts_of_wires_without_chats(server: Server) -> None:
 
 
 def test_an_unknown_one_is_refused(server: Server) -> None:
-    for path, body in (
-        ("/generate", {"inputs": "Hi", "parameters": {"adapter_id": "nobody"}}),
-        ("/v1/chat/completions", {"model": "nobody", "messages": MESSAGES}),
-        ("/api/chat", {"model": "nobody", "messages": MESSAGES}),
-        ("/v2/models/nobody/generate", {"text_input": "Hi"}),
+    for path, body, status in (
+        ("/generate", {"inputs": "Hi", "parameters": {"adapter_id": "nobody"}}, 422),
+        ("/v1/chat/completions", {"model": "nobody", "messages": MESSAGES}, 404),
+        ("/api/chat", {"model": "nobody", "messages": MESSAGES}, 404),
+        ("/v2/models/nobody/generate", {"text_input": "Hi"}, 404),
     ):
         answer = server.post(path, body)
-        assert answer.status_code == 404, (path, answer.text)
+        assert answer.status_code == status, (path, answer.text)
         assert "There is no such model here. GET /v1/models lists the models." in answer.text
 
 

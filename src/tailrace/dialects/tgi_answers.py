@@ -20,6 +20,7 @@ from tailrace.errors import (
     QuotaExceeded,
     RequestError,
     TailraceError,
+    UnknownModel,
 )
 from tailrace.types import Event, Released, TextDelta, TopLogprobs
 
@@ -216,7 +217,9 @@ def _error_of(error: TailraceError) -> tuple[int, str, str]:
     if isinstance(error, ContextLengthExceeded):
         return 422, f"Input validation error: {_too_long(error)}", "validation"
     if isinstance(error, RequestError):
-        return 422 if error.status == 400 else error.status, f"Input validation error: {error.message}", "validation"
+        is_invalid = error.status == 400 or isinstance(error, UnknownModel)  # an adapter's name is a parameter here
+        status = 422 if is_invalid else error.status
+        return status, f"Input validation error: {error.message}", "validation"
     return error.status, error.message, error.code
 
 

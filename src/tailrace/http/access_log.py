@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.http.answers import LOG
+from tailrace.http.answers import ANSWERED
 from tailrace.http.wires import wire_of
 from tailrace.spelling import shown_path
 from tailrace.streams import StreamLog
@@ -37,6 +37,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         request = _Request(scope)
+        scope[ANSWERED] = request.logs  # a list, because applications copy scopes
 
         async def receive_and_record() -> Message:
             message = await receive()
@@ -57,7 +58,7 @@ class AccessLog:
             self._write(request)
 
     def _write(self, request: _Request) -> None:
-        fields = request.fields(request.scope.get(LOG), is_of_app=self._is_of_apps)
+        fields = request.fields(request.logs[0] if request.logs else None, is_of_app=self._is_of_apps)
         shown = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _UNNAMED_FIELDS)
         front = " ".join(str(fields[name]) for name in _UNNAMED_FIELDS)
         logger.info("%s %s", front, shown, extra={"fields": fields})
@@ -73,6 +74,7 @@ class _Request:
         self.is_complete = False
         self.client_left = False
         self.stream_id = ""
+        self.logs: list[StreamLog] = []  # the one that answers it
         self.scope = scope
         self._path = str(scope["path"])  # the router may change the scope's
         self._begun = datetime.now(UTC)

@@ -19,7 +19,7 @@ from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, Released
 
 __all__ = [
-    "LOG",
+    "ANSWERED",
     "STREAM_HEADERS",
     "JsonAnswer",
     "StreamAnswer",
@@ -36,7 +36,7 @@ STREAM_HEADERS = {
 }
 
 
-LOG = "tailrace_log"  # in a scope: the StreamLog that answers this request, for the access log
+ANSWERED = "tailrace_answered"  # in a scope: a list for the StreamLog that answers the request, if somebody wants it
 _WRITE_BYTES = 64 * 2**10  # about how much is encoded per write, and waits for a slow socket
 
 
@@ -128,7 +128,7 @@ class StreamAnswer:
         self._is_disconnected = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[LOG] = self._log
+        scope.get(ANSWERED, []).append(self._log)
         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
         self._headers = []  # a kilobyte that an idle reader would keep
         if scope["method"] == "HEAD":
@@ -226,7 +226,7 @@ class WholeAnswer:
         self._headers = dict(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[LOG] = self._log
+        scope.get(ANSWERED, []).append(self._log)
         with Reader(self._log, at_end_only=True) as reader:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(self._watch(receive, reader))
