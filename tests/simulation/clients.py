@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tests.simulation.laws import Expected, Ledger
-from tests.simulation.servers import MODEL, Answer, Server
+from tests.simulation.servers import MODEL, Answer, Message, Server
 from tests.simulation.simulated_time import Process, Simulation, Violation
 
 from tailrace.errors import SeqOutOfRange, StreamError, StreamExpired, TailraceError, UnknownStream
@@ -29,6 +29,8 @@ class Wish:
     cut_every: int  # events, on average; 0: never
     stop_after: int  # events; 0: never
     deletes: bool
+    patience_s: float  # how long it waits for its stream to begin
+    asks_twice: bool  # at the same time, if it has a key
 
 
 class Client:
@@ -55,6 +57,20 @@ class Client:
         self.doing = "nothing"  # for the report of one that does not come to its end
 
     async def run(self) -> None:
+        if self._wish.asks_twice and self._wish.has_key:
+            await asyncio.gather(self._live(), self._ask_again())
+        else:
+            await self._live()
+
+    async def _ask_again(self) -> None:
+        """Send the same request to another server, and leave when it has begun."""
+        await asyncio.sleep(self._simulation.random.choice((0.0, 0.01, 0.2)))
+        answer = (await self._server()).create(self._process, self._request(), self._claim())
+        if isinstance(message := await answer.take(), str):
+            self._ledger.on_begun(message, self.expected)
+        answer.cut()
+
+    async def _live(self) -> None:
         first = await self._begin()
         if self.stream_id is None:
             return
@@ -72,22 +88,31 @@ class Client:
             await asyncio.sleep(0.05)
         return self._simulation.random.choice(servers)
 
-    async def _begin(self) -> Answer | None:
-        """Create the stream. With an idempotency key, try again until there is an answer."""
+    def _request(self) -> GenerateRequest:
         wish = self._wish
-        sampling = Sampling(temperature=0.0, max_tokens=wish.num_tokens, seed=self.expected.seed)
-        request = GenerateRequest(
+        return GenerateRequest(
             model=MODEL,
             prompts=(self.expected.prompt_ids,),
-            sampling=sampling,
+            sampling=Sampling(temperature=0.0, max_tokens=wish.num_tokens, seed=self.expected.seed),
             on_disconnect="detach" if wish.linger_s else "cancel",
             linger_s=wish.linger_s,
         )
-        claim = Claim(wish.name, b"request") if wish.has_key else None
+
+    def _claim(self) -> Claim | None:
+        return Claim(self._wish.name, b"request") if self._wish.has_key else None
+
+    async def _begin(self) -> Answer | None:
+        """Create the stream. With an idempotency key, try again until there is an answer."""
+        wish, request, claim = self._wish, self._request(), self._claim()
         while True:
             self.doing = "creating"
             answer = (await self._server()).create(self._process, request, claim)
-            message = await answer.take()
+            message: Message = None
+            try:
+                async with asyncio.timeout(wish.patience_s):
+                    message = await answer.take()
+            except TimeoutError:
+                answer.cut()
             if isinstance(message, str):
                 self.stream_id = message
                 self._ledger.on_begun(message, self.expected)

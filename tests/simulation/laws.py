@@ -145,7 +145,7 @@ class Ledger:
                     position += len(event.token_ids)
         if stream_id not in expected.stream_ids:
             expected.stream_ids.append(stream_id)
-        if len(expected.stream_ids) > 1 and not self.may_lose:
+        if len(expected.stream_ids) > 1 and not (self.may_lose or expected.is_deleted):
             raise Violation(f"law 6: one idempotency key has begun the streams {expected.stream_ids}")
 
     def on_seen(self, stream_id: str, seq: int, event: Event) -> None:

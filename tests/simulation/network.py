@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError
-from tests.simulation.redis_model import Argument, RedisModel, ScriptUnknown
+from redis.exceptions import NoScriptError, ResponseError
+from tests.simulation.redis_model import Argument, CommandError, RedisModel, ScriptUnknown, name_of
 from tests.simulation.simulated_time import Process, Simulation
 
-__all__ = ["Line", "RedisHost", "SimulatedClient"]
+__all__ = ["PARTS", "Line", "RedisHost", "SimulatedClient"]
 
 Reply = Any  # of Redis: bytes, int, None, or a list of replies
 
+PARTS = 5  # into which commands and scripts are divided by their names
 _REFUSED_S = 0.001  # until a connection is refused where nothing listens
 
 
@@ -27,6 +29,7 @@ class Line:
     lose_command: float = 0.0
     lose_answer: float = 0.0
     late: float = 0.0  # the command arrives when the server has given it up
+    only: int | None = None  # a part of all commands: the chances are of no others
     is_cut: bool = False  # no message arrives, and nobody is told
 
 
@@ -115,17 +118,22 @@ class SimulatedClient:
     def _delay_s(self) -> float:
         return self._simulation.random.expovariate(1.0) * self.line.delay_s
 
-    async def _send(self, call: Callable[[RedisModel], Reply]) -> Reply:
+    async def _send(self, name: str, call: Callable[[RedisModel], Reply]) -> Reply:
         """Return the reply to a command. Raises: redis.ConnectionError, what the command raises."""
-        return await self._ask(lambda answer: answer(self._host.run(self._process, call)))
+        return await self._ask(name, lambda answer: answer(self._host.run(self._process, call)))
 
-    async def _ask(self, serve: Callable[[Callable[[Reply], None]], None]) -> Reply:
+    async def _ask(self, name: str, serve: Callable[[Callable[[Reply], None]], None]) -> Reply:
         """Let `serve` run at Redis, and return what it answers with."""
         host, simulation, line, process = self._host, self._simulation, self.line, self._process
         future: asyncio.Future[Reply] = process.create_future()
-        life, fate = host.life, simulation.random.random()
-        loses_answer = line.lose_command <= fate < line.lose_command + line.lose_answer
-        is_late = 1 - fate < line.late
+        life, fate, is_meant = (
+            host.life,
+            simulation.random.random(),
+            line.only in (None, zlib.crc32(name.encode()) % PARTS),
+        )
+        loses_command = is_meant and fate < line.lose_command
+        loses_answer = is_meant and not loses_command and fate < line.lose_command + line.lose_answer
+        is_late = is_meant and 1 - fate < line.late
 
         def settle(reply: Reply, error: BaseException | None = None) -> None:
             if future.done() or process.is_dead:
@@ -155,8 +163,10 @@ class SimulatedClient:
                 serve(answer)
             except ScriptUnknown:
                 answer(None, NoScriptError("No matching script."))
+            except CommandError as error:
+                answer(None, ResponseError(str(error)))
 
-        if line.is_cut or fate < line.lose_command:
+        if line.is_cut or loses_command:
             if not line.is_cut and simulation.random.random() < 0.5:
                 simulation.after(self._delay_s(), break_off)
         elif not host.is_up:
@@ -167,7 +177,7 @@ class SimulatedClient:
 
     def _command(self, name: str, *arguments: Argument) -> Any:
         self._trace(name, arguments)
-        return self._send(lambda model: model.execute(name, *arguments))
+        return self._send(name, lambda model: model.execute(name, *arguments))
 
     def _trace(self, name: str, arguments: Sequence[Argument]) -> None:
         if self._host.on_send is not None:
@@ -177,10 +187,10 @@ class SimulatedClient:
 
     async def evalsha(self, sha: str, num_keys: int, *arguments: Argument) -> Reply:
         self._trace(sha, arguments)
-        return await self._send(lambda model: model.evalsha(sha, num_keys, arguments))
+        return await self._send(sha, lambda model: model.evalsha(sha, num_keys, arguments))
 
     async def eval(self, text: str, num_keys: int, *arguments: Argument) -> Reply:
-        return await self._send(lambda model: model.eval(text, num_keys, arguments))
+        return await self._send(name_of(text), lambda model: model.eval(text, num_keys, arguments))
 
     async def ping(self) -> bool:
         return bool(await self._command("PING") == b"PONG")
@@ -263,11 +273,11 @@ class SimulatedClient:
             else:
                 self._host.block(_Blocked(positions, count, answer), block / 1000)
 
-        found = await self._ask(serve) or []
+        found = await self._ask("XREAD", serve) or []
         return [[key, [(entry_id, _pairs(fields)) for entry_id, fields in entries]] for key, entries in found]
 
     async def scan_iter(self, match: str, count: int) -> AsyncIterator[bytes]:
-        for key in await self._send(lambda model: model.keys_like(match.encode())):
+        for key in await self._send("SCAN", lambda model: model.keys_like(match.encode())):
             yield key
 
 

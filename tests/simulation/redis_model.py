@@ -14,7 +14,7 @@ from typing import Any
 import lupa.lua51
 import msgspec
 
-__all__ = ["Argument", "RedisModel", "ScriptUnknown"]
+__all__ = ["Argument", "CommandError", "RedisModel", "ScriptUnknown", "as_bytes", "name_of"]
 
 Argument = bytes | str | int | float
 Reply = Any  # of Redis: bytes, int, None, or a list of replies
@@ -377,8 +377,13 @@ _lua.globals()[b"redis"] = _table({b"call": _call})
 _lua.globals()[b"cmsgpack"] = _table({b"unpack": lambda packed: _to_lua(msgspec.msgpack.decode(packed))})
 
 
+def name_of(text: str) -> str:
+    """Return the name that Redis gives to a script."""
+    return hashlib.sha1(text.encode()).hexdigest()
+
+
 def _load(text: str) -> str:
-    sha = hashlib.sha1(text.encode()).hexdigest()
+    sha = name_of(text)
     if sha not in _functions:
         _functions[sha] = _lua.execute(b"return function(KEYS, ARGV)\n" + text.encode() + b"\nend")
     return sha
@@ -388,5 +393,7 @@ def _evaluate(model: RedisModel, sha: str, num_keys: int, arguments: list[bytes]
     _current.append(model)
     try:
         return _from_lua(_functions[sha](_table(arguments[:num_keys]), _table(arguments[num_keys:])))
+    except lupa.lua51.LuaError as error:
+        raise CommandError(f"ERR Error running script: {error}") from error
     finally:
         _current.pop()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tests.simulation.clients import Client, Wish
 from tests.simulation.laws import Ledger
-from tests.simulation.network import Line, RedisHost
+from tests.simulation.network import PARTS, Line, RedisHost
 from tests.simulation.servers import Server
 from tests.simulation.simulated_time import Process, Simulation, Violation
 
@@ -87,6 +87,8 @@ class Schedule:
         self._clients: list[Client] = []
         self._num_left = 0
         self._is_calm = False
+        self._has_failed = False  # a server could not reach Redis
+        self._has_late_commands = False  # one may make a key last forever that another has given an end
         self._begin_s = self._looks_s = self.simulation.now_s
 
     # Running
@@ -175,8 +177,12 @@ class Schedule:
             cut_every=random.choice((0, 0, 3, 10)),
             stop_after=random.choice((0, 0, 0, 4)),
             deletes=random.random() < 0.2,
+            patience_s=random.choice((0.5, 2.0, 100.0, 100.0)),
+            asks_twice=random.random() < 0.3,
         )
         client = Client(self.simulation, self._clients_process, self.ledger, self._answering, wish)
+        if self._has_failed:
+            client.expected.may_end.add("error")
         self._clients.append(client)
 
         async def live() -> None:
@@ -208,6 +214,7 @@ class Schedule:
         self.faults.append(f"{self.simulation.now_s - self._begin_s:.3f} {text}")
 
     def _may_end_as_error(self) -> None:
+        self._has_failed = True
         for client in self._clients:
             client.expected.may_end.add("error")
 
@@ -241,15 +248,19 @@ class Schedule:
         self.simulation.after(duration_s, self._mend, server.line)
 
     def _flake(self, server: Server) -> None:
-        chance = self.simulation.random.choice((0.02, 0.1, 0.3))
-        which = self.simulation.random.choice(("lose_command", "lose_answer", "lose_answer", "late"))
-        self._note(f"{which} of {server.process.name} with {chance}")
+        random, line = self.simulation.random, server.line
+        which = random.choice(("lose_command", "lose_answer", "lose_answer", "late"))
+        chance = random.choice((0.02, 0.1, 0.3))
+        if random.random() < 0.5:  # some commands only, and these more often
+            line.only, chance = random.randrange(PARTS), random.choice((0.3, 0.6, 0.9))
+        self._has_late_commands |= which == "late"
+        self._note(f"{which} of {server.process.name} with {chance}" + (f" in part {line.only}" if line.only else ""))
         self._may_end_as_error()
-        setattr(server.line, which, chance)
-        self.simulation.after(self.simulation.random.uniform(1.0, 8.0), self._mend, server.line)
+        setattr(line, which, chance)
+        self.simulation.after(random.uniform(1.0, 8.0), self._mend, line)
 
     def _mend(self, line: Line) -> None:
-        line.is_cut = False
+        line.is_cut, line.only = False, None
         line.lose_command = line.lose_answer = line.late = 0.0
 
     def _restart_redis(self, server: Server) -> None:
@@ -337,7 +348,7 @@ class Schedule:
                 left.append(f"{key} has not ended")
             elif ":owned:" in key and not self.may_lose:  # else Redis has lost that it was tidied up
                 left.append(f"Redis has {key}")
-            elif ":claim:" in key and not self.may_lose and model.pttl(key.encode()) < 0:
+            elif ":claim:" in key and not (self.may_lose or self._has_late_commands) and model.pttl(key.encode()) < 0:
                 left.append(f"{key} is kept forever")
         return left
 

@@ -22,9 +22,10 @@ from tailrace.streams import Claim, Reader, Record, StreamLog
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.types import ANONYMOUS, End, Event, GenerateRequest, Released
 
-__all__ = ["MODEL", "Answer", "Server"]
+__all__ = ["MODEL", "Answer", "Message", "Server"]
 
 MODEL = "scripted"
+Message = str | Event | Released | TailraceError | None
 _SPEC = EngineSpec("scripted", context_tokens=1_000, kv_tokens=10_000, max_sequences=8)
 
 
@@ -53,19 +54,21 @@ class Answer:
         self._server = server
         self._client = client
         self._arrives_s = 0.0
-        self._came: list[str | Event | Released | TailraceError | None] = []
+        self._came: list[Message] = []
         self._waiting: asyncio.Future[None] | None = None
         self.task: asyncio.Task[None] | None = None  # of the server
         self.is_cut = False
+        self.is_begun = False
+        self.is_left = False  # as the server knows
 
     # Of the server
 
-    def send(self, message: str | Event | Released | TailraceError | None) -> None:
+    def send(self, message: Message) -> None:
         simulation = self._server.simulation
         self._arrives_s = max(self._arrives_s, simulation.now_s + simulation.random.expovariate(1000.0))
         simulation.at(self._arrives_s, self._arrive, message)
 
-    def _arrive(self, message: str | Event | Released | TailraceError | None) -> None:
+    def _arrive(self, message: Message) -> None:
         if self.is_cut:
             return
         self._came.append(message)
@@ -74,7 +77,7 @@ class Answer:
 
     # Of the client
 
-    async def take(self) -> str | Event | Released | TailraceError | None:
+    async def take(self) -> Message:
         while not self._came:
             self._waiting = self._client.create_future()
             await self._waiting
@@ -88,7 +91,9 @@ class Answer:
             simulation.after(simulation.random.expovariate(100.0), self._leave)
 
     def _leave(self) -> None:
-        if self.task is not None and not self._server.process.is_dead:
+        """A server that waits for its store goes on, or is cancelled."""
+        self.is_left = True
+        if self.task is not None and (self.is_begun or self._server.simulation.random.random() < 0.5):
             self._server.process.call_soon(self.task.cancel)
 
 
@@ -300,8 +305,9 @@ class Server(Observer):
             return log
 
     async def _write(self, answer: Answer, log: StreamLog, after: int) -> None:
+        answer.is_begun = True
         with Reader(log, after) as reader:
-            while True:
+            while not answer.is_left:
                 for event in reader.take():
                     answer.send(event)
                 ending = reader.ending

@@ -13,6 +13,7 @@ import itertools
 import secrets
 import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -296,7 +297,9 @@ class Simulation:
             try:
                 yield
             finally:
-                self._close()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # there are coroutines that nobody awaits any more
+                    self._close()
                 sys.set_asyncgen_hooks(*hooks)
 
     def _close(self) -> None:

@@ -64,10 +64,13 @@ class Claims:
             if other != seen:
                 seen, until_s = other, time.monotonic() + _WAIT_S
             stream_id = _decode(other).stream_id
+            is_gone = await ask(
+                client.exists(self._keys.gone(stream_id))
+            )  # first: it may be stored, and end, meanwhile
             if await ask(client.exists(self._keys.stream(stream_id))):
                 raise ClaimTaken(TAKEN)
             # Its stream has expired, or another server stores it now, or that server died before it could.
-            if await ask(client.exists(self._keys.gone(stream_id))) or time.monotonic() > until_s:
+            if is_gone or time.monotonic() > until_s:
                 unused = other
             else:
                 await asyncio.sleep(_RETRY_S)

@@ -131,8 +131,9 @@ class Mirrors:
         if not log.num_readers and time.monotonic() - mirror.unread_since_s > _UNREAD_S:
             self._give_up(mirror, StorageError("This server follows the stream no longer: it had no reader here."))
             return
-        client = self._connection.client
-        epoch, last = await self._connection.ask(client.hmget(self._keys.stream(log.stream_id), "epoch", "last"))
+        names = "epoch", "last", "ended"
+        asked = self._connection.client.hmget(self._keys.stream(log.stream_id), *names)
+        epoch, last, ended = await self._connection.ask(asked)
         if self.get(log.stream_id) is not mirror:
             return
         if epoch is None:
@@ -148,6 +149,11 @@ class Mirrors:
             except JournalDamaged as error:  # of this stream alone
                 self._give_up(mirror, error)
                 return
+        elif (
+            ended is not None and log.end is None
+        ):  # Redis had lost the last events, and the stream has ended without them
+            self._give_up(mirror, StorageError("The log store has lost the last events of this stream."))
+            return
         if int(epoch) != mirror.epoch:
             mirror.epoch = int(epoch)
             if log.num_readers:

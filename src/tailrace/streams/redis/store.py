@@ -232,6 +232,8 @@ class RedisLogStore:
             raise UnknownStream("There is no such stream.")
         if after > log.last_seq:
             await self._lookup.catch_up(log, after)
+            if after > log.last_seq and log.released is not None:
+                raise log.released.with_traceback(None)
         log.check_position(after)
         return log
 
@@ -263,8 +265,8 @@ class RedisLogStore:
         log = await self.read(owner, stream_id)
         if log.end is None:
             return
-        await self._finished.delete(stream_id)
         await self._finished.keep_claim(log.record)  # its server may be dead
+        await self._finished.delete(stream_id)
 
     async def streams_of(self, owner: str) -> list[str]:
         return await self._lookup.streams_of(owner)

@@ -1,0 +1,296 @@
+"""Defects to plant: each changes a line of the product. The simulation has to find all of them.
+
+`python -m tests.simulation.defects NAME` plants one, and prints the first seed that finds it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+
+__all__ = ["DEFECTS", "Defect", "plant"]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """A text of a module, and what takes its place. Some seed below `seeds` finds it."""
+
+    name: str
+    module: str
+    old: str
+    new: str
+    seeds: int = 400
+
+
+_STORE = "tailrace.streams.redis."
+_SCRIPTS = _STORE + "_scripts"
+
+DEFECTS = (
+    # What random deaths of real servers have found.
+    Defect(
+        "an opening without an answer stays, and nobody writes it",
+        _STORE + "store",
+        "                await self._openings.settle()\n                if self._openings.recalled:\n",
+        "                if self._openings.recalled:\n",
+    ),
+    Defect(
+        "a stream that another server has given to a client is deleted",
+        _SCRIPTS,
+        "  if has[2] then return has[2] end\n",
+        "",
+    ),
+    Defect(
+        "a take-over is removed before it was had",
+        _STORE + "_orphans",
+        "                for orphan in await self._take_some(epoch, stream_ids):\n                    yield orphan\n",
+        "                for one in stream_ids:\n"
+        "                    await ask(client.zrem(self._keys.of_owned(one, epoch)[3], one))\n"
+        "                for orphan in await self._take_some(epoch, stream_ids):\n                    yield orphan\n",
+        seeds=4000,
+    ),
+    Defect(
+        "a stream without its idempotency key goes on",
+        _STORE + "store",
+        "        if not has_claim:  #",
+        "        if False:  #",
+        seeds=4000,
+    ),
+    # Writing.
+    Defect(
+        "readers see events before they are kept",
+        _STORE + "_writer",
+        "        failed = await self._append(shard, [(log, log.last_seq + 1, events) for log, events in group])\n",
+        "        rows = [(log, log.last_seq + 1, events) for log, events in group]\n"
+        "        for log, events in group:\n"
+        "            log.extend(events)\n"
+        "        failed = await self._append(shard, rows)\n",
+    ),
+    Defect(
+        "the epoch of a writer is not checked",
+        _SCRIPTS,
+        "  elseif has[1] ~= ARGV[1] then\n    found = -1\n",
+        "",
+    ),
+    Defect(
+        "the number of the first event is not checked",
+        _SCRIPTS,
+        "  elseif tonumber(has[2]) ~= row[2] - 1 then\n    found = tonumber(has[2])\n",
+        "",
+    ),
+    Defect(
+        "a commit whose answer was lost is not read",
+        _STORE + "_writer",
+        "                await self._read_committed(log, events)\n",
+        "                self._committed(log, events)\n",
+    ),
+    Defect(
+        "what Redis has lost is written again one event too late",
+        _STORE + "_writer",
+        "[(log, last + 1, log.events[last:])]",
+        "[(log, last + 1, log.events[last + 1:])]",
+    ),
+    Defect(
+        "an end that is found does not drop the one that waits",
+        _STORE + "_writer",
+        "            self.drop(log)\n        elif new[same:]",
+        "            pass\n        elif new[same:]",
+        seeds=4000,
+    ),
+    Defect(
+        "an end does not count the tokens that are found",
+        _STORE + "_writer",
+        "            queue[0] = msgspec.structs.replace(queue[0], usage=usage)\n",
+        "            pass\n",
+        seeds=2000,
+    ),
+    Defect(
+        "a server that lost its lease goes on",
+        _STORE + "store",
+        "        if log.producer is not None:\n            log.producer.lease_lost()\n",
+        "",
+    ),
+    # Opening, deleting, keys.
+    Defect(
+        "an opening overwrites what is there",
+        _SCRIPTS,
+        "if epoch then return epoch == ARGV[1] and 1 or 0 end\n",
+        "",
+        seeds=4000,
+    ),
+    Defect(
+        "an opening that comes too late makes a deleted stream again",
+        _SCRIPTS,
+        "if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end\n",
+        "",
+        seeds=4000,
+    ),
+    Defect(
+        "two servers begin a stream with one key",
+        _SCRIPTS,
+        "if has and has ~= ARGV[1] and has ~= ARGV[3] then return has end\n",
+        "",
+    ),
+    Defect(
+        "a deleted stream is shown from memory",
+        _STORE + "_finished",
+        "        if is_kept and self._keeps:\n",
+        "        if False:\n",
+    ),
+    Defect(
+        "the idempotency key of an ended stream is kept forever",
+        _STORE + "_finished",
+        "        await self.keep_claim(log.record)  # first",
+        "        # first",
+    ),
+    # Taking over.
+    Defect(
+        "a stream is taken from a server that lives",
+        _SCRIPTS,
+        "if has[8] or (has[1] ~= ARGV[1] and has[1] ~= ARGV[2]) then return false end\n",
+        "if has[8] then return false end\n",
+        seeds=4000,
+    ),
+    Defect(
+        "readers of a mirror do not get the log of the server that takes it over",
+        _STORE + "_mirrors",
+        "        mirror.extend(1, events)\n        self.unfollow(mirror)\n        return mirror.log\n",
+        "        self.unfollow(mirror)\n        return StreamLog(record, events)\n",
+    ),
+    Defect(
+        "streams that began before a server knew of its death are forgotten",
+        _STORE + "_members",
+        "        self.list_former_epoch(former)\n",
+        "",
+        seeds=4000,
+    ),
+    Defect(
+        "a stopped server says that nothing of it is left",
+        _STORE + "_members",
+        "        if await self.num_streams(self.epoch):\n",
+        "        if False:\n",
+    ),
+    Defect(
+        "an ended stream of a dead server is not tidied up",
+        _SCRIPTS,
+        "if has[8] or (has[1]",
+        "if has[2] or (has[1]",
+    ),
+    Defect(
+        "Redis is never compared with what a server has",
+        _STORE + "store",
+        "                    await self._inventory.take()\n",
+        "                    pass\n",
+        seeds=1000,
+    ),
+    # Reading.
+    Defect(
+        "a reader begins one event too late",
+        "tailrace.streams.log",
+        "        self.cursor = after\n",
+        "        self.cursor = after + 1 if after else 0\n",
+    ),
+    Defect(
+        "a mirror takes events behind a gap",
+        _STORE + "_mirror",
+        "        if first > self.log.last_seq + 1:\n            return\n",
+        "        first = min(first, self.log.last_seq + 1)\n",
+        seeds=2000,
+    ),
+    Defect(
+        "a mirror is not looked after",
+        _STORE + "store",
+        "                await self._mirrors.check()\n",
+        "                pass\n",
+    ),
+    Defect(
+        "a server that is behind refuses a reader",
+        _STORE + "_lookup",
+        "            if last is not None and int(last) >= after:\n",
+        "            if False:\n",
+        seeds=1000,
+    ),
+    # Generating.
+    Defect(
+        "the end of a stream is observed twice",
+        "tailrace.generation.run",
+        "        self.observers.on_end(self.record, self.log, self.times)\n",
+        "        self.observers.on_end(self.record, self.log, self.times)\n"
+        "        self.observers.on_end(self.record, self.log, self.times)\n",
+    ),
+    Defect(
+        "a replay does not know of events that wait",
+        "tailrace.generation.engine_side",
+        "(*self.log.events, *self.store.queued(self.lease))",
+        "self.log.events",
+        seeds=2000,
+    ),
+    Defect(
+        "a lost stream keeps its slot",
+        "tailrace.generation.run",
+        "        self._complete_all()\n        if not self._on_engine:\n"
+        "            self._release()\n        self.on_end(self)\n",
+        "        self._complete_all()\n        self.on_end(self)\n",
+        seeds=1000,
+    ),
+    Defect(
+        "a stream that goes on after a death is taken for a new one",
+        "tailrace.generation.run",
+        "        if self.log.events:  # from an earlier process\n",
+        "        if False:\n",
+    ),
+)
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, defect: Defect, path: str) -> None:
+        super().__init__(defect.module, path)
+        self._defect = defect
+
+    def get_code(self, fullname: str) -> CodeType:
+        source = self.get_data(self.path).decode()
+        assert source.count(self._defect.old) == 1, f"{self.path} has changed: {self._defect.name}"
+        return compile(source.replace(self._defect.old, self._defect.new), self.path, "exec")
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, defect: Defect) -> None:
+        self._defect = defect
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._defect.module:
+            return None
+        spec = PathFinder.find_spec(fullname, path)
+        assert spec is not None
+        assert spec.origin is not None
+        spec.loader = _Loader(self._defect, spec.origin)
+        return spec
+
+
+def plant(defect: Defect) -> None:
+    """Let this interpreter import the module with the defect. It must not have imported tailrace."""
+    assert "tailrace" not in sys.modules
+    sys.meta_path.insert(0, _Finder(defect))
+
+
+def main(name: str) -> int:
+    (defect,) = (one for one in DEFECTS if one.name == name)
+    plant(defect)
+    from tests.simulation.schedule import run
+
+    for seed in range(defect.seeds):
+        outcome = run(seed)
+        if outcome.violation:
+            sys.stdout.write(f"{seed}\t{outcome.violation}\n")
+            return 0
+    sys.stdout.write("not found\n")
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1]))
