@@ -13,7 +13,7 @@ from tests.simulation.redis_model import Argument, as_bytes
 from tests.simulation.schedule import Schedule
 from tests.testing.redis_server import own_redis
 
-_SEEDS = 12
+_SEEDS = 6
 _WITH_TIME = ("'TIME'",)  # in scripts whose replies depend on it
 
 
