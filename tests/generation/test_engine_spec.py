@@ -18,7 +18,7 @@ def source() -> Source:
     return find_source("scripted", NoProgress())
 
 
-@pytest.mark.parametrize(("engine", "step_tokens"), [("openvino", 256), ("llamacpp", 512), ("vllm", 0)])
+@pytest.mark.parametrize(("engine", "step_tokens"), [("openvino", 256), ("llamacpp", 0), ("vllm", 0)])
 def test_the_length_of_steps_depends_on_the_engine(source: Source, engine: str, step_tokens: int) -> None:
     of_this = replace(source, engine=engine)
     assert engine_spec(of_this, Settings(), cache_path="").max_step_tokens == step_tokens
