@@ -76,7 +76,12 @@ def exact_engine(spec: EngineSpec) -> Iterator[LlamaCppEngine]:
     loaded.close()
 
 
-@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
+# Those that take longest and are about the step loop, which the other tests run, too.
+_LONG = ("idle_steps_are_empty", "nothing_leaks", "progress_is_counted", "prompt_of_the_limit")
+_LAWS = [pytest.param(law, marks=pytest.mark.deep if law.name in _LONG else (), id=str(law)) for law in SHARED_LAWS]
+
+
+@pytest.mark.parametrize("law", _LAWS)
 def test_engine_keeps(law: Law, engine: Shared) -> None:
     if not law.applies_to(engine.capabilities):
         pytest.skip("not among its capabilities")

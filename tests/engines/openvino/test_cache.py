@@ -96,6 +96,7 @@ def test_follow_up_turn(cached: Engine, alone: Callable[..., Bits], chat: Callab
         prompt = (*prompt, *(token_id for token_id, _ in answer), *chat(question))
 
 
+@pytest.mark.deep
 def test_prompt_that_was_aborted_in_the_middle(cached: Engine, alone: Callable[..., Bits]) -> None:
     for place in range(2):
         prompt = tuple(range(3000 + 400 * place, 3300 + 400 * place))

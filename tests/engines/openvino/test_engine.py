@@ -55,7 +55,7 @@ def test_fast_engine_keeps(law: Law, fast: Shared) -> None:
     _check(law, fast)
 
 
-# Most laws are deep for this engine, which takes twice as long as the fast one. Seeds are in test_lookup.py, too.
+# Most laws are deep for this engine, which takes twice as long as the fast one. Tiny models keep them in test_draft.py.
 _EXACT_LAWS = [
     pytest.param(law, marks=() if law.name == "greedy_is_exact" else pytest.mark.deep, id=str(law))
     for law in SHARED_LAWS

@@ -108,7 +108,8 @@ def test_a_seed_repeats_its_answer(engine: Shared, chat: Callable[[str], tuple[i
     assert first == again != other
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.deep), 0.7])
+@pytest.mark.deep
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_guesses_change_no_token(
     engine: Shared, openvino_spec: EngineSpec, chat: Callable[[str], tuple[int, ...]], temperature: float
 ) -> None:
