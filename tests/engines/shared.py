@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from tailrace.engines.interface import Engine, Reporting
+from tailrace.engines.interface import Delta, Engine, Reporting, Sequence
 from tailrace.testing import laws
 
-__all__ = ["ON_ITS_OWN", "SHARED_LAWS", "Shared"]
+__all__ = ["ON_ITS_OWN", "SHARED_LAWS", "Shared", "run_all"]
 
 ON_ITS_OWN = "closing_twice_is_harmless"  # the engine that the other laws share must not be closed
 SHARED_LAWS = [law for law in laws if law.name != ON_ITS_OWN]
@@ -29,3 +29,16 @@ class Shared:
 
     def close(self) -> None:
         pass
+
+
+def run_all(engine: Engine | Shared, *sequences: Sequence) -> dict[int, list[Delta]]:
+    """Run sequences to their ends. Returns the deltas of each, by its id."""
+    deltas: dict[int, list[Delta]] = {sequence.sequence_id: [] for sequence in sequences}
+    for sequence in sequences:
+        engine.submit(sequence)
+    num_open = len(deltas)
+    while num_open:
+        for delta in engine.step():
+            deltas[delta.sequence_id].append(delta)
+            num_open -= delta.finish_reason is not None
+    return deltas

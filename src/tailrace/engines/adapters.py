@@ -7,6 +7,7 @@ plain LoRA of linear layers is refused with the file's name and the reason.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tailrace.errors import ModelError
 from tailrace.models.places import expanded
 from tailrace.models.safetensors import Tensor, read_head
 
-__all__ = ["Adapter", "LowRank", "read_adapter", "read_adapters"]
+__all__ = ["Adapter", "LowRank", "adapter_file", "numbers_of", "owned_columns", "read_adapter", "read_adapters"]
 
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -81,11 +82,29 @@ def read_adapters(spec: EngineSpec) -> dict[str, Adapter]:
     return {name: read_adapter(path, spec.adapter_scale) for name, path in spec.adapters.items()}
 
 
+def numbers_of(names: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of adapters by their names, from 1. A sequence without one has the name "" and the number 0,
+    unless an adapter has this name."""
+    return {"": 0} | {name: number for number, name in enumerate(names, 1)}
+
+
+def owned_columns(parts: Sequence[tuple[int, LowRank]], num_adapters: int) -> NDArray[np.float32]:
+    """Return which columns each adapter keeps of the narrow results of all `parts`, which lie side by side: 1 or 0,
+    (1 + adapters, columns). A part has the number of its adapter."""
+    owners = np.repeat([number for number, _ in parts], [len(low.a) for _, low in parts])
+    own: NDArray[np.float32] = (np.arange(num_adapters + 1)[:, None] == owners).astype(np.float32)
+    return own
+
+
+def adapter_file(path: str) -> Path:
+    """Return the file with the weights of an adapter, which is given by its directory or by this file."""
+    file = expanded(path)
+    return file / _WEIGHTS if file.is_dir() else file
+
+
 def read_adapter(path: str, scale: float) -> Adapter:
     """Read the adapter of a directory or a file. Raises: ModelError."""
-    file = expanded(path)
-    if file.is_dir():
-        file = file / _WEIGHTS
+    file = adapter_file(path)
     if not file.is_file():
         raise _refusal(file, "there is no such file or directory")
     if file.suffix != ".safetensors":

@@ -17,7 +17,6 @@ from msgspec.structs import asdict
 from tailrace import __version__
 from tailrace.engines.processor import processor
 from tailrace.engines.protocol import EngineSpec
-from tailrace.models.places import expanded
 from tailrace.models.shards import parts_of
 
 __all__ = [
@@ -80,7 +79,7 @@ def subject(engine: str, spec: EngineSpec) -> Subject:
     settings: dict[str, float | str] = {
         "tailrace": __version__,  # its version decides the engine's inputs
         **{name: value if isinstance(value, str) else float(value) for name, value in values.items()},
-        "adapter": ", ".join(f"{name}={_adapter(expanded(path))}" for name, path in spec.adapters.items()),
+        "adapter": ", ".join(f"{name}={_adapter(path)}" for name, path in spec.adapters.items()),
         "draft": _model(Path(spec.draft)) if spec.draft else "",
         **spec.options,
     }
@@ -115,8 +114,10 @@ def _model(path: Path) -> str:
     return f"{path.name}, {sum(file.stat().st_size for file in files)} bytes"
 
 
-def _adapter(path: Path) -> str:
-    return _model(path / "adapter_model.safetensors" if path.is_dir() else path)
+def _adapter(path: str) -> str:
+    from tailrace.engines.adapters import adapter_file  # only here: it imports numpy
+
+    return _model(adapter_file(path))
 
 
 def _path(directory: Path, about: Subject) -> Path:

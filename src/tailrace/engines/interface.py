@@ -16,6 +16,7 @@ from tailrace.errors import SequenceFailed
 from tailrace.types import FinishReason, PromptLogprob, Sampling, TopLogprobs
 
 __all__ = [
+    "ALL_EXCLUDED",
     "GRAMMAR_TOO_COMPLEX",
     "Capabilities",
     "Delta",
@@ -57,6 +58,7 @@ class Sequence(msgspec.Struct, frozen=True):
     adapter: str = ""  # the name of one of `EngineSpec.adapters`
 
 
+ALL_EXCLUDED = "no token may follow: the request's parameters exclude all"
 GRAMMAR_TOO_COMPLEX = "the grammar is too complex"  # found while the answer was generated; a refusal
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.engines.constraints import Constraint
-from tailrace.engines.interface import Delta, Sequence
+from tailrace.engines.interface import ALL_EXCLUDED, Delta, Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.types import FinishReason, PromptLogprob, Sampling, TopLogprobs
 
@@ -213,7 +213,7 @@ class Row:
                 self.fail(failure)
                 return None
         if scores.max() == -np.inf:
-            self.fail("no token may follow: the request's parameters exclude all")
+            self.fail(ALL_EXCLUDED)
             return None
         return scores
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.engines.openvino.pairs import PIECES, tiny_llama
-from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
+from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared, run_all
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Engine, Sequence
@@ -86,15 +86,7 @@ def test_the_default_model_as_its_own_draft_keeps(law: Law, default_engine: Shar
 
 
 def _run(engine: Engine | Shared, *sequences: Sequence) -> list[list[Delta]]:
-    found: dict[int, list[Delta]] = {sequence.sequence_id: [] for sequence in sequences}
-    for sequence in sequences:
-        engine.submit(sequence)
-    num_open = len(found)
-    while num_open:
-        for delta in engine.step():
-            found[delta.sequence_id].append(delta)
-            num_open -= delta.finish_reason is not None
-    return list(found.values())
+    return list(run_all(engine, *sequences).values())
 
 
 def _content(deltas: list[Delta]) -> tuple[object, ...]:

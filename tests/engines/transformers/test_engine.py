@@ -11,7 +11,7 @@ from typing import Any  # of the library
 import msgspec
 import pytest
 from msgspec.structs import replace
-from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
+from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared, run_all
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
@@ -101,18 +101,6 @@ def _ask(sequence_id: int, prompt_ids: tuple[int, ...], **sampling: object) -> S
     return Sequence(sequence_id, prompt_ids, wanted)
 
 
-def _run(engine: Engine | Shared, *sequences: Sequence) -> dict[int, list[Delta]]:
-    deltas: dict[int, list[Delta]] = {sequence.sequence_id: [] for sequence in sequences}
-    for sequence in sequences:
-        engine.submit(sequence)
-    live = len(deltas)
-    while live:
-        for delta in engine.step():
-            deltas[delta.sequence_id].append(delta)
-            live -= delta.finish_reason is not None
-    return deltas
-
-
 def _ids(deltas: list[Delta]) -> list[int]:
     return [token_id for delta in deltas for token_id in delta.token_ids]
 
@@ -124,7 +112,7 @@ def test_answers_equal_those_of_generate(shared: Shared, tiny_gpt2_dir: Path) ->
 
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir)
     prompts = [(5, 6, 7), (8,) * 40, (9, 10)]
-    found = _run(shared, *(_ask(9000 + place, prompt) for place, prompt in enumerate(prompts)))
+    found = run_all(shared, *(_ask(9000 + place, prompt) for place, prompt in enumerate(prompts)))
     for prompt, deltas in zip(prompts, found.values(), strict=True):
         ids = torch.tensor([prompt])
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, eos_token_id=-1)
@@ -145,7 +133,7 @@ def test_the_default_model(smollm2_dir: Path) -> None:
         "transformers", str(smollm2_dir), context_tokens=128, kv_tokens=512, max_sequences=2, dtype="float32"
     )
     engine = load_engine(spec)
-    found = _run(engine, *(_ask(place, prompt, max_tokens=12) for place, prompt in enumerate(prompts)))
+    found = run_all(engine, *(_ask(place, prompt, max_tokens=12) for place, prompt in enumerate(prompts)))
     engine.close()
     model: Any = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
     for prompt, deltas in zip(prompts, found.values(), strict=True):
@@ -158,10 +146,10 @@ def test_the_default_model(smollm2_dir: Path) -> None:
 
 def test_the_end_of_a_text(spec: EngineSpec) -> None:
     engine = load_engine(spec)
-    third = _ids(_run(engine, _ask(1, (5, 6, 7)))[1])[2]
+    third = _ids(run_all(engine, _ask(1, (5, 6, 7)))[1])[2]
     engine.close()
     engine = load_engine(msgspec.structs.replace(spec, eos_token_ids=(third,)))
-    deltas = _run(engine, _ask(1, (5, 6, 7), ignore_eos=False))[1]
+    deltas = run_all(engine, _ask(1, (5, 6, 7), ignore_eos=False))[1]
     assert (_ids(deltas)[-1], deltas[-1].finish_reason) == (third, "stop")
     engine.close()
 
@@ -172,7 +160,7 @@ def test_ids_beyond_the_vocabulary_are_refused(shared: Shared) -> None:
 
 
 def test_logprobs_and_top_logprobs(shared: Shared) -> None:
-    deltas = _run(shared, _ask(9200, (5, 6, 7), logprobs=True, top_logprobs=3, max_tokens=4))[9200]
+    deltas = run_all(shared, _ask(9200, (5, 6, 7), logprobs=True, top_logprobs=3, max_tokens=4))[9200]
     for delta in deltas:
         ((top, *_),) = (delta.top_logprobs[0],)
         assert top == (delta.token_ids[0], delta.logprobs[0])

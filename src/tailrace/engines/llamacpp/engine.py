@@ -37,7 +37,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
+from tailrace.engines.interface import ALL_EXCLUDED, Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.llamacpp.grammars import GrammarFollower
 from tailrace.engines.llamacpp.model import (
     VERSION,
@@ -247,8 +247,7 @@ class LlamaCppEngine:
             count, run.num_reported = chunk.tokens_predicted - run.num_reported, chunk.tokens_predicted
             if count == 1:
                 if run.allowed and not run.allowed.issuperset(chunk.tokens):  # end tokens that it does not take
-                    why = "no token may follow: the request's parameters exclude all"
-                    return self._fail(run, why, is_refused=True)
+                    return self._fail(run, ALL_EXCLUDED, is_refused=True)
                 ids += tuple(chunk.tokens)
             elif count > 1:
                 ids += self._pieces.recover(chunk.content, count, chunk.tokens[-1])

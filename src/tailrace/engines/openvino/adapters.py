@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from openvino import opset13 as ops
 
-from tailrace.engines.adapters import Adapter, LowRank
+from tailrace.engines.adapters import Adapter, LowRank, owned_columns
 
 __all__ = ["Branches", "split_fused"]
 
@@ -64,12 +64,11 @@ class Branches:
             return None
         rank = sum(low.a.shape[0] for _, _, low in parts)
         wide = np.zeros((sum(sizes), rank), np.float32)
-        own = np.zeros((len(self.adapters) + 1, rank), np.float32)
+        own = owned_columns([(number, low) for number, _, low in parts], len(self.adapters))
         at = 0
-        for number, first, low in parts:
+        for _, first, low in parts:
             columns = slice(at, at + low.a.shape[0])
             wide[first : first + low.b.shape[0], columns] = low.b
-            own[number, columns] = 1
             at = columns.stop
         narrow = ops.matmul(given, ops.constant(np.concatenate([low.a for _, _, low in parts])), False, True)
         factors: _Node = ops.gather(ops.constant(own), numbers, ops.constant(np.int64(0)))

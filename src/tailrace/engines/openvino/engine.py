@@ -19,9 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import openvino as ov
 
+from tailrace.engines.adapters import numbers_of
 from tailrace.engines.constraints import Constraints
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
@@ -57,8 +59,9 @@ class OpenVINOEngine:
             raise ModelError(_reason(error)) from error
         self._vocab_size = self._runner.vocab_size
         self._exact = spec.exact
-        self._adapters = {"": 0} | {name: number for number, name in enumerate(spec.adapters, 1)}  # as in the graph
+        self._adapters = numbers_of(spec.adapters)
         self._lookup_tokens = spec.prompt_lookup_tokens
+        self._num_ahead = max(self._lookup_tokens, self._draft.most if self._draft is not None else 0)
         self._num_threads = min(spec.threads or os.cpu_count() or 1, _MOST_THREADS)
         self._threads = ThreadPoolExecutor(self._num_threads, "sampler")
         self._runs: dict[int, SequenceState] = {}
@@ -70,7 +73,7 @@ class OpenVINOEngine:
             shares_prefixes=spec.prefix_cache,
             keeps_answers=not spec.exact,
             may_be_alone=not spec.never_alone,
-            num_ahead=max(self._lookup_tokens, self._draft.most if self._draft is not None else 0),
+            num_ahead=self._num_ahead,
         )
         self.capabilities = Capabilities(
             engine=f"openvino {ov.__version__.partition('-')[0]}",
@@ -112,7 +115,8 @@ class OpenVINOEngine:
             if self._runs:
                 time.sleep(_WAIT_S)
             return deltas
-        num_rows, began_s = plan.num_rows, time.monotonic()
+        num_rows = plan.num_rows if self._draft is not None else 0  # counted before the rows have new tokens
+        began_s = time.monotonic()
         if plan.batch:
             deltas += self._run(plan.batch, is_alone=False)
         for work in plan.alone:
@@ -139,8 +143,10 @@ class OpenVINOEngine:
     def _guess(self, runs: list[SequenceState], is_beside: bool) -> list[list[int]]:
         """Guess the next tokens of rows: first by what their texts repeat, else by the draft model. Beside prompts, the
         rows wait long enough without it."""
-        most = [_most_guesses(run) for run in runs]
         guesses: list[list[int]] = [[] for _ in runs]
+        if not self._num_ahead:
+            return guesses
+        most = [_most_guesses(run, self._num_ahead) for run in runs]
         for place, run in enumerate(runs):
             run.guesser = run.lookup
             if run.lookup is not None:
@@ -210,16 +216,13 @@ class OpenVINOEngine:
 def _load_draft(spec: EngineSpec, target: Runner) -> DraftModel:
     """Load the draft model, in its own number of bits."""
     card = read_card(Path(spec.draft), "")
-    own = EngineSpec(
-        engine=spec.engine,
+    own = msgspec.structs.replace(
+        spec,
         path=spec.draft,
         context_tokens=min(spec.context_tokens, card.context_tokens),
-        kv_tokens=spec.kv_tokens,
-        threads=spec.threads,
-        cache_path=spec.cache_path,
-        exact=spec.exact,
-        device=spec.device,
-        kv_precision=spec.kv_precision,
+        weight_bits=0,
+        adapters={},
+        never_alone=False,
     )
     draft = DraftModel(
         load_runner(own, card),
@@ -236,11 +239,11 @@ def _is_ready(run: SequenceState) -> bool:
     return run.row.constraint is None or run.row.constraint.is_ready
 
 
-def _most_guesses(run: SequenceState) -> int:
-    """Return how many guesses a row may have: no more than it may have tokens after the next one, and none of a token
-    that must be computed alone."""
+def _most_guesses(run: SequenceState, num_ahead: int) -> int:
+    """Return how many guesses a row may have, of at most `num_ahead`: no more than it may have tokens after the next
+    one, and none of a token that must be computed alone."""
     row = run.row
-    most = max((row.sampling.max_tokens or 0) - row.count - 1, 0)
+    most = min(max((row.sampling.max_tokens or 0) - row.count - 1, 0), num_ahead)
     if run.schedule.alone_end <= row.count:
         return most
     return next((ahead for ahead in range(most) if run.schedule.is_alone(row.count + ahead + 1)), most)

@@ -156,18 +156,18 @@ class Scheduler:
         prefilling = [run for run in self._running if run.is_prefilling and is_ready(run)]
         alone = [Work(run, 1) for run in decoding if run.schedule.is_alone(run.row.count) and self._is_single(run)]
         apart = {id(work.run) for work in alone}
-        rows = [run for run in decoding if id(run) not in apart]
-        for run in rows:
+        for run in decoding:
             self._grow(run, len(run.row.token_ids) + self._num_ahead)
+        rows = [run for run in decoding if id(run) not in apart]
         batch = [
             Work(run, len(run.row.token_ids) - run.num_done, guesses)
             for run, guesses in zip(rows, guess(rows, bool(prefilling)), strict=True)
         ]
-        batch += self._pieces(prefilling, beside=bool(decoding))
+        for work in self._pieces(prefilling, beside=bool(decoding)):
+            self._grow(work.run, work.run.num_done + work.count)
+            batch.append(work)
         if len(batch) == 1 and not alone and self._is_free(batch[0]):
             batch, alone = [], batch
-        for work in (*batch, *alone):
-            self._grow(work.run, work.run.num_done + work.count + len(work.guesses))
         return StepPlan(batch, alone)
 
     def done(self, work: Work, *, num_right: int = 0) -> None:

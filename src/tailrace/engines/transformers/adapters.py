@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from tailrace.engines.adapters import Adapter
+from tailrace.engines.adapters import Adapter, numbers_of, owned_columns
 
 __all__ = ["RowAdapters", "merge"]
 
@@ -34,7 +34,7 @@ class RowAdapters:
 
     def __init__(self, model: Any, adapters: Mapping[str, Adapter]) -> None:  # Any: as above
         """Raises: ModelError if an adapter does not fit the model."""
-        self._numbers = {"": 0} | {name: number for number, name in enumerate(adapters, 1)}
+        self._numbers = numbers_of(adapters)
         self._tokens: list[int] = []  # the adapters of the step's tokens
         for name in sorted({name for adapter in adapters.values() for name in adapter.layers}):
             self._put(model, name, list(adapters.values()))
@@ -52,11 +52,7 @@ class RowAdapters:
         dtype = weight.dtype if weight.is_floating_point() else torch.get_default_dtype()
         narrow = torch.cat([torch.from_numpy(low.a) for _, low in parts]).to(weight.device, dtype)
         wide = torch.cat([torch.from_numpy(low.b) for _, low in parts], 1).to(weight.device, dtype)
-        own = torch.zeros(len(adapters) + 1, len(narrow), device=weight.device, dtype=dtype)
-        at = 0
-        for number, low in parts:
-            own[number, at : at + len(low.a)] = 1
-            at += len(low.a)
+        own = torch.from_numpy(owned_columns(parts, len(adapters))).to(weight.device, dtype)
         layer.register_forward_hook(partial(self._add, narrow, wide, own))
 
     def _add(

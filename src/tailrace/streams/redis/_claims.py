@@ -64,9 +64,8 @@ class Claims:
             if other != seen:
                 seen, until_s = other, time.monotonic() + _WAIT_S
             stream_id = _decode(other).stream_id
-            is_gone = await ask(
-                client.exists(self._keys.gone(stream_id))
-            )  # first: it may be stored, and end, meanwhile
+            # First: it may be stored, and end, meanwhile.
+            is_gone = await ask(client.exists(self._keys.gone(stream_id)))
             if await ask(client.exists(self._keys.stream(stream_id))):
                 raise ClaimTaken(TAKEN)
             # Its stream has expired, or another server stores it now, or that server died before it could.

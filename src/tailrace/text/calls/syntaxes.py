@@ -122,18 +122,10 @@ class _ListedCalls:
         if (yield from source.skip(*_FENCES)):
             yield from source.space()
         in_list = yield from source.skip("[")
-        while True:
-            if not is_first:
-                source.mark()
-                yield from _separators(source)
-            try:
-                yield from self._call(output)
-            except NotACall:
-                if is_first:
-                    raise
-                source.rewind()
-                break
+        while (yield from _took(source, self._call(output), is_first=is_first)):
             is_first = False
+            source.mark()
+            yield from _separators(source)
         yield from source.space()
         if in_list:
             yield from source.skip("]")
@@ -253,6 +245,19 @@ def _object_in(value: str) -> str:
     parts: list[str] = []
     run(LiteralReader(Incoming(text, is_complete=True), parts.append).read())
     return "".join(parts)
+
+
+def _took(source: Incoming, call: Wait[None], *, is_first: bool) -> Wait[bool]:
+    """Take a call. Returns False if there is none after the first one, and goes back to the mark. Raises: NotACall if
+    the first one is none."""
+    try:
+        yield from call
+    except NotACall:
+        if is_first:
+            raise
+        source.rewind()
+        return False
+    return True
 
 
 def _separators(source: Incoming) -> Wait[None]:
@@ -379,20 +384,13 @@ class TaggedCalls:
 
     def read(self, output: CallOutput) -> Wait[None]:
         source, is_first = output.source, True
-        while True:
-            if not is_first:
-                source.mark()
-            yield from source.space()
-            try:
-                yield from self._call(output)
-            except NotACall:
-                if is_first:
-                    raise
-                source.rewind()
-                break
+        yield from source.space()
+        while (yield from _took(source, self._call(output), is_first=is_first)):
             is_first = False
             if not self.name_open:  # each call has a marker of its own
                 break
+            source.mark()
+            yield from source.space()
         yield from _leave(source, self.closes)
 
     def _call(self, output: CallOutput) -> Wait[None]:
