@@ -14,7 +14,7 @@ from tests.dialects.transcripts import facts
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import TextView
 from tailrace.dialects.wire import GenerateCall, View
-from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.errors import RequestError
 from tailrace.types import End, PromptLogprob, TextDelta, Usage
 
 CHAT: JsonBody = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -35,9 +35,9 @@ def test_echo_with_logprobs_wants_those_of_the_prompt() -> None:
 @pytest.mark.parametrize(("parse", "body"), [(chat, CHAT), (completion, TEXT)])
 def test_logprobs_of_the_prompt(parse: Callable[[JsonBody], GenerateCall], body: JsonBody) -> None:
     assert parse(body | {"prompt_logprobs": 0}).request.sampling.prompt_logprobs == 0
-    with pytest.raises(UnsupportedParameter) as caught:  # as in vLLM
-        parse(body | {"prompt_logprobs": 1, "stream": True})
-    assert caught.value.param == "prompt_logprobs"
+    streamed = parse(body | {"prompt_logprobs": 1, "stream": True})  # whose chunks have no place for them
+    assert (streamed.request.sampling.prompt_logprobs, streamed.ignored) == (None, ("prompt_logprobs",))
+    assert streamed.view == parse(body | {"stream": True}).view
 
 
 _KNOWN = (PromptLogprob(-1.5, 2, ((72, -0.5), (105, -1.5))), PromptLogprob(-3.0, 9, ((72, -0.5), (105, -1.5))))

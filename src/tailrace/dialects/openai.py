@@ -195,7 +195,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         truncate=fields.truncate_prompt_tokens,
         bad_words=bad_words(fields),
         sampling=replace(
-            _sampling(fields),
+            _sampling(fields, notes),
             logprobs=wants_logprobs,
             top_logprobs=(fields.top_logprobs or 0) if wants_logprobs else 0,
             grammar=tools.grammar(grammar),
@@ -231,7 +231,7 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
         raise UnsupportedParameter(
             "This engine has only the logprobs of the chosen tokens: logprobs can be 0.", param="logprobs"
         )
-    sampling = _sampling(fields)
+    sampling = _sampling(fields, notes)
     shows_prompt = fields.prompt_logprobs is not None
     if fields.echo and fields.logprobs is not None:
         most = max(fields.logprobs, fields.prompt_logprobs or 0)
@@ -291,10 +291,11 @@ def _reasoning_budget(fields: OpenAIChatBody, server: ServerFacts, notes: list[s
     return min((budget for budget in budgets if budget is not None), default=None)
 
 
-def _sampling(fields: _Body) -> Sampling:
+def _sampling(fields: _Body, notes: list[str]) -> Sampling:
     """Return the parameters that chats and texts share. Raises: RequestError."""
-    if fields.prompt_logprobs is not None and fields.stream:
-        raise UnsupportedParameter("prompt_logprobs cannot be used with stream.", param="prompt_logprobs")
+    if fields.prompt_logprobs is not None and fields.stream:  # vLLM's chunks have no place for them
+        notes.append("prompt_logprobs")
+        fields.prompt_logprobs = None
     if fields.max_tokens is None:
         fields.max_tokens = answer_tokens(fields.n_predict, "n_predict")
     if fields.repetition_penalty is None:
