@@ -44,7 +44,7 @@ _LOOK_INSIDE = {
 
 
 # Checks the private names of libraries that our classes override or use.
-_OF_LIBRARIES = {"test_private_names.py"}
+_OF_LIBRARIES = {f"compat/test_{library}.py" for library in ("private_names", "uvicorn")}
 
 
 def _is_private(name: str) -> bool:

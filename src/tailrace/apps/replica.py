@@ -30,8 +30,9 @@ from tailrace.apps.asgi import Lifespan, serve_request
 from tailrace.apps.target import describe, load
 from tailrace.apps.watch import LoopWatch
 from tailrace.child import begin_child, end_family_with_me
+from tailrace.compat.anyio import task_in_thread
 from tailrace.serve.boot import AppTarget, Assignment, Described
-from tailrace.serve.calling import as_async_iterator, call, task_in_thread
+from tailrace.serve.calling import as_async_iterator, call
 from tailrace.serve.closing import Scope, closing_generators
 from tailrace.serve.context import set_max_ongoing_requests, set_request_context
 from tailrace.serve.deployment import Application, bound, nodes

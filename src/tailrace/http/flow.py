@@ -1,56 +1,24 @@
-"""Parts of the WebSocket protocol: parsing frames with the `websockets` library, assembling messages, encoding frames,
-and turns between writers."""
+"""Parts of the WebSocket protocol: assembling messages, encoding frames, and turns between writers."""
 
 from __future__ import annotations
 
 import asyncio
 import codecs
 import io
-import logging
 import struct
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 
 from starlette.types import Message
 from websockets.frames import Frame, Opcode
-from websockets.server import ServerProtocol
 
-__all__ = ["SEND_MANY", "Core", "Deadline", "MessageAssembler", "WriteTurns", "frames_of"]
+__all__ = ["SEND_MANY", "Deadline", "MessageAssembler", "WriteTurns", "frames_of"]
 
 # An ASGI extension, and the type of its message: `frames` is a sequence of UTF-8 texts, which are sent in one write.
 SEND_MANY = "tailrace.websocket.send"
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 _TEXT, _BINARY = 0x81, 0x82  # first byte of a frame that is a whole message
-
-
-class Core(ServerProtocol):
-    """Parses frames, and knows whether a message is incomplete."""
-
-    def __init__(self, *, max_size: int | None, logger: logging.Logger) -> None:
-        super().__init__(max_size=max_size, logger=logger)
-        self.debug = False  # otherwise it logs the content of frames
-        self._is_amid_frame = False
-        at_eof = self.reader.at_eof
-
-        def wait_for_frame() -> Generator[None, None, bool]:  # the parser calls this between two frames
-            self._is_amid_frame = False
-            is_over = yield from at_eof()
-            self._is_amid_frame = True
-            return is_over
-
-        self.reader.at_eof = wait_for_frame  # type: ignore[method-assign]  # the parser has no other hook
-
-    @property
-    def is_amid_message(self) -> bool:
-        """Return whether only a part of a message or of a frame has arrived."""
-        return self._is_amid_frame or self.current_size is not None
-
-    def recv_frame(self, frame: Frame) -> None:
-        """Accept a close frame between the fragments of a message (Autobahn 7.1.5)."""
-        if frame.opcode is Opcode.CLOSE:
-            self.current_size = None
-        super().recv_frame(frame)
 
 
 class Deadline:

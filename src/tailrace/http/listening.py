@@ -11,6 +11,7 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
+from tailrace.compat.uvicorn import ServerWithoutSignals
 from tailrace.http.connections import Connections
 from tailrace.http.protocol import HttpProtocol
 from tailrace.http.tls import Tls
@@ -24,8 +25,8 @@ _LISTENERS = 16  # of a port
 _CLOSE_S = 2.0  # for complete answers to reach their clients
 
 
-class Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers; `Signals` has the ones that drain. Raises: ModelError for an invalid
+class Uvicorn(ServerWithoutSignals):
+    """uvicorn; `Signals` has the signal handlers, which drain. Raises: ModelError for an invalid
     certificate."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -42,10 +43,6 @@ class Uvicorn(uvicorn.Server):
             await super().serve(sockets)
             if following is not None:
                 following.cancel()
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]  # a generator of None, typed so in uvicorn
-        yield
 
 
 class Signals:

@@ -32,11 +32,9 @@ import re
 from typing import Any, cast
 
 import httptools
-from starlette.types import ASGIApp
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
-from uvicorn.server import ServerState
 
+from tailrace.compat.uvicorn import STATUS_LINE, HttpConnection, ServerState, report_disconnect
 from tailrace.dialects import native
 from tailrace.errors import AdmissionError, RequestError, TailraceError
 from tailrace.http.connections import Connections
@@ -76,12 +74,10 @@ def _refusal(status: int, message: str) -> RequestError:
     return error
 
 
-class HttpProtocol(HttpToolsProtocol):
-    """One connection, until it is closed, or becomes a WebSocket, which takes over its slot. Its only timer is
-    uvicorn's for idle connections. It runs whenever the server waits for input."""
+class HttpProtocol(HttpConnection):
+    """One connection, until it is closed, or becomes a WebSocket, which takes over its slot. Its timer runs whenever
+    the server waits for input."""
 
-    # Python shares the keys of instance dictionaries only up to 30 keys, and uvicorn's class has 27. Slots save a
-    # kilobyte per connection.
     __slots__ = (
         "_connections",
         "_header_s",
@@ -92,7 +88,6 @@ class HttpProtocol(HttpToolsProtocol):
         "_num_idle_bytes",
         "_part",
         "_recent",
-        "_running",
         "slot",
     )
 
@@ -117,7 +112,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._last_body = b""  # the last piece of a body in `_recent`
         self._ignores_upgrade = False  # the complete head has an upgrade that is ignored
         self._is_refused = False
-        self._running: RequestResponseCycle | None = None  # the running request; `cycle` is the last one that arrived
 
     # Callbacks of the transport
 
@@ -126,7 +120,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.slot = self._connections.enter(self.transport, self.client[0] if self.client else "")
         self.slot.begin()
         if not self.slot.is_refused:
-            self._start_timer(self._header_s)
+            self.start_timer(self._header_s)
         elif self.slot.gets_refusal:
             error = AdmissionError("The server has too many open connections.", retry_after_s=_RETRY_S)
             error.status = 503
@@ -182,9 +176,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.slot.leave()
-        self._unset_keepalive_if_required()
-        if self._running is not None:
-            _report_disconnect(self._running)
+        self.stop_timer()
+        if self.running is not None:
+            report_disconnect(self.running)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -203,7 +197,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self.slot.wake()
         if self.cycle is not None and self.cycle.response_complete:
-            self._start_timer(self._header_s)
+            self.start_timer(self._header_s)
 
     def on_url(self, url: bytes) -> None:
         if len(self.url) + len(url) > _MAX_TARGET_BYTES:
@@ -222,7 +216,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._check_line()
-        if self.parser.should_upgrade() and not self._should_upgrade():
+        if self.has_unknown_upgrade():
             self._ignores_upgrade = True
             return
         self._part = _Part.BODY
@@ -233,7 +227,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._check_handshake()
         if len(self.pipeline) == _MAX_PIPELINED:
             raise _refusal(400, "Too many pipelined requests.")
-        self._unset_keepalive_if_required()
+        self.stop_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -247,9 +241,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._part = _Part.NOTHING
         self._num_idle_bytes = 0
         super().on_message_complete()
-
-    def _should_upgrade(self) -> bool:
-        return super()._should_upgrade() and self.parser.get_http_version() == "1.1"
 
     def _check_line(self) -> None:
         """Raises: RequestError for a request line that is not HTTP/1.0 or 1.1."""
@@ -305,26 +296,21 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Callbacks of uvicorn
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]  # uvicorn defines its own ASGI types
-
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.timeout_keep_alive_task is None:
+        if not self.is_timed:
             return  # the next request has arrived
         if self._part is _Part.NOTHING:
             self.slot.rest()
         else:
-            self._start_timer(self._header_s)
+            self.start_timer(self._header_s)
 
     def handle_websocket_upgrade(self) -> None:
-        self._unset_keepalive_if_required()
+        self.stop_timer()
         super().handle_websocket_upgrade()
 
-    def timeout_keep_alive_handler(self) -> None:
-        """The timer has expired: time out a head, or close an idle or refused connection."""
-        self.timeout_keep_alive_task = None
+    def on_timer(self) -> None:
+        """Time out a head, or close an idle or refused connection."""
         if self._is_refused:
             self.transport.abort()
         elif self._part is _Part.HEAD:
@@ -334,19 +320,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Timeouts and errors
 
-    def _start_timer(self, delay_s: float) -> None:
-        self._unset_keepalive_if_required()
-        self.timeout_keep_alive_task = self.loop.call_later(delay_s, self.timeout_keep_alive_handler)
-
     def _refuse(self, error: TailraceError) -> None:
         """Send an error response and end the connection. Aborts it if a response is in progress."""
         self._is_refused = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
-            if cycle is not self._running or not cycle.more_body or cycle.response_started:
+            if cycle is not self.running or not cycle.more_body or cycle.response_started:
                 self.transport.abort()
                 return
-            _report_disconnect(cycle)
+            report_disconnect(cycle)
         status, body = native.encode_error(error)
         headers = [
             *self.server_state.default_headers,
@@ -360,10 +342,4 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
         self.transport.write_eof()
         self.flow.resume_reading()
-        self._start_timer(_DISCARD_S)
-
-
-def _report_disconnect(cycle: RequestResponseCycle) -> None:
-    if not cycle.response_complete:
-        cycle.disconnected = True
-        cycle.message_event.set()
+        self.start_timer(_DISCARD_S)

@@ -32,8 +32,6 @@ from urllib.parse import unquote
 
 from starlette.types import Message
 from uvicorn.config import Config
-from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
-from uvicorn.server import ServerState
 from websockets.datastructures import Headers
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.headers import parse_subprotocol
@@ -41,10 +39,12 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.typing import Subprotocol
 
+from tailrace.compat.uvicorn import ServerState, get_local_addr, get_remote_addr, is_ssl
+from tailrace.compat.websockets import Core
 from tailrace.dialects import native
 from tailrace.errors import SHUTTING_DOWN, RequestError
 from tailrace.http.connections import Slot
-from tailrace.http.flow import SEND_MANY, Core, Deadline, MessageAssembler, WriteTurns, frames_of
+from tailrace.http.flow import SEND_MANY, Deadline, MessageAssembler, WriteTurns, frames_of
 
 __all__ = ["WebSocketProtocol"]
 
@@ -125,8 +125,8 @@ class WebSocketProtocol(asyncio.Protocol):
                 self._on_request(event)
             elif isinstance(event, Frame):
                 self._on_frame(event)
-        if core.parser_exc is not None:
-            close = core.close_sent
+        if core.has_failed:
+            close = core.sent_close
             self._end(close.code if close else CloseCode.ABNORMAL_CLOSURE, close.reason if close else "")
         if self._turns.is_full and core.state is State.OPEN:
             # Only pongs are sent in response, and sending the latest one is enough (RFC 6455, 5.5.3).
@@ -147,7 +147,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._slot.leave()
         if self._timer is not None:
             self._timer.cancel()
-        self._core.state = State.CLOSED
+        self._core.set_closed()
         self._end(CloseCode.ABNORMAL_CLOSURE)
 
     def pause_writing(self) -> None:
@@ -300,10 +300,10 @@ class WebSocketProtocol(asyncio.Protocol):
     # Frames
 
     def _on_frame(self, frame: Frame) -> None:
-        if self._core.current_size is None:
+        if not self._core.is_amid_fragments:
             self._deadline.stop()  # the next message has its own timeout
         if frame.opcode is Opcode.CLOSE:
-            close = self._core.close_rcvd
+            close = self._core.received_close
             assert close is not None
             self._end(close.code, close.reason)
         elif frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT) and not self._is_ended:

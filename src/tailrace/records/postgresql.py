@@ -9,58 +9,19 @@ limits are set in each transaction, not for the connection.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator
-from typing import Any, TypeVar
+from typing import Any
 
-import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 
-__all__ = ["NoAnswer", "is_late", "limit_transaction", "postgresql_engine"]
+from tailrace.compat.psycopg import BoundedConnection, NoAnswer
+
+__all__ = ["is_late", "limit_transaction", "postgresql_engine"]
 
 CONNECT_S = 5
 _IDLE_S = 60.0  # of a transaction whose client is frozen: other servers wait for its locks
 _MARGIN = 1.3  # the client's limit for a statement, as a multiple of the server's
 _LATE = ("25P03", "55P03", "57014")  # idle in a transaction, a lock is not available, a statement was cancelled
-
-_Wanted = TypeVar("_Wanted")
-_Ready = TypeVar("_Ready")
-_Result = TypeVar("_Result")
-
-
-class NoAnswer(psycopg.OperationalError):
-    """The server has not answered in time."""
-
-
-class _BoundedConnection(psycopg.Connection[Any]):  # Any: the kind of its rows
-    """A connection that is closed as soon as an exchange with the server takes longer than `answer_s`."""
-
-    answer_s = float(CONNECT_S)
-
-    def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:  # Any: as in psycopg, whose releases differ
-        try:
-            return super().wait(_bounded(gen, time.monotonic() + self.answer_s), *args, **kwargs)
-        except NoAnswer:
-            self.close()  # so that the pool drops it
-            raise
-
-
-def _bounded(exchange: Generator[_Wanted, _Ready, _Result], deadline_s: float) -> Generator[_Wanted, _Ready, _Result]:
-    """Run an exchange of psycopg, which waits for the socket between two steps, and is woken several times a second.
-
-    Raises: NoAnswer.
-    """
-    try:
-        wanted = next(exchange)
-        while True:
-            ready = yield wanted
-            if not ready and time.monotonic() > deadline_s:
-                raise NoAnswer("The server has not answered in time.")
-            wanted = exchange.send(ready)
-    except StopIteration as end:
-        result: _Result = end.value
-        return result
 
 
 def postgresql_engine(url: URL, *, answer_s: float) -> Engine:
@@ -71,7 +32,7 @@ def postgresql_engine(url: URL, *, answer_s: float) -> Engine:
     # Any in both functions: typed as any driver's
     @event.listens_for(engine, "do_connect")
     def connect(_: object, record: object, given: Any, named: Any) -> Any:
-        connection = _BoundedConnection.connect(*given, **named)
+        connection = BoundedConnection.connect(*given, **named)
         connection.answer_s = answer_s
         return connection
 
@@ -85,7 +46,7 @@ def postgresql_engine(url: URL, *, answer_s: float) -> Engine:
 
 def limit_transaction(connection: Connection, statement_s: float) -> None:
     """Limit each statement of the current transaction; half of the time may pass with waiting for a lock."""
-    bounded: Any = connection.connection.dbapi_connection  # Any: a _BoundedConnection, typed as any driver's
+    bounded: Any = connection.connection.dbapi_connection  # Any: a BoundedConnection, typed as any driver's
     bounded.answer_s = statement_s * _MARGIN
     limits_s = {
         "statement_timeout": statement_s,

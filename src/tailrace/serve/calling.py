@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import anyio
 import anyio.to_thread
 from starlette.concurrency import iterate_in_threadpool
 
-__all__ = ["as_async_iterator", "call", "is_asynchronous", "task_in_thread"]
+__all__ = ["as_async_iterator", "call", "is_asynchronous"]
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:  # Any: the user's
@@ -43,19 +42,4 @@ def as_async_iterator(result: Any) -> AsyncIterator[Any] | None:  # Any: the use
         return result.__aiter__()  # type: ignore[no-any-return]
     if inspect.isgenerator(result):
         return iterate_in_threadpool(result).__aiter__()
-    return None
-
-
-def task_in_thread(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
-    """Return the future of the anyio thread that a task waits for, or None. Routes without `async` run in such threads.
-
-    Cancelling the task would end it and free its slot while the thread still works. Neither anyio nor asyncio can tell
-    whether a task waits for a thread, so this inspects the task's coroutines.
-    """
-    awaited: Any = task.get_coro()
-    while awaited is not None:
-        code = getattr(awaited, "cr_code", None)
-        if code is not None and code.co_name == "run_sync_in_worker_thread":
-            return getattr(task, "_fut_waiter", None)
-        awaited = getattr(awaited, "cr_await", None)
     return None

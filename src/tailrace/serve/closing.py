@@ -15,15 +15,15 @@ import asyncio
 import contextlib
 import sys
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextvars import ContextVar
-from types import AsyncGeneratorType, GeneratorType
+from types import GeneratorType
 from typing import Any, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 import anyio.to_thread
-from starlette.concurrency import iterate_in_threadpool
 
+from tailrace.compat.starlette import plain_generator
 from tailrace.serve.failures import failed
 
 __all__ = ["Scope", "close_on_abort", "closing_generators"]
@@ -37,8 +37,14 @@ class _Closable(Protocol):
 
 _Begun: TypeAlias = "_Closable | GeneratorType[Any, Any, Any]"
 _current: ContextVar[Scope | None] = ContextVar("tailrace_scope", default=None)
-_in_thread = iterate_in_threadpool.__code__
-_enters_context = contextlib._AsyncGeneratorContextManager.__aenter__.__code__
+
+
+@contextlib.asynccontextmanager
+async def _context() -> AsyncIterator[None]:
+    yield
+
+
+_enters_context = type(_context()).__aenter__.__code__
 
 
 class Scope:
@@ -95,7 +101,7 @@ def closing_generators() -> Iterator[None]:
         scope = _current.get()
         if scope is not None and sys._getframe(1).f_code is not _enters_context:
             scope.add(generator)
-            plain = _plain_generator(generator)
+            plain = plain_generator(generator)
             if plain is not None:
                 scope.add(plain)
 
@@ -104,14 +110,6 @@ def closing_generators() -> Iterator[None]:
         yield
     finally:
         sys.set_asyncgen_hooks(firstiter=before.firstiter)
-
-
-def _plain_generator(generator: AsyncGenerator[Any, Any]) -> GeneratorType[Any, Any, Any] | None:
-    """Return the plain generator that Starlette iterates in a thread. Python has no hook for these."""
-    if not isinstance(generator, AsyncGeneratorType) or generator.ag_code is not _in_thread:
-        return None
-    iterator = generator.ag_frame.f_locals.get("iterator") if generator.ag_frame is not None else None
-    return iterator if isinstance(iterator, GeneratorType) else None
 
 
 def _task() -> asyncio.Task[Any] | None:

@@ -125,7 +125,7 @@ class _Front:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # the library is untyped
     def reducer_override(self, obj: Any) -> Any:  # Any: whatever an app holds
         if isinstance(obj, State):  # the usual protocol recurses: State's __getattr__ reads its own attribute
-            return State, (obj._state,)
+            return State, ({name: obj[name] for name in obj},)
         return super().reducer_override(obj)
 
 

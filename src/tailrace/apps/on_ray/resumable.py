@@ -12,10 +12,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.apps.answer_body import QueuedBody
 from tailrace.apps.offers import take_offer
-from tailrace.apps.on_ray.own_request import OwnRequest
 from tailrace.apps.on_ray.stream_thread import StreamThread, reporting_disconnects
 from tailrace.apps.stream_routes import event_id_of, resumed
 from tailrace.apps.streams import AppStreams
+from tailrace.compat.ray import OwnRequest
 from tailrace.dialects import native
 from tailrace.errors import TailraceError
 from tailrace.http.answers import error_answer

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import openvino as ov
 from openvino import opset13 as ops
-from openvino.op import Parameter, _PagedAttentionExtension
+from openvino.op import Parameter
 
+from tailrace.compat.openvino import PagedAttention
 from tailrace.engines.openvino.adapters import Branches
 from tailrace.engines.openvino.families import Decoder, Rope
 from tailrace.engines.openvino.packer import MERGED
@@ -98,7 +99,7 @@ class _Builder:
         keys = self._turned(layer, f"{name}.k_norm", keys, shape.num_kv_heads)
         caches = [new_input(f"{kind}_cache.{layer}", None, [-1, -1, -1, -1]) for kind in ("key", "value")]
         self._caches += caches
-        node = _PagedAttentionExtension(
+        node = PagedAttention(
             [
                 _node(given)
                 for given in (

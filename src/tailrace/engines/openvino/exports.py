@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
-from openvino._offline_transformations import paged_attention_transformation
 
+from tailrace.compat.openvino import to_paged_attention
 from tailrace.engines.adapters import Adapter
 from tailrace.engines.openvino.adapters import Branches
 from tailrace.engines.openvino.decoder import new_input
@@ -33,7 +33,7 @@ def read_export(directory: Path, adapters: Sequence[Adapter] = ()) -> Any:  # An
             "text-generation-with-past."
         )
     try:
-        paged_attention_transformation(model, False, False, False)
+        to_paged_attention(model)
     except RuntimeError as error:
         raise ModelError(
             f"{directory.name} cannot be used: its attention is not that of a decoder as optimum-intel exports it."

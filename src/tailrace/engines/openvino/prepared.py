@@ -61,7 +61,9 @@ class Weights:
         """Raises: ModelError or KeyError for a damaged file; OSError."""
         self.path = directory / WEIGHTS_FILE
         tensors, start = read_head(self.path)
-        self._content = content = np.memmap(self.path, np.uint8, "c")  # never written, but the library takes no other
+        with self.path.open("rb") as file:  # a copy on write: never written, but the library takes no other
+            self._content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        content = np.frombuffer(self._content, np.uint8)
         self._arrays: dict[str, npt.NDArray[Any]] = {
             name: content[start + tensor.data_offsets[0] : start + tensor.data_offsets[1]]
             .view(DTYPES[tensor.dtype])
@@ -110,7 +112,7 @@ class Weights:
         is_last = not hasattr(mmap, "MADV_DONTNEED")
         while not is_last:
             is_last = ended.wait(_RELEASE_S)
-            self._content._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+            self._content.madvise(mmap.MADV_DONTNEED)
 
     def vector(self, name: str) -> npt.NDArray[np.float32] | None:
         return self._arrays.get(name)

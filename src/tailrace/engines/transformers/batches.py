@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 
+from tailrace.compat.transformers import Batches, LogitsProcessor
 from tailrace.engines.interface import Prefill
 from tailrace.engines.sampler import Row
 from tailrace.engines.transformers.adapters import RowAdapters
@@ -20,7 +20,7 @@ __all__ = ["BLOCK_TOKENS", "Paged", "Sequential"]
 BLOCK_TOKENS = 32
 
 
-class _Sampler(ContinuousBatchingLogitsProcessor):
+class _Sampler(LogitsProcessor):
     """A logits processor of the library that chooses the token of each row and masks all others."""
 
     supported_kwargs: dict[str, type] = {}  # noqa: RUF012 - the library's
@@ -58,7 +58,6 @@ class Paged:
         shares_prefixes: bool,
     ) -> None:
         # Raises: the library's exceptions if it cannot page the model.
-        self._model = model
         self._branches = branches
         self._rows: dict[str, Row] = {}
         self._num_cached: dict[str, int] = {}  # tokens of the prompts that are being read
@@ -71,45 +70,37 @@ class Paged:
             use_cuda_graph=False,  # the sampler runs Python code for each row, which a graph cannot contain
             use_async_batching=False,
         )
-        greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]  # the library's
-        self._manager = model.init_continuous_batching(greedy, config)
-        processors = self._manager.logit_processor
-        processors.logits_processor.append(_Sampler(self._rows))
-        processors.tensors_required += 1
-        processors.do_processing = True
-        self._manager.warmup()
-        self._batches = self._manager.batch_processor
+        self._batches = Batches(model, config, _Sampler(self._rows))
 
     def add(self, row: Row) -> None:
         name = str(row.sequence_id)
         self._rows[name] = row
         # One token more than requested, so that the library never ends a sequence by itself.
-        self._manager.add_request(row.token_ids, request_id=name, max_new_tokens=(row.sampling.max_tokens or 0) + 1)
+        self._batches.add(name, row.token_ids, (row.sampling.max_tokens or 0) + 1)
 
     def drop(self, row: Row) -> None:
         name = str(row.sequence_id)
-        self._manager.cancel_request(name)  # takes effect before the next batch
+        self._batches.cancel(name)
         self._rows.pop(name, None)
         self._num_cached.pop(name, None)
 
     def progress(self, row: Row) -> Prefill | None:
         """Return how much of a prompt is read after a step; None if nothing is."""
         name = str(row.sequence_id)
-        state = self._batches.scheduler.active_requests.get(name)
-        if state is None:
+        read = self._batches.progress(name)
+        if read is None:
             return None
-        num_read = state.position_offset
-        num_cached = self._num_cached.setdefault(name, num_read - len(state.tokens_to_process))
+        num_read, num_next = read
+        num_cached = self._num_cached.setdefault(name, num_read - num_next)
         return Prefill(row.sequence_id, num_read, num_cached)
 
     @torch.inference_mode()
     def step(self) -> None:
-        if self._batches.prepare_next_batch():
-            if self._branches is not None:
-                batch = self._batches.inputs_and_outputs.requests_in_batch
-                self._branches.set([(self._rows[one.state.request_id].adapter, one.query_length) for one in batch])
-            self._batches._generation_step(self._model)
-            self._batches.update_batch()
+        self._batches.step(self._set_branches)
+
+    def _set_branches(self, batch: list[tuple[str, int]]) -> None:
+        if self._branches is not None:
+            self._branches.set([(self._rows[name].adapter, num_tokens) for name, num_tokens in batch])
 
 
 class Sequential:

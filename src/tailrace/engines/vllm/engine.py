@@ -31,6 +31,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from tailrace.compat.vllm import set_bad_words
 from tailrace.engines.adapters import Adapter, read_adapters
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.engines.inner_loop import InnerLoop
@@ -262,5 +263,5 @@ def _params(sampling: Sampling, eos_token_ids: list[int]) -> SamplingParams:
         output_kind=RequestOutputKind.DELTA,
     )
     if sampling.bad_words:  # the ids that vLLM would make of texts, which are not known here
-        params._bad_words_token_ids = [list(word) for word in sampling.bad_words]
+        set_bad_words(params, sampling.bad_words)
     return params

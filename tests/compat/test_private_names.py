@@ -1,0 +1,79 @@
+"""Only `compat` uses private names of libraries."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "tailrace"
+_PRIVATE = re.compile(r"_[A-Za-z]\w*")
+# Documented all the same, by Python and SQLAlchemy.
+_DOCUMENTED = {
+    "_asdict", "_current_frames", "_exit", "_fields", "_get_running_loop", "_getframe", "_mapping", "_replace",
+}  # fmt: skip
+_WITHOUT_DOCUMENTS = "uvicorn.protocols"  # modules, whose names have no underscore
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(ast.Name("self"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def _private_names(tree: ast.AST, inherited: set[str]) -> Iterator[str]:
+    """Return the private names that a module uses and does not define. `inherited` are those that it may use of
+    `self`."""
+    own = _defined(tree) | _DOCUMENTED
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] != "tailrace":
+                for alias in aliases:
+                    parts = [*module.split("."), alias.name]
+                    if module.startswith(_WITHOUT_DOCUMENTS) or any(map(_PRIVATE.fullmatch, parts)):
+                        yield f"{module}.{alias.name}"
+            case ast.Attribute(attr=name) if _PRIVATE.fullmatch(name) and name not in own:
+                if name not in inherited or ast.unparse(node.value) != "self":
+                    yield ast.unparse(node)
+            case ast.Call(func=ast.Name("getattr" | "setattr" | "hasattr"), args=[_, ast.Constant(str(name)), *_]):
+                if _PRIVATE.fullmatch(name) and name not in own:
+                    yield name
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from ray import _raylet", ["ray._raylet"]),
+        ("from uvicorn.protocols.utils import is_ssl", ["uvicorn.protocols.utils.is_ssl"]),
+        ("task._waiter, sys._getframe(1)", ["task._waiter"]),
+        ("self._of_base, other._of_base", ["other._of_base"]),
+        ("getattr(task, '_waiter', None)", ["_waiter"]),
+        ("from tailrace.streams import _rows\nself._own = 1\nother._own", []),
+    ],
+)
+def test_private_names_are_found(source: str, found: list[str]) -> None:
+    assert list(_private_names(ast.parse(source), {"_of_base"})) == found
+
+
+def test_only_compat_uses_private_names_of_libraries() -> None:
+    trees = {path.relative_to(SOURCE): ast.parse(path.read_text("utf-8")) for path in SOURCE.rglob("*.py")}
+    inherited = set().union(*map(_defined, trees.values()))
+    found = {str(path): names for path, tree in trees.items() if (names := [*_private_names(tree, inherited)])}
+    assert {path for path in found if path.startswith("compat/")} == {
+        f"compat/{library}.py" for library in ("anyio", "openvino", "ray", "transformers", "uvicorn", "vllm")
+    }
+    assert not {path: names for path, names in found.items() if not path.startswith("compat/")}
+
+
+def test_every_module_has_its_versions_checked() -> None:
+    modules = {path.stem for path in (SOURCE / "compat").glob("*.py")} - {"__init__"}
+    tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")} - {"private_names"}
+    assert tests == modules
