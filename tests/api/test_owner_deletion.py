@@ -10,6 +10,7 @@ from tests.api.keyed import House, serving_with_keys
 from tests.waiting import wait_until
 
 from tailrace.access.quota import Quota
+from tailrace.api.lifecycle import build_app
 from tailrace.records.database import RecordDatabase
 from tailrace.records.tables import METADATA
 
@@ -73,6 +74,28 @@ async def test_all_data_of_the_owner_is_deleted_and_no_other(tmp_path: Path) -> 
             answer = await successor.post("/v1/completions", json={"prompt": "Hi.", "max_tokens": 1})
             assert answer.status_code == 200
             assert "ratelimit" not in answer.headers
+
+
+async def test_another_server_that_still_accepts_the_key_cannot_add_conversations(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house:
+        token = house.key("alice")
+        async with house.client(house.key("root", scopes=("admin",))) as admin, house.client(token) as alice:
+            assert (await alice.post("/v1/conversations", json={})).status_code == 200
+            exported = (await alice.get("/v1/conversations/export")).content
+            other = house.twin()
+            await other.read_keys()
+            assert (await admin.delete("/v1/admin/owners/alice")).json()["deleted"]["conversations"] == 1
+        house.app = build_app(house.service.models, house.service.durable, house.settings, other)
+        async with house.client(token) as alice:
+            assert (await alice.get("/v1/conversations")).json()["data"] == []
+            made = await alice.post("/v1/conversations", json={})
+            imported = await alice.post(
+                "/v1/conversations/import", content=exported, headers={"content-type": "application/json"}
+            )
+        other.close()
+    for answer in (made, imported):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "key_revoked")
+    assert _rows_with(tmp_path, "alice") == {}
 
 
 @pytest.mark.parametrize("owner", ["anonymous", "a b", "root"])

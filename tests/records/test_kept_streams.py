@@ -6,6 +6,7 @@ import pytest
 
 from tailrace.records.database import RecordDatabase
 from tailrace.records.kept_streams import KeptStreams
+from tailrace.records.keys import KeyStore
 from tailrace.streams import Record, StreamLog, new_stream_id
 from tailrace.types import End, Event, Failure, Prompt, Sampling, Spent, TextDelta, Usage
 
@@ -15,10 +16,10 @@ def kept(database: RecordDatabase) -> KeptStreams:
     return KeptStreams(database)
 
 
-def _log(owner: str = "me", created_s: float = 5.0) -> StreamLog:
+def _log(owner: str = "me", created_s: float = 5.0, key_id: str = "") -> StreamLog:
     record = Record(
         new_stream_id(), created_s, "m", b"memo\0", prompts=(Prompt("Hi", (1, 2)),), sampling=Sampling(seed=3),
-        owner=owner, caller="10.0.0.1", keep=True,
+        owner=owner, key_id=key_id, caller="10.0.0.1", keep=True,
     )  # fmt: skip
     events: list[Event] = [
         TextDelta("a\0é", (1,), logprobs=(-0.5,), top_logprobs=(((1, -0.5),),)),
@@ -47,6 +48,15 @@ def test_owners_are_separate(kept: KeptStreams) -> None:
     assert kept.get("me", log.stream_id) is not None
     kept.delete("me", log.stream_id)
     assert kept.get("me", log.stream_id) is None
+
+
+def test_a_deleted_owner_gets_no_streams(kept: KeptStreams, database: RecordDatabase) -> None:
+    keys = KeyStore(database)
+    logs = [_log(owner, key_id=keys.create(owner).key.key_id) for owner in ("me", "you")]
+    keys.forget("me")
+    for log in logs:
+        kept.put(log)
+    assert [kept.get(log.record.owner, log.stream_id) is not None for log in logs] == [False, True]
 
 
 @pytest.mark.parametrize("bad", ["", "a\0b", "x" * 22 + "/", "é" * 22, "A" * 22])

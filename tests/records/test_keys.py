@@ -18,7 +18,7 @@ from tailrace.access.principal import Principal
 from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.errors import ModelError, Unauthenticated, UnknownKey
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import KeyStore, next_version
+from tailrace.records.keys import KeyStore, find_forgotten, next_version
 from tailrace.records.service import has_keys, open_database, open_records
 from tailrace.records.tables import keys
 from tailrace.settings import Settings
@@ -185,6 +185,20 @@ def test_a_server_that_was_away_learns_that_a_forgotten_key_is_revoked(store: Ke
     assert all(word not in str(key) for key in changed for word in ("alice", "laptop", str(made.key.secret_hash)))
     with pytest.raises(Unauthenticated):
         _show(keyring, made.token)
+
+
+def test_a_deletion_waits_for_changes_that_found_the_key(store: KeyStore, database: RecordDatabase) -> None:
+    """So it also deletes what they add."""
+    alice, bob = store.create("alice").key, store.create("bob").key
+    with ThreadPoolExecutor(1) as thread:
+        with database.begin() as connection:
+            assert find_forgotten(connection, [alice.key_id, bob.key_id, "unknown", ""]) == set()
+            deletion = thread.submit(store.forget, "alice")
+            with pytest.raises(TimeoutError):
+                deletion.result(timeout=0.3)
+        assert deletion.result(timeout=LONG_S) == 1
+    with database.begin() as connection:
+        assert find_forgotten(connection, [bob.key_id, alice.key_id]) == {alice.key_id}
 
 
 def test_a_server_whose_last_owner_was_forgotten_stays_closed(url: str, store: KeyStore) -> None:

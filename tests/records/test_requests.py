@@ -12,6 +12,7 @@ from sqlalchemy import func, select
 
 from tailrace.access.quotas import Spending
 from tailrace.records.database import RecordDatabase
+from tailrace.records.keys import KeyStore
 from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RequestRow
 from tailrace.records.tables import requests, usage_days
@@ -51,6 +52,15 @@ def test_rows_are_read_unchanged(store: RequestStore) -> None:
 def test_an_answer_with_nul_is_stored(store: RequestStore) -> None:
     store.add([_row("a", answer="one\0two \\u0000"), _row("b")])
     assert [row.answer for row in store.rows()] == ["one\ufffdtwo \\u0000", None]
+
+
+def test_a_deleted_owner_gets_no_rows_and_no_sums(store: RequestStore, database: RecordDatabase) -> None:
+    keys = KeyStore(database)
+    key_ids = {owner: keys.create(owner).key.key_id for owner in ("alice", "bob")}
+    keys.forget("alice")
+    store.add([_row(owner, owner=owner, key_id=key_ids[owner]) for owner in ("alice", "bob")])
+    assert [row.request_id for row in store.rows()] == ["bob"]
+    assert [usage.owner for usage in store.usage(by=("owner",))] == ["bob"]
 
 
 def test_a_repeated_row_counts_once(store: RequestStore) -> None:

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
+from tailrace.access.principal import principal_of
 from tailrace.api.conversations import conversation_json, query_of, reader_of, writer_of
 from tailrace.api.routes import route
 from tailrace.conversations.drafts import Draft
@@ -53,7 +54,7 @@ class ConversationFileRoutes:
         return _file(self._pieces(owner, [conversation_id], form))
 
     async def _import(self, request: Request) -> ASGIApp:
-        owner = writer_of(request)
+        owner, key_id = writer_of(request), principal_of(request.scope).key_id
         query_of(request)
         require_json(request.headers)
         require_plain_utf8(request.headers)
@@ -61,7 +62,7 @@ class ConversationFileRoutes:
             text = await reader.read(request.headers, request.receive)
             drafts = await asyncio.to_thread(lambda: read_file(read_value(text)))
         created = await self._conversations.ask(
-            lambda store: store.take_in(owner, [(draft.conversation, draft.items) for draft in drafts])
+            lambda store: store.take_in(owner, [(draft.conversation, draft.items) for draft in drafts], key_id=key_id)
         )
         note("conversation.import", "done", request.scope, conversations=len(created))
         return JsonAnswer(to_json(_imported(created, drafts)))

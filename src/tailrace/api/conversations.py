@@ -102,9 +102,9 @@ class ConversationRoutes:
         body, ignored = await self._read(request, NewConversationBody)
         items, left_out = _items(body.items or [])
         headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
-        title = _title(body.title) or ""
+        title, key_id = _title(body.title) or "", principal_of(request.scope).key_id
         created = await self._conversations.ask(
-            lambda store: store.create(owner, title=title, metadata=body.metadata, items=items)
+            lambda store: store.create(owner, title=title, metadata=body.metadata, items=items, key_id=key_id)
         )
         return _answer(conversation_json(created), headers)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 from tailrace.access.keys import check_owner
@@ -15,14 +14,10 @@ from tailrace.streams import LogStore
 
 __all__ = ["OwnerDeletion"]
 
-# After this time, other servers that reach the database know that the keys are revoked, and write nothing more about
-# the owner. A server that does not reach it refuses the keys as soon as it does.
-_PROPAGATION_S = 1.0
-
 
 class OwnerDeletion:
     """Deletes an owner from this server and its database. On other servers, streams end with their keys, and are
-    deleted after their retention."""
+    deleted after their retention; the database takes nothing about the owner from them any more."""
 
     def __init__(self, records: Records, streams: LogStore, durable: DurableStreams) -> None:
         self._records = records
@@ -44,7 +39,6 @@ class OwnerDeletion:
                 await self._streams.delete(owner, stream_id)
                 num_streams += 1
         num_durable = await self._durable.perform(lambda store: store.delete_below(owned_key(owner, b"")))
-        await asyncio.sleep(_PROPAGATION_S)
         return {
             "streams": num_streams,
             "durable_streams": num_durable,

@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, exists, insert, 
 from tailrace.conversations.drafts import clean
 from tailrace.conversations.items import ID_PREFIXES, Branch, Conversation, Item, chained
 from tailrace.conversations.turns import Spoken, Turn
-from tailrace.errors import ConversationLocked, UnknownConversation
+from tailrace.errors import ConversationLocked, KeyRevoked, UnknownConversation
 from tailrace.records._conversation_rows import (
     as_json,
     conversation_of,
@@ -29,6 +29,7 @@ from tailrace.records._conversation_rows import (
     write,
 )
 from tailrace.records.database import RecordDatabase
+from tailrace.records.keys import find_forgotten
 from tailrace.records.tables import conversation_items, conversations, requests
 
 __all__ = ["AnswerFacts", "ConversationStore"]
@@ -60,20 +61,33 @@ class ConversationStore:
     # Conversations
 
     def create(
-        self, owner: str, *, title: str = "", metadata: Mapping[str, str] | None = None, items: Sequence[Item] = ()
+        self,
+        owner: str,
+        *,
+        title: str = "",
+        metadata: Mapping[str, str] | None = None,
+        items: Sequence[Item] = (),
+        key_id: str = "",
     ) -> Conversation:
-        """Create a conversation. Each item is the child of the previous one."""
+        """Create a conversation. Each item is the child of the previous one. `key_id` and errors as in `take_in`."""
         now_s = time.time()
         placed = chained(items, _new_ids(items), None, now_s)
         head = placed[-1].item_id if placed else None
         made = Conversation(title=title, created_s=now_s, updated_s=now_s, metadata=metadata or {}, head=head)
-        return self.take_in(owner, [(made, placed)])[0]
+        return self.take_in(owner, [(made, placed)], key_id=key_id)[0]
 
-    def take_in(self, owner: str, given: Sequence[tuple[Conversation, Sequence[Item]]]) -> list[Conversation]:
+    def take_in(
+        self, owner: str, given: Sequence[tuple[Conversation, Sequence[Item]]], *, key_id: str = ""
+    ) -> list[Conversation]:
         """Import whole conversations, all or none. Each gets a new id, and the current time if it has none. Items keep
-        their ids."""
+        their ids. `key_id` is the key of the request, if keys are in use.
+
+        Raises: KeyRevoked if the owner of the key was deleted.
+        """
         made, now_s = [], time.time()
         with self._database.begin() as connection:
+            if find_forgotten(connection, [key_id]):
+                raise KeyRevoked("The key was revoked.")
             for conversation, items in given:
                 kept = replace(
                     conversation,

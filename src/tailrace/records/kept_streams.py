@@ -6,6 +6,7 @@ import msgspec
 from sqlalchemy import delete, insert, select
 
 from tailrace.records.database import RecordDatabase
+from tailrace.records.keys import find_forgotten
 from tailrace.records.tables import kept_streams
 from tailrace.streams import Record, StreamLog, is_stream_id
 from tailrace.types import Event
@@ -23,7 +24,7 @@ class KeptStreams:
         self._database = database
 
     def put(self, log: StreamLog) -> None:
-        """Store a finished stream. Does nothing if it is already stored."""
+        """Store a finished stream. Does nothing if it is already stored, or its owner was deleted."""
         record = log.record.finished()
         row = {
             "stream_id": record.stream_id,
@@ -33,6 +34,8 @@ class KeptStreams:
         }
         is_it = kept_streams.c.stream_id == record.stream_id
         with self._database.begin() as connection:
+            if find_forgotten(connection, [record.key_id]):
+                return
             if connection.execute(select(kept_streams.c.stream_id).where(is_it)).first() is None:
                 connection.execute(insert(kept_streams).values(**row))
 

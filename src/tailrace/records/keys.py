@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from tailrace.errors import UnknownKey
 from tailrace.records.database import RecordDatabase
 from tailrace.records.tables import key_changes, keys, owners, sessions
 
-__all__ = ["Changes", "KeyStore", "next_version"]
+__all__ = ["Changes", "KeyStore", "find_forgotten", "next_version"]
 
 _FORGOTTEN = "(deleted)"  # as the owner of a key; no owner can have this name
 
@@ -135,15 +135,34 @@ class KeyStore:
 
         The ids of the keys stay, revoked and without anything else. So a server that could not reach the database
         meanwhile learns that they are revoked, and no server becomes open because its last key was deleted.
+        `find_forgotten` knows them by it.
         """
         with self._database.begin(is_long=True) as connection:
             version = next_version(connection)
+            its_keys = select(keys.c.key_id).where(keys.c.owner == owner).order_by(keys.c.key_id)
+            connection.execute(its_keys.with_for_update()).all()  # waits for the transactions of `find_forgotten`
             connection.execute(delete(owners).where(owners.c.owner == owner))
             forgotten = _row(Key("", _FORGOTTEN, scopes=(), revoked_s=time.time()))
             del forgotten["key_id"]
             return connection.execute(
                 update(keys).where(keys.c.owner == owner).values(**forgotten, version=version)
             ).rowcount
+
+
+def find_forgotten(connection: Connection, key_ids: Iterable[str]) -> set[str]:
+    """Return those of these keys whose owner was deleted, as the first statement of a change. The other keys stay until
+    the transaction ends.
+
+    So nothing about an owner is added after their keys are deleted, also by a server that does not know of it yet.
+    """
+    wanted = sorted(set(key_ids) - {""})  # "": no keys are in use
+    if not wanted:
+        return set()
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql("BEGIN IMMEDIATE")  # the driver begins a transaction only before the first change
+    query = select(keys.c.key_id, keys.c.owner).where(keys.c.key_id.in_(wanted)).order_by(keys.c.key_id)
+    rows = connection.execute(query.with_for_update(read=True, key_share=True)).all()
+    return {row.key_id for row in rows if row.owner == _FORGOTTEN}
 
 
 def next_version(connection: Connection) -> int:

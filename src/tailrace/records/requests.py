@@ -13,6 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tailrace.access.quotas import Spending, month_start
 from tailrace.conversations.drafts import clean
 from tailrace.records.database import RecordDatabase
+from tailrace.records.keys import find_forgotten
 from tailrace.records.rows import REFUSED, RequestRow
 from tailrace.records.tables import requests, usage_days
 
@@ -50,7 +51,7 @@ class RequestStore:
         self._database = database
 
     def add(self, rows: Sequence[RequestRow]) -> None:
-        """Add rows. Rows of requests that are already there are ignored."""
+        """Add rows. Rows of requests that are already there are ignored, and rows of deleted owners' keys."""
         for start in range(0, len(rows), _BATCH):
             with self._database.begin() as connection:
                 self._add(connection, rows[start : start + _BATCH])
@@ -136,8 +137,9 @@ class RequestStore:
             # Only one server writes the rows of a request. But the server may still run its last attempt, which had no
             # answer in time: the sums would count twice.
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(7218412936)")
+        forgotten = find_forgotten(connection, (row.key_id for row in rows))
         known = _known(connection, list(by_id))
-        new = [row for name, row in by_id.items() if name not in known]
+        new = [row for name, row in by_id.items() if name not in known and row.key_id not in forgotten]
         if not new:
             return
         # The driver's own executemany: an insert by SQLAlchemy takes three times the processor time.

@@ -263,18 +263,19 @@ class Records:
                 self.request_log.close()
 
     async def forget(self, owner: str) -> dict[str, int]:
-        """Delete all records of an owner. The owner's keys must be revoked, and all streams ended. Returns the number
-        of deleted records by kind. Raises: StorageError, ModelError."""
+        """Delete all records of an owner. The owner's keys must be revoked, and this server's streams ended. Returns
+        the number of deleted records by kind. Raises: StorageError, ModelError."""
         await self.conversations.finish()
         if self.request_log is not None:
             await self.request_log.forget(owner)
 
         def delete() -> dict[str, int]:
+            num_keys = self.keys().forget(owner)  # first: from now on no server adds anything about the owner
             return {
                 "conversations": self._conversations().forget(owner),
                 "responses": self._kept_streams().forget(owner),
                 "requests": self.requests().forget(owner),
-                "keys": self.keys().forget(owner),
+                "keys": num_keys,
             }
 
         return await self.threads.run(delete, within_s=None)
