@@ -37,6 +37,7 @@ from tests.missing import skip_missing
 from tests.processes import freeze, is_alive
 from tests.waiting import LONG_S, until
 
+from tailrace.dialects.wire import HEARTBEAT
 from tailrace.measure.bench.load import percentile
 
 SMALL = Answer("Overload.", 40, seed=1)
@@ -85,7 +86,8 @@ class Crowd:
     def check(self, house: House) -> None:
         """All admitted clients have complete answers, and so has the journal. The server must be stopped."""
         kept = house.kept()
-        for body in self.bodies:
+        for answer in self.bodies:
+            body = answer.replace(HEARTBEAT, b"")  # starting an engine may take longer than the pause between two
             check(sse_ids(body)[0].rpartition("-")[0], SMALL, [Seen(whole_events(body))], kept)
 
     async def _ask_on(self, over_s: float) -> None:
@@ -167,7 +169,7 @@ def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: floa
         *(1000 * percentile(crowd.refused_s, q) for q in (0.5, 0.99)), normal_s,
     )  # fmt: skip
     assert len(crowd.refused_s) > len(crowd.bodies)
-    assert ratio >= 0.5, "it collapses; how well it holds is a matter for bench"
+    assert ratio >= 0.2, "it collapses; how well it holds is a matter for bench"
 
 
 @pytest.mark.deep
