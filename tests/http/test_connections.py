@@ -98,6 +98,25 @@ def test_busy_connections_are_not_closed_for_new_ones() -> None:
         running.close()
 
 
+def test_a_client_beyond_its_own_limit_closes_no_connections_of_others() -> None:
+    running = Server("scripted", "--max-connections", "3", "--client-connections", "2").wait_ready()
+    address = ("127.0.0.1", running.port)
+    others = socket.create_connection(address, source_address=("127.0.0.2", 0))
+    open_ones = [others]
+    try:
+        assert b"200 OK" in _get(others, "/livez")
+        for _ in range(2):
+            open_ones.append(socket.create_connection(address))
+            assert b"200 OK" in _get(open_ones[-1], "/livez")
+        open_ones.append(socket.create_connection(address))
+        assert b"503" in open_ones[-1].recv(2**16)
+        assert b"200 OK" in _get(others, "/livez")
+    finally:
+        for connection in open_ones:
+            connection.close()
+        running.close()
+
+
 def test_idle_connections_outlive_those_of_proxies() -> None:
     """A proxy that sends a request while the server closes the connection answers 502. nginx, ingress-nginx and AWS's
     load balancers keep idle connections for 60 s."""

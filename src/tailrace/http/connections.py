@@ -52,11 +52,11 @@ class Connections:
         limit = _within_descriptors(self._max_connections)
         share = limit - limit // 4 if is_loopback(client) else max(limit // 10, 1)
         client_limit = self._client_connections or share
-        num_excess = self._num_open - limit
-        if num_excess > 0 and self._idle:
+        num_excess, client_excess = self._num_open - limit, self._by_client[client] - client_limit
+        if client_excess <= 0 < num_excess and self._idle:  # not for a client that is refused anyway
             next(iter(self._idle)).close()
             num_excess = 0
-        num_excess = max(num_excess, self._by_client[client] - client_limit)
+        num_excess = max(num_excess, client_excess)
         _tune(transport, self._write_s)
         return Slot(self, transport, client, self._write_s, num_excess)
 
