@@ -193,6 +193,12 @@ class Settings:
         0.1, "How often the journal is synced to the disk. A power cut loses what came after the last sync.", least=0.01
     )
     journal_key_file: str = _setting("", "File with a secret of 32 characters or more, which encrypts the journal.")
+    journal_wait_s: float = _setting(
+        5.0,
+        "How long streams wait for a journal that cannot be written, or a Redis that does not answer. Then they end "
+        "with an error. A failover of Redis takes 30 s with Sentinel's default.",
+        least=0.1,
+    )
     keep_finished: bool = _setting(
         True,
         "Keep finished streams in the journal for --retention-s. Otherwise they are deleted from disk at their end, "

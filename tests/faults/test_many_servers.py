@@ -62,15 +62,6 @@ def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_redis_does_not_answer_for_a_while(tmp_path: Path) -> None:
-    with team(tmp_path) as (servers, redis):
-        servers.begin_some("Pause", 4, 300)
-        redis.stop()
-        time.sleep(1.5)
-        redis.go_on()
-
-
-@pytest.mark.deep
 def test_redis_forgets_everything(tmp_path: Path) -> None:
     """The servers write again what their streams have."""
     with team(tmp_path) as (servers, redis):

@@ -30,7 +30,7 @@ __all__ = ["run"]
 
 _SETTINGS = (
     "host", "port", "queue_s", "linger_s", "retention_s", "retention_bytes", "journal", "lease_s", "data_dir",
-    "journal_sync_s", "journal_key_file", "keep_finished", "heartbeat_s", "body_bytes", "body_gap_s",
+    "journal_sync_s", "journal_wait_s", "journal_key_file", "keep_finished", "heartbeat_s", "body_bytes", "body_gap_s",
     "header_s", "keep_alive_s", "write_s", "max_connections", "client_connections", "load_s", "shutdown_delay_s",
     "drain_s", "ws_message_bytes", "ws_message_s", "ws_ping_s", "allowed_hosts", "allowed_origins", "tls_cert",
     "tls_key", "tls_client_ca", "database", "insecure", "log_level", "log_format", "access_log", "audit_log",

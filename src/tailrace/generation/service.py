@@ -200,6 +200,7 @@ async def open_log_store(settings: Settings, path: Path, *, kind: str = "") -> A
             budget_bytes=settings.retention_bytes,
             key=key,
             keep_finished=settings.keep_finished,
+            give_up_after_s=settings.journal_wait_s,
         ) as shared:
             yield shared
         return
@@ -217,6 +218,7 @@ async def open_log_store(settings: Settings, path: Path, *, kind: str = "") -> A
         keep_finished=settings.keep_finished,
         lifetime_s=lifetime_s(linger_s=settings.linger_s, retention_s=settings.retention_s),
         sync_s=settings.journal_sync_s,
+        give_up_after_s=settings.journal_wait_s,
     ) as on_disk:
         yield on_disk
 

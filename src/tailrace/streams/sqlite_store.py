@@ -123,13 +123,21 @@ async def open_sqlite(
     keep_finished: bool = True,
     lifetime_s: float | None = None,
     sync_s: float = 0.1,
+    give_up_after_s: float = 5.0,
 ) -> AsyncIterator[SqliteLogStore]:
     """Open a store in its own directory. A background task syncs it every `sync_s` and compacts it. The other settings
     are those of `DiskJournal` and `StreamIndex`.
 
     Raises: ModelError if the directory cannot be used.
     """
-    journal = DiskJournal(directory, key=key, keep_finished=keep_finished, lifetime_s=lifetime_s, sync_s=sync_s)
+    journal = DiskJournal(
+        directory,
+        key=key,
+        keep_finished=keep_finished,
+        lifetime_s=lifetime_s,
+        sync_s=sync_s,
+        give_up_after_s=give_up_after_s,
+    )
     store = SqliteLogStore(journal, retention_s=retention_s, budget_bytes=budget_bytes)
     try:
         async with asyncio.TaskGroup() as group:

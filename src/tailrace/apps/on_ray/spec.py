@@ -36,7 +36,8 @@ _FRONT_SETTINGS = (
 )  # fmt: skip
 # Settings that have an effect only if streams are stored in Redis.
 _STREAM_SETTINGS = (
-    "lease_s", "linger_s", "heartbeat_s", "retention_s", "retention_bytes", "journal_key_file", "keep_finished",
+    "lease_s", "journal_wait_s", "linger_s", "heartbeat_s", "retention_s", "retention_bytes", "journal_key_file",
+    "keep_finished",
 )  # fmt: skip
 
 

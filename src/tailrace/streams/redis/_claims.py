@@ -10,6 +10,7 @@ import msgspec
 from tailrace.errors import ClaimTaken, IdempotencyConflict
 from tailrace.streams.log import Claim, Record
 from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._patience import CATCH_UP_S, RETRY_S
 from tailrace.streams.redis._scripts import CLAIM, RECALL
 
 __all__ = ["TAKEN", "Claims"]
@@ -17,8 +18,6 @@ __all__ = ["TAKEN", "Claims"]
 TAKEN = "Another server began a stream with this Idempotency-Key."
 
 _UNUSED_MS = 60_000  # lifetime of a key whose stream is not stored yet
-_WAIT_S = 2.0  # for another server to store the stream of a key
-_RETRY_S = 0.05
 
 
 class _Row(msgspec.Struct, array_like=True):
@@ -62,7 +61,7 @@ class Claims:
         unused = b""  # the row of a stream that is not there
         while (other := await self._claim(record, claim, _UNUSED_MS, unused)) is not None:
             if other != seen:
-                seen, until_s = other, time.monotonic() + _WAIT_S
+                seen, until_s = other, time.monotonic() + CATCH_UP_S
             stream_id = _decode(other).stream_id
             # First: it may be stored, and end, meanwhile.
             is_gone = await ask(client.exists(self._keys.gone(stream_id)))
@@ -72,7 +71,7 @@ class Claims:
             if is_gone or time.monotonic() > until_s:
                 unused = other
             else:
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
     async def keep(self, record: Record, *, lifetime_s: float | None = None) -> bool:
         """Keep the key of a stored stream: as long as the stream runs, or for `lifetime_s`. Returns whether the stream

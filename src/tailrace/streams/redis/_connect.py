@@ -17,12 +17,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 
 from tailrace.errors import ModelError
+from tailrace.streams.redis._patience import CLOSE_S, CONNECT_S, NODE_S
 
 __all__ = ["connect", "reason"]
 
-_CONNECT_S = 5.0
-_CLOSE_S = 2.0
-_NODE_S = 1.5  # longer than a blocking read, and shorter than a command may take: then a cluster's nodes are asked anew
 _OLDEST = (6, 2)  # of Redis; Valkey begins with 7.2
 _SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel")
 _URL_HINT = (
@@ -90,7 +88,7 @@ async def _client(
 ) -> tuple[Any, bool]:
     """Return a client that Redis has answered, and whether it is one of a cluster. The stack closes it. Raises:
     ModelError, and the errors of the library."""
-    link: dict[str, Any] = {"socket_connect_timeout": _CONNECT_S, "socket_keepalive": True}
+    link: dict[str, Any] = {"socket_connect_timeout": CONNECT_S, "socket_keepalive": True}
     if "ca_file" in parameters:
         link["ssl_ca_certs"] = _readable(parameters["ca_file"])
     # The store itself tries again, and knows how often.
@@ -99,13 +97,13 @@ async def _client(
         return await _watched(parts, parameters, once, stack), False
     client = Redis.from_url(parts.geturl(), **once)
     stack.push_async_callback(_close, client.aclose)
-    async with asyncio.timeout(_CONNECT_S):
+    async with asyncio.timeout(CONNECT_S):
         facts: Any = await client.info("cluster")
     if not facts.get("cluster_enabled"):
         return client, False
-    cluster = RedisCluster.from_url(parts.geturl(), **link, socket_timeout=_NODE_S)
+    cluster = RedisCluster.from_url(parts.geturl(), **link, socket_timeout=NODE_S)
     stack.push_async_callback(_close, cluster.aclose)
-    async with asyncio.timeout(_CONNECT_S):
+    async with asyncio.timeout(CONNECT_S):
         await cluster.initialize()
     return cluster, True
 
@@ -121,7 +119,7 @@ def _readable(path: str) -> str:
 
 async def _close(close: Callable[[], Awaitable[None]]) -> None:
     with contextlib.suppress(Exception):  # as in `ask`
-        async with asyncio.timeout(_CLOSE_S):
+        async with asyncio.timeout(CLOSE_S):
             await close()
 
 
@@ -160,7 +158,7 @@ async def _watched(
     client = sentinel.master_for(service)
     stack.push_async_callback(_close, client.connection_pool.disconnect)  # which `aclose` leaves open
     try:
-        async with asyncio.timeout(_CONNECT_S):
+        async with asyncio.timeout(CONNECT_S):
             await client.ping()
     except MasterNotFoundError:  # its text is the whole configuration of the clients
         reasons = [
@@ -174,7 +172,7 @@ async def _watched(
 async def _no_primary(watcher: Any, service: str) -> str:
     """Return why a Sentinel names no primary of a service."""
     try:
-        async with asyncio.timeout(_CONNECT_S):
+        async with asyncio.timeout(CONNECT_S):
             is_known = await watcher.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", service)
     except AuthenticationError:
         return "refuses the name or the password (?sentinel_user=NAME&sentinel_password=PASSWORD)"
@@ -186,7 +184,7 @@ async def _no_primary(watcher: Any, service: str) -> str:
 async def _info(client: Any, *, is_cluster: bool) -> Mapping[str, Any]:
     """Raises: ModelError."""
     try:
-        async with asyncio.timeout(_CONNECT_S):
+        async with asyncio.timeout(CONNECT_S):
             if is_cluster:
                 every: Mapping[str, Mapping[str, Any]] = await client.info(target_nodes="primaries")
                 # The node that is worst off speaks for all.

@@ -21,15 +21,14 @@ from redis.exceptions import (
 from tailrace.errors import JournalFull, ModelError, StorageError
 from tailrace.streams.redis._connect import connect, reason
 from tailrace.streams.redis._keys import CLUSTER_SHARDS, Keys
+from tailrace.streams.redis._patience import CLOSE_S, COMMAND_S
 from tailrace.streams.redis._scripts import Script
 
 __all__ = ["Connection", "start_error"]
 
 _T = TypeVar("_T")
 
-_COMMAND_S = 2.0  # after which a command has failed
 _AT_ONCE = 64  # commands, each on a connection of its own; others wait
-_CLOSE_S = 2.0
 # Errors of a server that is no primary, or none that can be written: it has become a replica, is starting again, or
 # has lost its replicas. A script's error may have the code in its text only.
 _FORMER_PRIMARY = (BusyLoadingError, MasterDownError, ReadOnlyError)
@@ -69,7 +68,7 @@ class Connection:
         except NoScriptError:  # Redis is new, or was restarted
             return await self.client.eval(script.text, len(keys), *keys, *arguments)
 
-    async def ask(self, command: Awaitable[_T], *, within_s: float = _COMMAND_S) -> _T:
+    async def ask(self, command: Awaitable[_T], *, within_s: float = COMMAND_S) -> _T:
         """Return the answer of a command of `client`. Waiting for a turn counts as time of the command. Raises:
         StorageError."""
         begun_s = asyncio.get_running_loop().time()
@@ -106,7 +105,7 @@ class Connection:
             return
         self._dropped_s = asyncio.get_running_loop().time()
         with contextlib.suppress(Exception):  # as in `ask`
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(CLOSE_S):
                 await pool.disconnect()
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 from tailrace.errors import StorageError
 from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._patience import RETRY_S
 
 __all__ = ["Followers", "KeyFollower"]
 
 _BLOCK_MS = 1_000
-_RETRY_S = 0.2
 _PAUSE_S = 5e-6  # after each read, for each key: a read names them all, so its cost grows with them
 _ENTRIES = 256  # of each key in one answer
 
@@ -57,7 +57,7 @@ class KeyFollower:
                 )
             except StorageError:
                 self._on_failure()
-                await asyncio.sleep(_RETRY_S)
+                await asyncio.sleep(RETRY_S)
                 continue
             finally:
                 self._is_reading = False

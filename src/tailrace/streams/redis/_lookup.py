@@ -13,12 +13,11 @@ from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._mirrors import Mirrors
+from tailrace.streams.redis._patience import CATCH_UP_S
 from tailrace.streams.redis._stored import Gone, Stored, load
 from tailrace.types import Event
 
 __all__ = ["Lookup"]
-
-_CATCH_UP_S = 2.0
 
 
 class Lookup:
@@ -70,7 +69,7 @@ class Lookup:
             return
         known = min(after, log.last_seq + len(self._queued(log)))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CATCH_UP_S):
+            async with asyncio.timeout(CATCH_UP_S):
                 while log.last_seq < known and log.released is None:
                     await Reader(log, log.last_seq).wait()
         if log.last_seq < after:

@@ -13,12 +13,12 @@ from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._follower import Entries
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._mirror import Message, Mirror
+from tailrace.streams.redis._patience import RETRY_S
 from tailrace.streams.redis._scripts import STOP
 
 __all__ = ["Messages"]
 
 _DAY_MS = 24 * 3600 * 1000
-_RETRY_S = 0.05
 
 
 class Messages:
@@ -68,7 +68,7 @@ class Messages:
                     await self._send(key[0], message)
                 except StorageError:
                     self._outbox.setdefault(key, message)  # unless there is a later one
-                    await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(RETRY_S)
 
     async def _send(self, mirror: Mirror, message: Message) -> None:
         """Raises: StorageError."""

@@ -16,6 +16,7 @@ from tailrace.streams.log import Ender, StreamLog, enqueue
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._finished import lifetimes_ms
 from tailrace.streams.redis._members import Members
+from tailrace.streams.redis._patience import PROBE_S, RETRY_S
 from tailrace.streams.redis._scripts import APPEND, MISSING, OPEN, OTHER_WRITER
 from tailrace.streams.redis._stored import Stored, load
 from tailrace.types import End, Event
@@ -25,8 +26,6 @@ __all__ = ["Writer"]
 logger = logging.getLogger("tailrace.journal")
 
 _encode = msgspec.msgpack.Encoder().encode
-_RETRY_S = 0.05
-_PROBE_S = 1.0
 _STREAMS_AT_ONCE = 128  # in one call of a script, which stops Redis for as long
 
 
@@ -98,7 +97,7 @@ class Writer:
                     await self._commit()
                 except StorageError as error:
                     self.failed(error)
-                    await asyncio.sleep(_PROBE_S if self.errors.has_given_up else _RETRY_S)
+                    await asyncio.sleep(PROBE_S if self.errors.has_given_up else RETRY_S)
                     if self.errors.is_too_long():
                         self._end_all(error)
                 else:

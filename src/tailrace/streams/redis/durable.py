@@ -34,6 +34,7 @@ from tailrace.streams._rows import Rows
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._durable_log import Answer, DurableLog, Entry, EntryId
 from tailrace.streams.redis._follower import Entries
+from tailrace.streams.redis._patience import RETRY_S
 
 __all__ = ["SharedDurableStreams"]
 
@@ -41,7 +42,6 @@ logger = logging.getLogger("tailrace.journal")
 
 T = TypeVar("T")
 
-_RETRY_S = 0.05
 _TURN_S = 0.005  # between two tries while it is the turn of another server
 _WAIT_AFTER_ERROR_S = 1.0  # longer than other servers need to find out what Redis has lost
 _TRIES_BEFORE_TURN = 3  # tries after which this server asks for a turn
@@ -303,7 +303,7 @@ class SharedDurableStreams:
                 self._failing_since_s = None
                 if answer.entries or not only_looks:
                     return answer
-            await asyncio.sleep(_RETRY_S)
+            await asyncio.sleep(RETRY_S)
 
     async def _write_again(self, last: EntryId) -> bool:
         """Called if the log, which ends with `last`, lacks the last entry of this server. Returns True if the log has
@@ -326,7 +326,7 @@ class SharedDurableStreams:
             self._failing_since_s = now_s
         if now_s - self._failing_since_s >= self._give_up_after_s:
             raise error
-        await asyncio.sleep(_RETRY_S)
+        await asyncio.sleep(RETRY_S)
 
     async def _write_snapshots(self) -> None:
         while True:

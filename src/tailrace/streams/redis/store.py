@@ -27,6 +27,7 @@ from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirrors import Mirrors
 from tailrace.streams.redis._openings import Openings
 from tailrace.streams.redis._orphans import Orphans
+from tailrace.streams.redis._patience import CLOSE_S
 from tailrace.streams.redis._writer import Writer
 from tailrace.streams.redis.durable import SharedDurableStreams
 from tailrace.types import Event, Failure, Status
@@ -34,8 +35,6 @@ from tailrace.types import Event, Failure, Status
 __all__ = ["RedisLogStore", "open_redis"]
 
 logger = logging.getLogger("tailrace.journal")
-
-_CLOSE_S = 2.0
 
 
 class RedisLogStore:
@@ -382,7 +381,7 @@ class RedisLogStore:
         """Write what waits, and give the lease back. What cannot be written is lost."""
         self._is_closed = True
         with contextlib.suppress(StorageError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(CLOSE_S):
                 await self._writer.flush()
                 await self._finished.tidy_up()
                 await self._openings.settle()
