@@ -21,7 +21,7 @@ from tailrace.dialects.durable_answers import DurableTokenStream
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import Page
 from tailrace.durable.store import DurableStore
-from tailrace.errors import LeaseLost, StorageError
+from tailrace.errors import LeaseLost, TailraceError
 from tailrace.streams import Record, StreamLog
 from tailrace.types import TextDelta
 
@@ -189,6 +189,7 @@ def test_a_long_poll_on_a_stream_that_goes_on_elsewhere_is_refused() -> None:
 
     virtual_time.run(poll(0))  # what is there can be read
     assert [len(page.pieces) for page in answered] == [1]
-    with pytest.raises(StorageError) as refused:
+    with pytest.raises(TailraceError) as refused:
         virtual_time.run(poll(1))
-    assert refused.value.retry_after_s == 1.0
+    assert (refused.value.code, refused.value.status, refused.value.retry_after_s) == ("lease_lost", 503, 1.0)
+    assert refused.value.message == "Another server continues this stream."

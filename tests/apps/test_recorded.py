@@ -270,7 +270,8 @@ def test_a_long_cut_event_ends_before_the_error() -> None:
     log.extend([TextDelta("data: 1\n\n", ())])
     log.extend([TextDelta("data: " + "x" * 2**20, ())])
     log.extend([End("error", Usage(0, 0), Failure("app_failed", "The app failed."))])
-    body = RecordedEncoder(log, "text/event-stream").whole(log.events)
+    encoder = RecordedEncoder(log, "text/event-stream")
+    body = b"".join(encoder.encode(seq, event) for seq, event in enumerate(log.events, 1))
     assert b"x\n\nevent: error\ndata: " in body
 
 

@@ -196,8 +196,7 @@ async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
     harness.store.close()  # from now on it refuses whatever comes, as it does when another one writes the stream
     with Reader(running.log, running.log.last_seq) as reader:
         harness.engine.step()
-        await reader.wait()
-        ending = reader.ending
+        ending = await reader.next()
     assert ending == Released(
         running.log.stream_id, len(seen), Failure("lease_lost", "Another server continues this stream.")
     )
@@ -439,10 +438,9 @@ async def test_a_reader_sees_everything_and_then_the_end() -> None:
     async def read() -> list[object]:
         seen: list[object] = []
         with Reader(run.log) as reader:
-            while reader.ending is None:
-                await reader.wait()
-                seen.extend(reader.take())
-        return seen
+            while isinstance(taken := await reader.next(), list):
+                seen.extend(taken)
+        return [*seen, taken]
 
     reading = asyncio.create_task(read())
     while run.log.end is None:

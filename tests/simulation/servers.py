@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Any
+from typing import Any, assert_never
 
 from tests.generation.harness import HandStepped, tokenizer
 from tests.simulation.network import Line, RedisHost, SimulatedClient
@@ -308,12 +308,13 @@ class Server(Observer):
         answer.is_begun = True
         with Reader(log, after) as reader:
             while not answer.is_left:
-                for event in reader.take():
-                    answer.send(event)
-                ending = reader.ending
-                if ending is not None:
-                    if not isinstance(ending, End):
+                match await reader.next():
+                    case list() as deltas:
+                        for event in deltas:
+                            answer.send(event)
+                    case End() | Released() as ending:
                         answer.send(ending)
-                    answer.send(None)
-                    return
-                await reader.wait()
+                        answer.send(None)
+                        return
+                    case never:
+                        assert_never(never)

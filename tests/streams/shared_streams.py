@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tests.waiting import LONG_S
 
 from tailrace.errors import LeaseLost
-from tailrace.streams import Claim, Lease, Reader, Record, StreamLog, new_stream_id
+from tailrace.streams import Claim, Lease, Producer, Reader, Record, StreamLog, new_stream_id
 from tailrace.streams.redis import RedisLogStore
 from tailrace.types import End, Event, Failure, Prompt, Sampling, TextDelta, Usage
 
@@ -23,12 +23,11 @@ def delta(number: int) -> TextDelta:
 
 
 @dataclass
-class Writer:
+class Writer(Producer):
     """A producer that writes when the test says so."""
 
     store: RedisLogStore
     lease: Lease
-    status: str = "running"
     heard: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

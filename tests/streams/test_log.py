@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.streams.virtual_time import run
 from tests.waiting import idle
 
-from tailrace.streams import Reader, Record, StreamLog, is_stream_id, new_stream_id
-from tailrace.types import End, Event, PromptProgress, Status, TextDelta, Usage
+from tailrace.errors import LeaseLost
+from tailrace.streams import Producer, Reader, Record, StreamLog, is_stream_id, new_stream_id
+from tailrace.types import End, Event, Failure, PromptProgress, Released, Status, TextDelta, Usage
 
 END = End("done", Usage(1, 1))
 
@@ -19,7 +20,7 @@ def delta(text: str = "a", choice: int = 0) -> TextDelta:
     return TextDelta(text, (1,), choice)
 
 
-class Producer:
+class Heard(Producer):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
@@ -54,7 +55,7 @@ class LogMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.log = new_log()
-        self.producer = self.log.producer = Producer()
+        self.producer = self.log.producer = Heard()
         self.expected: list[Event] = []
         self.readers: list[tuple[Reader, list[Event], int]] = []  # what it has had, from behind where
         self.waits: dict[int, asyncio.Task[None]] = {}  # by id of the reader
@@ -101,10 +102,14 @@ class LogMachine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 99))
     def take(self, pick: int) -> None:
         reader, had, after = self.readers[pick % len(self.readers)]
-        had.extend(reader.take())
-        assert had == self.expected[after:]
-        assert reader.cursor == len(self.expected)
-        assert (reader.ending is not None) == self.has_ended
+        num_deltas = len(self.expected) - self.has_ended
+        if not reader.at_end_only:
+            deltas = reader.take() if reader.cursor < num_deltas else []
+            assert isinstance(deltas, list)
+            had.extend(deltas)
+            assert had == self.expected[after:num_deltas]
+        assert reader.take() == (self.expected[-1] if self.has_ended else [])
+        assert reader.cursor == (after if reader.at_end_only and not self.has_ended else len(self.expected))
 
     @precondition(lambda self: self.readers)
     @rule(pick=st.integers(0, 99))
@@ -206,7 +211,7 @@ def test_a_reader_that_never_reads_is_not_known_to_the_log() -> None:
             log.extend([delta()])
         assert log.num_waiting == 0
         assert reader.cursor == 0
-        assert len(reader.take()) == 100
+        assert reader.take() == [delta()] * 100
 
 
 def test_a_reader_for_the_end_is_woken_once() -> None:
@@ -292,9 +297,8 @@ def test_events_of_one_turn_wake_a_reader_once_for_all() -> None:
 
         async def read() -> None:
             with Reader(log) as reader:
-                while reader.ending is None:
-                    await reader.wait()
-                    batches.append(len(reader.take()))
+                while isinstance(taken := await reader.next(), list):
+                    batches.append(len(taken))
 
         async with asyncio.TaskGroup() as group:
             group.create_task(read())
@@ -303,7 +307,7 @@ def test_events_of_one_turn_wake_a_reader_once_for_all() -> None:
                 log.extend([delta()])
             await idle()
             log.extend([END])
-        assert batches == [5, 1]
+        assert batches == [5]
 
     run(scenario())
 
@@ -320,7 +324,7 @@ def test_a_wait_that_is_cancelled_leaves_nothing_behind(at_end_only: bool) -> No
         await asyncio.wait([task])
         assert log.num_waiting == 0
         log.extend([delta()])
-        assert reader.take() == [delta()]
+        assert reader.take() == ([] if at_end_only else [delta()])
 
     run(scenario())
 
@@ -336,8 +340,7 @@ def test_a_wait_that_is_cancelled_as_the_event_comes(at_end_only: bool) -> None:
         task.cancel()
         await asyncio.wait([task])
         assert log.num_waiting == 0
-        assert reader.take() == [END]
-        assert reader.ending == END
+        assert reader.take() == END
 
     run(scenario())
 
@@ -355,6 +358,39 @@ def test_wake_ends_a_wait_and_nothing_else() -> None:
         await task
         assert log.num_waiting == 0
         assert reader.take() == []
+
+    run(scenario())
+
+
+def test_the_end_comes_behind_all_events_and_can_be_taken_again() -> None:
+    log = new_log()
+    log.extend([delta("a"), delta("b"), END])
+    reader = Reader(log, 1)
+    assert [reader.take() for _ in range(3)] == [[delta("b")], END, END]
+    assert (reader.cursor, Reader(log, 3).take()) == (3, END)
+
+
+def test_a_released_stream_is_left_behind_its_last_event() -> None:
+    log = new_log()
+    log.extend([delta()])
+    reader, reason = Reader(log), LeaseLost("Another server writes it.")
+    log.release(reason)
+    released = Released(log.stream_id, 1, Failure(reason.code, reason.message))
+    assert [reader.take() for _ in range(3)] == [[delta()], released, released]
+    log.extend([END])  # which came all the same
+    assert reader.take() == END
+
+
+def test_the_next_may_be_nothing_after_some_time() -> None:
+    async def scenario() -> None:
+        log = new_log()
+        reader = Reader(log)
+        assert await reader.next(0.001) == []
+        task = asyncio.create_task(reader.next(1000.0))
+        await idle()
+        log.extend([delta(), END])
+        assert (await task, await reader.next()) == ([delta()], END)
+        assert log.num_waiting == 0
 
     run(scenario())
 

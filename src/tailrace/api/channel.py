@@ -37,22 +37,21 @@ class _FollowedStream:
 
     async def send_all(self, socket: Socket) -> None:
         reader, frames = self.reader, self.frames
-        while (ending := reader.ending) is None:
-            await reader.wait()
-            if (progress := reader.take_progress()) is not None:
-                await socket.say(frames.progress(progress))
-            events = reader.take()
-            for start in range(0, len(events), socket.max_frames):
-                some = events[start : start + socket.max_frames]
-                await socket.say(*[frames.event(seq, event) for seq, event in enumerate(some, self.seq + 1)])
-                self.seq += len(some)
-        match ending:
-            case End():
-                pass  # its frame was the last one
-            case Released():
-                await socket.say(frames.event(self.seq, ending))
-            case never:
-                assert_never(never)
+        while True:
+            match await reader.next():
+                case list() as events:
+                    if (progress := reader.take_progress()) is not None:
+                        await socket.say(frames.progress(progress))
+                    for start in range(0, len(events), socket.max_frames):
+                        some = events[start : start + socket.max_frames]
+                        await socket.say(*[frames.event(seq, event) for seq, event in enumerate(some, self.seq + 1)])
+                        self.seq += len(some)
+                case End() | Released() as ending:
+                    await socket.say(frames.event(reader.cursor, ending))
+                    self.seq = reader.cursor
+                    return
+                case never:
+                    assert_never(never)
 
 
 class StreamChannel:

@@ -15,7 +15,6 @@ from tailrace.generation.models import Models
 from tailrace.http.websocket import Over, Socket
 from tailrace.settings import Settings
 from tailrace.streams import Reader
-from tailrace.types import End
 
 __all__ = ["ChatSocket"]
 
@@ -68,15 +67,13 @@ class ChatSocket:
             await self._models.load(served)
             run = await self._begin(prompt)
         with Reader(run.log) as reader:
-            while (ending := reader.ending) is None:
-                await reader.wait()
-                events = reader.take()
-                texts = [event.text.encode() for event in events if not isinstance(event, End) and event.text]
+            while isinstance(taken := await reader.next(), list):
+                texts = [event.text.encode() for event in taken if event.text]
                 for start in range(0, len(texts), self._socket.max_frames):
                     await self._socket.say(*texts[start : start + self._socket.max_frames])
-        if ending.status != "done":
-            raise failure_of(ending)
-        self._conversation.add(prompt, run.log.text(), ending.usage)
+        if taken.status != "done":
+            raise failure_of(taken)
+        self._conversation.add(prompt, run.log.text(), taken.usage)
         await self._socket.say(chatbot.FINISHED.encode())
 
     async def _begin(self, prompt: str) -> Run:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import assert_never
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.dialects.durable_answers import body_of, num_bytes_of, sse_of
 from tailrace.dialects.wire import HEARTBEAT
-from tailrace.durable.page import Follower, Page, Readable, page_of
-from tailrace.errors import StorageError, UnknownStream
+from tailrace.durable.page import Follower, Page, Readable, next_page, page_of
+from tailrace.errors import TailraceError
 from tailrace.http.answers import client_disconnected
 
 __all__ = ["PAGE_BYTES", "LongPoll", "Tail", "WholePage"]
@@ -39,14 +40,6 @@ async def _watched(receive: Receive, follower: Follower) -> AsyncIterator[_Clien
         watcher = group.create_task(client.watch(receive, follower))
         yield client
         watcher.cancel()
-
-
-async def _wait(follower: Follower, at_most_s: float) -> None:
-    timer = asyncio.get_running_loop().call_later(max(0.0, at_most_s), follower.wake)
-    try:
-        await follower.wait()
-    finally:
-        timer.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +68,19 @@ class LongPoll:
     wait_s: float
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises: UnknownStream if the stream was deleted meanwhile, StorageError if it goes on, but not here: an empty
-        answer would bring the client back at once."""
+        """Raises: UnknownStream if the stream was deleted meanwhile, StorageError if it goes on, but not here."""
         with self.stream.follower(self.position) as follower:
             async with _watched(receive, follower) as client:
-                await _wait(follower, self.wait_s)
+                page = await next_page(self.stream, follower, PAGE_BYTES, at_most_s=self.wait_s)
         if client.is_gone:
             return
-        if self.stream.is_gone:
-            raise UnknownStream("This stream was deleted.")
-        page = page_of(self.stream, self.position, PAGE_BYTES)
-        if self.stream.is_halted and not page.pieces and not page.is_closed:
-            raise StorageError("The stream goes on, but not on this server. Ask again.", retry_after_s=1.0)
-        await self.answer(page)(scope, receive, send)
+        match page:
+            case Page():
+                await self.answer(page)(scope, receive, send)
+            case TailraceError():
+                raise page
+            case never:
+                assert_never(never)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +105,24 @@ class Tail:
     async def _write(self, follower: Follower, client: _Client, send: Send) -> None:
         """Write pages. The first page is sent even if it is empty: it has the client's position."""
         end_s = time.monotonic() + _TAIL_S
-        page = self._next_page(follower)
-        pieces: Iterable[bytes] = sse_of(page, self.cursor())
+        page: Page | TailraceError = page_of(self.stream, follower.cursor, PAGE_BYTES)
+        is_first = True
         while not client.is_gone:
-            for piece in pieces:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            if page.is_closed or self.stream.is_halted or time.monotonic() >= end_s:
+            match page:
+                case Page():
+                    has_news = is_first or page.pieces or page.is_closed
+                    for piece in sse_of(page, self.cursor()) if has_news else (HEARTBEAT,):
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                case TailraceError():
+                    return
+                case never:
+                    assert_never(never)
+            follower.cursor, is_first = page.position, False
+            left_s = end_s - time.monotonic()
+            if page.is_closed or left_s <= 0:
                 return
-            if page.is_up_to_date:
-                await _wait(follower, min(self.heartbeat_s or _TAIL_S, end_s - time.monotonic()))
-            else:
+            if not page.is_up_to_date:
                 await asyncio.sleep(0)  # `send` does not yield if the buffer has space
-            page = self._next_page(follower)
-            pieces = sse_of(page, self.cursor()) if page.pieces or page.is_closed else (HEARTBEAT,)
-
-    def _next_page(self, follower: Follower) -> Page:
-        page = page_of(self.stream, follower.cursor, PAGE_BYTES)
-        follower.cursor = page.position
-        return page
+            page = await next_page(
+                self.stream, follower, PAGE_BYTES, at_most_s=min(self.heartbeat_s or _TAIL_S, left_s)
+            )

@@ -6,7 +6,6 @@ Dialects parse the requests. Starting, following, cancelling and answering are t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +21,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace import __version__
-from tailrace.access.audit import noting
 from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by
 from tailrace.api.facts import facts_of, running_streams
 from tailrace.api.fitting import fitted, left_open, overflow_answer, shortened
@@ -53,7 +51,6 @@ from tailrace.errors import (
     IdempotencyConflict,
     QueueFull,
     RequestError,
-    StreamExpired,
     UnknownModel,
     UnknownStream,
     UnsupportedParameter,
@@ -61,8 +58,9 @@ from tailrace.errors import (
 from tailrace.generation import Generator
 from tailrace.generation.models import NO_SUCH_MODEL, Models
 from tailrace.generation.served import NamedModel
-from tailrace.http.answers import JsonAnswer, StreamAnswer, WholeAnswer, WithHeaders
+from tailrace.http.answers import JsonAnswer, WholeAnswer, WithHeaders
 from tailrace.http.bodies import BodyBudget, BodyReader
+from tailrace.http.streams import StreamActions, id_header
 from tailrace.http.wires import is_meant, served_wires
 from tailrace.records.keeper import ConversationKeeper
 from tailrace.settings import Settings
@@ -92,6 +90,7 @@ class Routes:
         self._models = models
         self._conversations = conversations
         self._store = models.first.generator.store
+        self._streams = StreamActions(self._store, settings, conversations)
         self._settings = settings
         self._bodies = bodies
         self._keys_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -166,7 +165,9 @@ class Routes:
                 case Follow(parse):
                     answer = await self._follow(owner_of(request.scope), parse(parsed))
                 case OnStream(find, verb):
-                    answer = await self._on_stream(request.scope, *find(parsed), verb)
+                    stream_id, view = find(parsed)
+                    opened = partial(self._open, view)
+                    answer = await self._streams.act(request.scope, stream_id, verb, opened)
                 case Show(render, is_slow):
                     answer = self._reply(await self._show_slowly(render, parsed) if is_slow else render(parsed))
         return WithHeaders(answer, headers) if headers else answer
@@ -273,11 +274,11 @@ class Routes:
                 prompts = await served.generator.prompts.encode(call.request)
                 texts, ids = tuple(prompt.text for prompt in prompts), tuple(prompt.ids for prompt in prompts)
                 facts = replace(facts, prompts=texts, prompt_ids=ids)
-            encoder, headers = call.view.open(facts), {"x-stream-id": log.stream_id} | ignored
+            encoder, headers = call.view.open(facts), id_header(log) | ignored
             if call.stream:
-                return self._stream(log, encoder, 0, call.view, headers)
+                return self._streams.follow(log, encoder, call.view, headers=headers.items())
             if call.at_once:
-                headers["location"] = self._path_of(log)
+                headers["location"] = self._streams.path_of(log)
                 return JsonAnswer(encoder.whole(log.events), call.status, headers)
             return WholeAnswer(log, encoder, wire, headers)
 
@@ -286,7 +287,7 @@ class Routes:
         if stream_id is None:
             return parsed
         try:
-            log = await self._find(owner, stream_id)
+            log = await self._streams.find(owner, stream_id)
         except UnknownStream:
             return parsed
         return replace(parsed, past=(facts_of(self._models.of(log), log), log.events))
@@ -319,60 +320,15 @@ class Routes:
         return (await generator.create(generation, claim)).log
 
     async def _follow(self, owner: str, following: Following) -> ASGIApp:
-        log = await self._find(owner, following.stream_id, following.after)
-        if log.end is not None and following.after == log.last_seq:
-            return Response(status_code=204, headers={"x-stream-id": log.stream_id})  # an EventSource stops at 204
-        encoder = following.view.open(facts_of(self._models.of(log), log))
+        log = await self._streams.find(owner, following.stream_id, following.after)
+        encoder = self._open(following.view, log)
         if following.replay:
             assert isinstance(encoder, CumulativeEncoder)
             encoder.skip(log.events[: following.after])
-        return self._stream(log, encoder, following.after, following.view, {"x-stream-id": log.stream_id})
+        return self._streams.follow(log, encoder, following.view, following.after)
 
-    async def _find(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
-        """Find a stream in the log store, or among the streams that are kept longer. Raises: as `LogStore.read`."""
-        try:
-            return await self._store.read(owner, stream_id, after)
-        except (UnknownStream, StreamExpired):
-            kept = await self._conversations.kept(owner, stream_id) if self._conversations is not None else None
-            if kept is None:
-                raise
-        kept.check_position(after)
-        return kept
-
-    async def _on_stream(self, scope: Scope, stream_id: str, view: View, verb: str) -> ASGIApp:
-        if verb == "show":
-            return await self._change_and_show(owner_of(scope), stream_id, view, verb)
-        with noting(f"stream.{verb}", scope, stream=stream_id):
-            return await self._change_and_show(owner_of(scope), stream_id, view, verb)
-
-    async def _change_and_show(self, owner: str, stream_id: str, view: View, verb: str) -> ASGIApp:
-        log = await self._find(owner, stream_id)
-        if verb != "show" and log.end is None:
-            view.open(facts_of(self._models.of(log), log))  # which refuses streams that are not of the wire
-            await self._store.stop(owner, stream_id)
-        body = view.open(facts_of(self._models.of(log), log)).whole(log.events)
-        if verb == "delete":
-            with contextlib.suppress(UnknownStream, StreamExpired):
-                await self._store.delete(owner, stream_id)
-            if log.record.keep and self._conversations is not None:
-                await self._conversations.forget(owner, stream_id)
-        headers = {"x-stream-id": log.stream_id}
-        return JsonAnswer(body, 200, headers) if body else Response(status_code=204, headers=headers)
-
-    def _stream(self, log: StreamLog, encoder: Encoder, after: int, view: View, headers: dict[str, str]) -> ASGIApp:
-        path = self._path_of(log)
-        return StreamAnswer(
-            log,
-            encoder,
-            view,
-            after=after,
-            headers={**headers, "location": path + "/events", "content-location": path}.items(),
-            heartbeat_s=self._settings.heartbeat_s,
-        )
-
-    def _path_of(self, log: StreamLog) -> str:
-        """Return the path that has the streams of all wires."""
-        return f"{self._settings.root_path}/v1/streams/{log.stream_id}"
+    def _open(self, view: View, log: StreamLog) -> Encoder:
+        return view.open(facts_of(self._models.of(log), log))
 
 
 def _action_of(operation: Operation) -> str:

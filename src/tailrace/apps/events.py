@@ -25,6 +25,7 @@ from tailrace.types import End, Event, Failure, Released, TextDelta
 __all__ = [
     "AppEncoder",
     "BodyPieces",
+    "EmptyEncoder",
     "ItemPieces",
     "Memo",
     "RecordedEncoder",
@@ -134,7 +135,7 @@ class AppEncoder(Encoder):
     media_type: str = NativeView.media_type
     heartbeat = NativeView.heartbeat
 
-    def __init__(self, log: StreamLog, after: int) -> None:
+    def __init__(self, log: StreamLog, after: int = 0) -> None:
         self.after = after  # number of the last event that the client has received completely
         self._log = log
         if after > log.last_seq:
@@ -150,9 +151,6 @@ class AppEncoder(Encoder):
         raise NotImplementedError
 
     def whole(self, events: Sequence[Event]) -> bytes:
-        return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
-
-    def state(self) -> bytes:
         """Return the stream's state as JSON, with its items so far."""
         log = self._log
         state = {
@@ -166,6 +164,16 @@ class AppEncoder(Encoder):
             "items": self.items(),
         }
         return to_json(state | (_end_fields(log.end) if log.end is not None else {}))
+
+
+class EmptyEncoder(AppEncoder):
+    """Shows nothing of a stream that is deleted."""
+
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        return b""
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        return b""
 
 
 class ItemEncoder(AppEncoder):

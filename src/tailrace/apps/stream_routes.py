@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Scope
 
-from tailrace.access.audit import noting
 from tailrace.access.principal import owner_of, principal_of
+from tailrace.apps.events import EmptyEncoder, encoder_of
 from tailrace.apps.streams import AppStreams
 from tailrace.dialects.bodies import printable
-from tailrace.errors import SeqOutOfRange
+from tailrace.errors import MethodNotAllowed, SeqOutOfRange
+from tailrace.http.answers import WithHeaders
 from tailrace.streams import is_stream_id, parse_cursor
 
 __all__ = ["STREAMS_PATH", "event_id_of", "resumed", "stream_answer"]
 
 STREAMS_PATH = "/v1/streams"
-_AUDITED = {("POST", "cancel"): "stream.cancel", ("DELETE", ""): "stream.delete"}
 
 
 async def stream_answer(streams: AppStreams, scope: Scope, path: str) -> ASGIApp | None:
@@ -28,17 +26,24 @@ async def stream_answer(streams: AppStreams, scope: Scope, path: str) -> ASGIApp
     stream_id, _, verb = path.removeprefix(STREAMS_PATH + "/").partition("/")
     if not path.startswith(STREAMS_PATH + "/") or not is_stream_id(stream_id):
         return None
-    method, owner = scope["method"], owner_of(scope)
+    method = scope["method"]
     if verb == "events" and method in ("GET", "HEAD"):
         principal_of(scope).require("read")
         query = QueryParams(scope["query_string"])
         ignored = [printable(name) for name in query if name != "after"]
         after = Headers(scope=scope).get("last-event-id") or query.get("after", "")
-        return await streams.resume(owner, after, stream_id, ignored=ignored)
-    event = _AUDITED.get((method, verb))
-    with noting(event, scope, stream=stream_id) if event else nullcontext():
-        principal_of(scope).require("read" if method in ("GET", "HEAD") else "generate")
-        return await streams.on_stream(owner, method, stream_id, verb)
+        answer = await streams.resume(owner_of(scope), after, stream_id)
+        return WithHeaders(answer, {"x-tailrace-ignored": ", ".join(ignored)}) if ignored else answer
+    principal_of(scope).require("read" if method in ("GET", "HEAD") else "generate")
+    match method, verb:
+        case ("GET" | "HEAD", ""):
+            return await streams.actions.act(scope, stream_id, "show", encoder_of)
+        case ("POST", "cancel"):
+            return await streams.actions.act(scope, stream_id, "cancel", encoder_of)
+        case ("DELETE", ""):
+            return await streams.actions.act(scope, stream_id, "delete", EmptyEncoder)
+    await streams.actions.find(owner_of(scope), stream_id)
+    raise MethodNotAllowed("This method is not allowed here.")
 
 
 def event_id_of(scope: Scope) -> str:

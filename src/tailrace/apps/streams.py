@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Protocol
 
 import msgspec
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
 from tailrace.access.audit import note
-from tailrace.apps.events import AppEncoder, BodyPieces, ItemPieces, Memo, encoder_of, path_of
+from tailrace.apps.events import BodyPieces, ItemPieces, Memo, encoder_of
 from tailrace.errors import (
     AppFailed,
     AppUnavailable,
     Interrupted,
     LeaseLost,
-    MethodNotAllowed,
     ModelError,
     SeqOutOfRange,
     StorageError,
@@ -32,12 +30,12 @@ from tailrace.errors import (
     UnknownStream,
 )
 from tailrace.generation.service import open_log_store
-from tailrace.http.answers import JsonAnswer, StreamAnswer
+from tailrace.http.streams import StreamActions
 from tailrace.serve.failures import Refusal
 from tailrace.serve.link import ChannelClosed, LinkLost
 from tailrace.serve.stream import StreamOffer, StreamPart
 from tailrace.settings import Settings
-from tailrace.streams import Ender, Lease, LogStore, Record, StreamLog, new_stream_id, parse_cursor
+from tailrace.streams import Ender, Lease, LogStore, Producer, Record, new_stream_id, parse_cursor
 from tailrace.types import End, Event, Failure, TextDelta, Usage
 
 __all__ = ["STORE_KIND", "AnswerBody", "AppStreams", "open_app_streams"]
@@ -68,10 +66,8 @@ class AnswerBody(Protocol):
         """Register a callback for the end of the app's work."""
 
 
-class _Feed:
-    """Appends what a process sends to a log. Implements the log's producer."""
-
-    status = "running"
+class _Feed(Producer):
+    """Appends what a process sends to a log."""
 
     def __init__(
         self,
@@ -89,26 +85,18 @@ class _Feed:
         self._parts = parts
         self._num_bytes = 0
         self._is_ended = False
-        self._linger: asyncio.TimerHandle | None = None
 
     def cancel(self) -> None:
         self.end(End("cancelled", _NO_TOKENS))
 
     def unread(self) -> None:
-        if not self._is_ended:
-            self._linger = asyncio.get_running_loop().call_later(self._log.record.linger_s, self.cancel)
-
-    def read(self) -> None:
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
+        self._log.linger()
 
     def ended(self) -> None:
         self._streams.store.end(self.lease)
 
     def lease_lost(self) -> None:
         self._is_ended = True
-        self.read()
         self._streams.feeds.discard(self)
         self._body.close()
         self._log.release(LeaseLost("Another server writes this stream now."))
@@ -121,7 +109,6 @@ class _Feed:
 
     def _append_end(self, end: End) -> None:
         self._is_ended = True
-        self.read()
         self._streams.feeds.discard(self)
         if self._append(end):
             self._streams.num_ended[self._log.record.model, end.status] += 1
@@ -138,8 +125,7 @@ class _Feed:
     async def run(self) -> None:
         """Run until the app has ended the stream or its process is lost. Calls `on_over` when its work is over."""
         # The client may have left before it began to read: without a reader, the stream is cancelled.
-        first_s = max(self._log.record.linger_s, _FIRST_READER_S)
-        self._linger = asyncio.get_running_loop().call_later(first_s, self.cancel)
+        self._log.linger(_FIRST_READER_S)
         try:
             await self._receive_all()
         finally:
@@ -211,6 +197,7 @@ class AppStreams:
         self.store = store
         self.feeds: set[_Feed] = set()
         self.num_ended: Counter[tuple[str, str]] = Counter()  # by app and status
+        self.actions = StreamActions(store, settings)
         self._settings = settings
         self._group = group
         self._tasks: set[asyncio.Task[None]] = set()  # of the feeds
@@ -270,55 +257,29 @@ class AppStreams:
         task = self._group.create_task(feed.run())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return self._follow(log, encoder_of(log), headers)
+        shown = [(name, value) for name, value in headers if name != "content-type"]
+        encoder = encoder_of(log)
+        return self.actions.follow(log, encoder, encoder, headers=shown)
 
-    async def resume(
-        self,
-        owner: str,
-        cursor: str,
-        stream_id: str | None = None,
-        *,
-        app: str | None = None,
-        ignored: Sequence[str] = (),
-    ) -> ASGIApp:
+    async def resume(self, owner: str, cursor: str, stream_id: str | None = None, *, app: str | None = None) -> ASGIApp:
         """Return an answer with the events after an event id. With `app`, the stream has to be one of that app.
-        `ignored` are unknown query parameters, which the answer names in a header.
 
         Raises: StreamError.
         """
-        found, after = parse_cursor(cursor, stream_id) if cursor else (stream_id or "", 0)
-        log = await self.store.read(owner, found)
+        found, position = parse_cursor(cursor, stream_id) if cursor else (stream_id or "", 0)
+        log = await self.actions.find(owner, found)
         if app is not None and log.record.model != app:
             raise UnknownStream("There is no such stream.")
         try:
-            encoder = encoder_of(log, after)
+            encoder = encoder_of(log, position)
         except SeqOutOfRange:  # this server may be behind the one that the client comes from
             with contextlib.suppress(SeqOutOfRange):  # the position may be one in bytes
-                await self.store.read(owner, found, after)
-            encoder = encoder_of(log, after)
-        naming = {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
-        rest = log.events[encoder.after : encoder.after + 1]
-        if log.end is not None and not (rest and encoder.encode(encoder.after + 1, rest[0])):
-            return Response(
-                status_code=204, headers={**_id_header(log), **naming}
-            )  # 204 stops an EventSource from reconnecting
-        return self._follow(log, encoder, naming.items())
-
-    async def on_stream(self, owner: str, method: str, stream_id: str, verb: str) -> ASGIApp:
-        """Describe, cancel or delete a stream. Raises: StreamError, RequestError, StorageError."""
-        log = await self.store.read(owner, stream_id)
-        match method, verb:
-            case ("GET" | "HEAD", ""):
-                pass
-            case ("POST", "cancel"):
-                await self.store.stop(owner, stream_id)
-            case ("DELETE", ""):
-                await self.store.stop(owner, stream_id)
-                await self.store.delete(owner, stream_id)
-                return Response(status_code=204, headers=_id_header(log))
-            case _:
-                raise MethodNotAllowed("This method is not allowed here.")
-        return JsonAnswer(encoder_of(log).state(), 200, _id_header(log))
+                await self.store.read(owner, found, position)
+            encoder = encoder_of(log, position)
+        after = encoder.after
+        if log.end is not None and after == log.last_seq - 1 and not encoder.encode(log.last_seq, log.end):
+            after = log.last_seq  # a client has all of a stream whose end it is not shown
+        return self.actions.follow(log, encoder, encoder, after)
 
     async def wait_ended(self) -> None:
         """Return when no stream runs."""
@@ -331,18 +292,6 @@ class AppStreams:
             feed.end(_INTERRUPTED)
         self.store.flush()
 
-    def _follow(self, log: StreamLog, encoder: AppEncoder, headers: Iterable[tuple[str, str]]) -> ASGIApp:
-        ours = {**_id_header(log), "location": path_of(log) + "/events", "content-location": path_of(log)}
-        kept = [(name, value) for name, value in headers if name not in ours and name != "content-type"]
-        return StreamAnswer(
-            log,
-            encoder,
-            encoder,
-            after=encoder.after,
-            headers=[*kept, *ours.items()],
-            heartbeat_s=self._settings.heartbeat_s,
-        )
-
     def _fail_all(self, error: StorageError) -> None:
         for feed in list(self.feeds):
             feed.end(End("error", _NO_TOKENS, Failure(error.code, error.message)))
@@ -353,7 +302,3 @@ def _failure(failure: bytes | None) -> Failure:
         return Failure(AppFailed.code, "The app stopped in the middle of its stream.")
     refusal = _decode(failure, type=Refusal)
     return Failure(refusal.code, refusal.message)
-
-
-def _id_header(log: StreamLog) -> dict[str, str]:
-    return {"x-stream-id": log.stream_id}

@@ -12,12 +12,14 @@ from datetime import UTC, datetime
 
 from tailrace.dialects.bodies import to_json
 from tailrace.dialects.native import encode_error, event_json
+from tailrace.dialects.wire import failure_of
 from tailrace.durable.operations import Receipt
 from tailrace.durable.page import Page, offset_text
 from tailrace.durable.records import Created
 from tailrace.durable.stream import is_json
 from tailrace.errors import SequenceGap, StaleEpoch, StreamClosed, TailraceError
 from tailrace.streams import Reader, StreamLog
+from tailrace.types import Released
 
 __all__ = [
     "EXPOSED_HEADERS",
@@ -218,7 +220,6 @@ class DurableTokenStream:
     """A stream of tokens, read as a durable stream: one JSON message per event. Offsets count events."""
 
     content_type = "application/json"
-    is_gone = False
 
     def __init__(self, log: StreamLog) -> None:
         self._log = log
@@ -233,8 +234,9 @@ class DurableTokenStream:
         return self._log.end is not None
 
     @property
-    def is_halted(self) -> bool:
-        return self._log.released is not None
+    def released(self) -> TailraceError | None:
+        taken = self.follower(self.tail).take()
+        return failure_of(taken) if isinstance(taken, Released) else None
 
     def offset(self, position: int) -> str:
         return offset_text(position, 0)

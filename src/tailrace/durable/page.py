@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailrace.errors import SeqOutOfRange
+from tailrace.errors import SeqOutOfRange, TailraceError
 
-__all__ = ["Follower", "Page", "Readable", "asked_position", "offset_text", "page_of", "position_of"]
+__all__ = ["Follower", "Page", "Readable", "asked_position", "next_page", "offset_text", "page_of", "position_of"]
 
 _OFFSET = re.compile(r"([0-9]{16})_[0-9]{16}", re.ASCII)
 
@@ -29,8 +29,9 @@ class Follower(Protocol):
 
     def __enter__(self) -> Follower: ...
     def __exit__(self, *exc_info: object) -> None: ...
-    async def wait(self) -> None:
-        """Return when there is an append after the cursor, when no more will come, or when `wake` was called."""
+    async def wait(self, at_most_s: float = 0.0) -> None:
+        """Return when there is an append after the cursor, when no more will come, when `wake` was called, or after
+        `at_most_s` (0: no limit)."""
 
     def wake(self) -> None: ...
 
@@ -49,12 +50,8 @@ class Readable(Protocol):
     @property
     def is_closed(self) -> bool: ...
     @property
-    def is_gone(self) -> bool:
-        """Return whether the stream was deleted."""
-
-    @property
-    def is_halted(self) -> bool:
-        """Return whether followers must leave: the stream was deleted, or the server shuts down."""
+    def released(self) -> TailraceError | None:
+        """Return why followers must leave; None if they may stay. They get the appends that are there before."""
 
     def offset(self, position: int) -> str: ...
     def take(self, position: int, limit_bytes: int) -> tuple[Sequence[bytes], int]:
@@ -91,6 +88,19 @@ def page_of(stream: Readable, position: int, limit_bytes: int) -> Page:
         is_up_to_date=at_tail,
         is_closed=at_tail and stream.is_closed,
     )
+
+
+async def next_page(
+    stream: Readable, follower: Follower, limit_bytes: int, *, at_most_s: float
+) -> Page | TailraceError:
+    """Wait for an append for at most `at_most_s`. Returns the follower's next page, which may be empty, or why it must
+    leave."""
+    await follower.wait(at_most_s)
+    page = page_of(stream, follower.cursor, limit_bytes)
+    if not page.pieces and not page.is_closed and (reason := stream.released) is not None:
+        return reason
+    follower.cursor = page.position
+    return page
 
 
 def asked_position(offset: str | None) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from tailrace.durable.page import offset_text
 from tailrace.durable.records import Created, Stamp
-from tailrace.errors import SeqOutOfRange
+from tailrace.errors import SeqOutOfRange, StorageError, TailraceError, UnknownStream
 
 __all__ = ["Chunk", "DurableReader", "DurableStream", "is_json"]
 
@@ -150,6 +150,14 @@ class DurableStream:
     def follower(self, position: int) -> DurableReader:
         return DurableReader(self, position)
 
+    @property
+    def released(self) -> TailraceError | None:
+        if self.is_gone:
+            return UnknownStream("This stream was deleted.")
+        # An empty answer would bring the client back at once.
+        reason = StorageError("The stream goes on, but not on this server. Ask again.", retry_after_s=1.0)
+        return reason if self.is_halted else None
+
     def halt(self) -> None:
         """Send away all followers."""
         self.is_halted = True
@@ -179,18 +187,22 @@ class DurableReader:
         self._stream.num_readers -= 1
         self._stream.touch()
 
-    async def wait(self) -> None:
+    async def wait(self, at_most_s: float = 0.0) -> None:
         """Cancellation: leaves the reader as it was."""
         stream = self._stream
         if self.cursor < stream.tail or stream.is_closed or stream.is_halted:
             return
-        self._wakeup = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._wakeup = loop.create_future()
+        timer = loop.call_later(at_most_s, self.wake) if at_most_s else None
         stream._waiting.add(self)
         try:
             await self._wakeup
         finally:
             self._wakeup = None
             stream._waiting.discard(self)
+            if timer is not None:
+                timer.cancel()
 
     def wake(self) -> None:
         """Make a `wait` in progress return."""

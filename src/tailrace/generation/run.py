@@ -12,6 +12,7 @@ from tailrace.errors import Interrupted, LeaseLost, QueueTimeout, TailraceError
 from tailrace.generation.engine_side import EngineSide
 from tailrace.generation.whole_answers import Pair, to_check
 from tailrace.schemas.answers import AnswerCheck
+from tailrace.streams import Producer
 from tailrace.types import End, Failure, Status, Usage
 
 __all__ = ["Run"]
@@ -20,7 +21,7 @@ _FIRST_READER_S = 60.0  # how long a stream without linger time may wait for its
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True, weakref_slot=True)
-class Run(EngineSide):
+class Run(EngineSide, Producer):
     """The producer of one stream: queued, admitted, running, ended. Ends its log exactly once.
 
     `on_end` is called when its terminal event is kept, or when another server has taken over its stream.
@@ -30,7 +31,6 @@ class Run(EngineSide):
     answer_check: AnswerCheck
     on_end: Callable[[Run], None]
     _entry: QueueEntry | None = field(init=False, default=None)
-    _linger_timer: asyncio.TimerHandle | None = field(init=False, default=None)
     _check: asyncio.Task[None] | None = field(init=False, default=None)  # of the whole answers
 
     @property
@@ -77,27 +77,12 @@ class Run(EngineSide):
         self.is_watched = is_slowed
         self.gate.enter(self._entry)
         # Its client does not read yet. If no reader ever comes, `unread` is never called.
-        if self.end is None and not self.log.num_readers:
-            wait_s = self.record.linger_s or _FIRST_READER_S
-            self._linger_timer = asyncio.get_running_loop().call_later(wait_s, self.cancel)
+        self.log.linger(_FIRST_READER_S)
 
     # Calls from the log (streams.Producer)
 
     def unread(self) -> None:
-        """The last reader has left: cancel now, or if no reader comes back within the linger time."""
-        if self.end is not None or self.is_handed_over:
-            return
-        linger_s = self.record.linger_s
-        if linger_s <= 0:
-            self.cancel()
-        else:
-            self._linger_timer = asyncio.get_running_loop().call_later(linger_s, self.cancel)
-
-    def read(self) -> None:
-        """Stop the linger timer: a reader has come, or the stream has ended."""
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
-            self._linger_timer = None
+        self.log.linger()
 
     def cancel(self) -> None:
         """End the stream as cancelled, and free its slot. Does nothing if it has ended."""
@@ -130,7 +115,6 @@ class Run(EngineSide):
     def hand_over(self, reason: TailraceError) -> None:
         """Leave the stream in the store, for another process to continue. Its readers are told the reason."""
         self.is_handed_over = True
-        self.read()
         self.log.release(reason)
 
     def _start(self) -> None:
@@ -198,7 +182,6 @@ class Run(EngineSide):
             schema_mismatches,
         )
         self._complete_all()
-        self.read()
         try:
             self.store.append(self.lease, (self.end,))
         except LeaseLost:

@@ -16,7 +16,7 @@ from tailrace.dialects import Encoder, Wire
 from tailrace.dialects.wire import CumulativeEncoder, Presentation, failure_of
 from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
-from tailrace.types import End, Released
+from tailrace.types import End, Released, TextDelta
 
 __all__ = [
     "ANSWERED",
@@ -141,49 +141,46 @@ class StreamAnswer:
                 watcher.cancel()
 
     async def _write(self, reader: Reader, send: Send) -> None:
-        while not self._is_disconnected:
-            if reader.cursor < self._log.last_seq:
-                chunk, is_whole = self._encode(reader)
-                if chunk:
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                if not is_whole:
-                    return
-                if len(chunk) >= _WRITE_BYTES:
-                    self._skip_stale(reader)
-                if reader.cursor < self._log.last_seq:
-                    await asyncio.sleep(0)  # `send` may return without suspending
-                continue
-            match reader.ending:
-                case None:
-                    await self._wait(reader, send)
-                case End():  # it was encoded as an event
-                    await send({"type": "http.response.body"})
-                    return
-                case Released() as released:
+        while True:
+            taken = await reader.next(self._heartbeat_s)
+            if self._is_disconnected:
+                return
+            match taken:
+                case list():
+                    chunk = self._encode(reader, taken) if taken else self._beat(reader)
+                    if chunk:
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    if len(chunk) >= _WRITE_BYTES:
+                        self._skip_stale(reader)
+                    if reader.cursor + 1 < self._log.last_seq:  # not before the end alone
+                        await asyncio.sleep(0)  # `send` may return without suspending
+                case End() | Released():
                     with contextlib.suppress(TailraceError):
-                        if last := self._encoder.encode(reader.cursor, released):
+                        last = self._encoder.encode(reader.cursor, taken)
+                        if last or isinstance(taken, End):
                             await send({"type": "http.response.body", "body": last})
                     return
                 case never:
                     assert_never(never)
 
-    def _encode(self, reader: Reader) -> tuple[bytes, bool]:
-        """Encode the next events for one write, and advance the reader. Returns the bytes, and False if an event cannot
-        be encoded, because the wire has no form for an error. Then the answer must end without its last chunk."""
+    def _encode(self, reader: Reader, deltas: list[TextDelta]) -> bytes:
+        """Encode events for one write, and set the reader back to the last of them."""
         chunks: list[bytes] = []
-        num_bytes, seq = 0, reader.cursor
-        try:
-            for event in reader.take():
-                seq += 1
-                chunk = self._encoder.encode(seq, event)
-                chunks.append(chunk)
-                num_bytes += len(chunk)
-                if num_bytes >= _WRITE_BYTES:
-                    break
-        except TailraceError:
-            return b"".join(chunks), False
+        num_bytes, seq = 0, reader.cursor - len(deltas)
+        for event in deltas:
+            seq += 1
+            chunk = self._encoder.encode(seq, event)
+            chunks.append(chunk)
+            num_bytes += len(chunk)
+            if num_bytes >= _WRITE_BYTES:
+                break
         reader.cursor = seq
-        return b"".join(chunks), True
+        return b"".join(chunks)
+
+    def _beat(self, reader: Reader) -> bytes:
+        """Return progress, or a heartbeat after a silence."""
+        progress = reader.take_progress()
+        return self._encoder.beat(self._heartbeat) if progress is None else self._encoder.progress(progress)
 
     def _skip_stale(self, reader: Reader) -> None:
         """Skip the events that the newest one repeats."""
@@ -192,23 +189,6 @@ class StreamAnswer:
             num_stale = self._encoder.num_stale(events)
             self._encoder.skip(events[:num_stale])
             reader.cursor += num_stale
-
-    async def _wait(self, reader: Reader, send: Send) -> None:
-        """Wait for events. Sends progress, or a heartbeat after a silence."""
-        timer = None
-        if self._heartbeat_s:
-            timer = asyncio.get_running_loop().call_later(self._heartbeat_s, reader.wake)
-        try:
-            await reader.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
-        if self._is_disconnected or reader.cursor < self._log.last_seq or reader.ending is not None:
-            return
-        progress = reader.take_progress()
-        chunk = self._encoder.beat(self._heartbeat) if progress is None else self._encoder.progress(progress)
-        if chunk:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
         await client_disconnected(receive)
@@ -230,15 +210,14 @@ class WholeAnswer:
         with Reader(self._log, at_end_only=True) as reader:
             async with asyncio.TaskGroup() as group:
                 watcher = group.create_task(self._watch(receive, reader))
-                await reader.wait()
+                taken = await reader.next()
                 watcher.cancel()
-            ending = reader.ending
-        if ending is None:
-            return  # the client has left
         try:
-            match ending:
+            match taken:
+                case list():
+                    return  # the client has left
                 case Released():
-                    raise failure_of(ending)
+                    raise failure_of(taken)
                 case End():
                     body = self._encoder.whole(self._log.events)
                     response: Response = JsonAnswer(body, headers={**self._headers, **self._encoder.headers})

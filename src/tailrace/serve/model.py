@@ -24,7 +24,7 @@ from tailrace.models.places import prepared_path
 from tailrace.settings import Settings
 from tailrace.spelling import did_you_mean
 from tailrace.streams import Reader, StreamLog
-from tailrace.types import End, GenerateRequest, TextDelta
+from tailrace.types import End, GenerateRequest
 
 __all__ = ["Model", "TextStream", "close_models", "models_loaded"]
 
@@ -192,13 +192,12 @@ class TextStream:
     async def _iterate(self) -> AsyncIterator[str]:
         log = await self._begin()
         with Reader(log) as reader:
-            while (ending := reader.ending) is None:
-                for event in reader.take():
-                    if isinstance(event, TextDelta) and event.text:
+            while isinstance(taken := await reader.next(), list):
+                for event in taken:
+                    if event.text:
                         yield event.text
-                await reader.wait()
-        if ending.status != "done" and not self._is_closed:
-            raise failure_of(ending)
+        if taken.status != "done" and not self._is_closed:
+            raise failure_of(taken)
 
 
 def _request(inputs: JsonBody, sampling: JsonBody) -> GenerateRequest:

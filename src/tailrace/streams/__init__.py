@@ -10,10 +10,10 @@ from __future__ import annotations
 from tailrace.streams._rows import read_key
 from tailrace.streams.log import (
     Claim,
-    Ender,
     Reader,
     Record,
     StreamLog,
+    Taken,
     event_id,
     is_stream_id,
     new_stream_id,
@@ -21,6 +21,7 @@ from tailrace.streams.log import (
 )
 from tailrace.streams.log_store import Lease, LogStore
 from tailrace.streams.memory_store import MemoryLogStore
+from tailrace.streams.producer import Ender, Producer
 from tailrace.streams.sqlite_store import SqliteLogStore, open_sqlite
 
 __all__ = [
@@ -29,10 +30,12 @@ __all__ = [
     "Lease",
     "LogStore",
     "MemoryLogStore",
+    "Producer",
     "Reader",
     "Record",
     "SqliteLogStore",
     "StreamLog",
+    "Taken",
     "event_id",
     "is_stream_id",
     "new_stream_id",

@@ -7,21 +7,21 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TypeAlias, cast
 
 import msgspec
 
 from tailrace.errors import ForeignCursor, SeqOutOfRange, TailraceError
+from tailrace.streams.producer import Producer
 from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, PromptProgress, Released, Sampling, TextDelta
 
 __all__ = [
     "Claim",
-    "Ender",
-    "Producer",
     "Reader",
     "Record",
     "StreamLog",
+    "Taken",
     "enqueue",
     "event_id",
     "is_stream_id",
@@ -109,60 +109,12 @@ class Record(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, prompts=(), caller="")
 
 
-class Producer(Protocol):
-    """What a log needs to know about the run that produces its events."""
-
-    @property
-    def status(self) -> str:
-        """Return queued, running, or the status of its end."""
-
-    def cancel(self) -> None:
-        """End the stream as cancelled. Does nothing if it has ended."""
-
-    def unread(self) -> None:
-        """Called when the last reader has left."""
-
-    def read(self) -> None:
-        """Called when the first reader has come."""
-
-    def ended(self) -> None:
-        """Called when the terminal event can be read."""
-
-    def lease_lost(self) -> None:
-        """Called when another server writes the stream. The producer stops, and sends the readers away."""
-
-
-class Ender:
-    """The producer of a stream of which only the terminal event is missing. `on_end` is called when that can be
-    read."""
-
-    status = "running"
-
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        self._on_end = on_end
-
-    def cancel(self) -> None:
-        pass
-
-    def unread(self) -> None:
-        pass
-
-    def read(self) -> None:
-        pass
-
-    def ended(self) -> None:
-        self._on_end()
-
-    def lease_lost(self) -> None:
-        pass
-
-
 class StreamLog:
     """The events of one request that readers may see. Used from one event loop only."""
 
     __slots__ = (
-        "_ending", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "number", "producer", "progress",
-        "record", "released",
+        "_ending", "_linger", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "number", "producer",
+        "progress", "record", "released",
     )  # fmt: skip
 
     def __init__(self, record: Record, events: Sequence[Event] = (), *, number: int = 0) -> None:
@@ -176,6 +128,7 @@ class StreamLog:
         self.progress: PromptProgress | None = None  # before the first event, if the stream is written here
         self.first_s: float | None = None  # monotonic; time of the first token in this process
         self.expires_s: float | None = None  # monotonic; None while it runs, and after it has expired
+        self._linger: asyncio.TimerHandle | None = None
         self._readers = 0
         self._waiting: dict[Reader, None] = {}  # for the next event, in order
         self._ending: dict[Reader, None] = {}  # for the terminal one
@@ -236,6 +189,7 @@ class StreamLog:
         last = events[-1]
         if type(last) is End:
             self.end = last
+            self._stop_lingering()
             for reader in self._ending:
                 reader.wake()
             if self.producer is not None:
@@ -273,8 +227,24 @@ class StreamLog:
         """Send the readers away: the stream has not ended, but this process adds no more events to it. The message of
         `reason` says where it goes on."""
         self.released = reason
+        self._stop_lingering()
         for reader in (*self._waiting, *self._ending):
             reader.wake()
+
+    def linger(self, first_s: float = 0.0) -> None:
+        """Cancel the stream if it has no reader and none comes within its linger time, or within `first_s` if it has
+        none."""
+        if self._readers or self.end is not None or self.released is not None:
+            return
+        if wait_s := self.record.linger_s or first_s:
+            self._linger = asyncio.get_running_loop().call_later(wait_s, self.cancel)
+        else:
+            self.cancel()
+
+    def _stop_lingering(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
 
     def reasoning(self, choice: int = 0) -> str:
         """Return the reasoning of a choice so far."""
@@ -283,6 +253,10 @@ class StreamLog:
     def text(self, choice: int = 0) -> str:
         """Return the text of a choice so far."""
         return "".join(event.text for event in self.events if type(event) is TextDelta and event.choice == choice)
+
+
+Taken: TypeAlias = list[TextDelta] | End | Released
+"""What a reader gets: the next events, the terminal event, or the reason why no more events come here."""
 
 
 class Reader:
@@ -307,6 +281,7 @@ class Reader:
     def __enter__(self) -> Reader:
         log = self._log
         log._readers += 1
+        log._stop_lingering()
         if log._readers == 1 and log.producer is not None:
             log.producer.read()
         return self
@@ -317,11 +292,32 @@ class Reader:
         if log._readers == 0 and log.producer is not None:
             log.producer.unread()
 
-    def take(self) -> Sequence[Event]:
-        """Return the next events, at most `_TAKE_EVENTS`, and advance the cursor."""
-        events = self._log.events[self.cursor : self.cursor + _TAKE_EVENTS]
-        self.cursor += len(events)
-        return events
+    def take(self) -> Taken:
+        """Return what comes next, and advance the cursor: at most `_TAKE_EVENTS` events, or [] if there is none yet;
+        after all of them how the stream ends for this reader. A reader `at_end_only` gets no events."""
+        log = self._log
+        end = log.end
+        num_deltas = len(log.events) - (end is not None)
+        if self.cursor < num_deltas and not self.at_end_only:
+            deltas = log.events[self.cursor : min(self.cursor + _TAKE_EVENTS, num_deltas)]
+            self.cursor += len(deltas)
+            return cast("list[TextDelta]", deltas)
+        if end is not None:
+            self.cursor = len(log.events)
+            return end
+        if log.released is not None:
+            return Released(log.stream_id, self.cursor, Failure(log.released.code, log.released.message))
+        return []
+
+    async def next(self, at_most_s: float = 0.0) -> Taken:
+        """Wait until there is something to take, and take it. Returns [] where `wait` returns without it.
+
+        Cancellation: leaves the reader as it was.
+        """
+        if taken := self.take():
+            return taken
+        await self.wait(at_most_s)
+        return self.take()
 
     def take_progress(self) -> PromptProgress | None:
         """Return how much of the prompts is read, if this has changed since the last call. Only before the first
@@ -336,19 +332,9 @@ class Reader:
         log = self._log
         return log.progress if self.shows_progress and not log.events and log.progress is not self._shown else None
 
-    @property
-    def ending(self) -> End | Released | None:
-        """Return how the stream ends for this reader when it has taken all events; None while more may come. A reader
-        `at_end_only` need not take events."""
-        log = self._log
-        if self.cursor < len(log.events) and not self.at_end_only:
-            return None
-        if log.end is not None or log.released is None:
-            return log.end
-        return Released(log.stream_id, self.cursor, Failure(log.released.code, log.released.message))
-
-    async def wait(self) -> None:
-        """Return when there are events or progress to take, or when `wake` was called.
+    async def wait(self, at_most_s: float = 0.0) -> None:
+        """Return when there is something or progress to take, when `wake` was called, or after `at_most_s` (0: no
+        limit).
 
         Cancellation: leaves the reader as it was.
         """
@@ -357,7 +343,9 @@ class Reader:
             return
         if self.shows_progress and self._progress is not None:
             return
-        self._wakeup = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._wakeup = loop.create_future()
+        timer = loop.call_later(at_most_s, self.wake) if at_most_s else None
         try:
             (log._ending if self.at_end_only else log._waiting)[self] = None
             await self._wakeup
@@ -365,6 +353,8 @@ class Reader:
             self._wakeup = None
             log._ending.pop(self, None)
             log._waiting.pop(self, None)
+            if timer is not None:
+                timer.cancel()
 
     def wake(self) -> None:
         """Make a `wait` in progress return."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.errors import LeaseLost, TailraceError
-from tailrace.streams import Claim, Lease, LogStore, Reader, Record, StreamLog, new_stream_id
+from tailrace.streams import Claim, Lease, LogStore, Producer, Reader, Record, StreamLog, new_stream_id
 from tailrace.testing._harness import under_law
 from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, Sampling, TextDelta, Usage
 
@@ -49,10 +49,8 @@ def copy_directory(source: Path, target: Path) -> None:
     shutil.copytree(source, target, dirs_exist_ok=True)
 
 
-class StoreProducer:
+class StoreProducer(Producer):
     """The producer of a stream. `cancel` ends it as cancelled; after its end its retention starts."""
-
-    status = "running"
 
     def __init__(self, store: LogStore, lease: Lease) -> None:
         self._store = store
@@ -61,12 +59,6 @@ class StoreProducer:
 
     def cancel(self) -> None:
         self._store.append(self._lease, (End("cancelled", Usage(2, 0), Failure("cancelled", "It was stopped.")),))
-
-    def read(self) -> None:
-        pass
-
-    def unread(self) -> None:
-        pass
 
     def ended(self) -> None:
         self._store.end(self._lease)

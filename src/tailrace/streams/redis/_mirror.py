@@ -8,6 +8,7 @@ from typing import Literal
 
 from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
+from tailrace.streams.producer import Producer
 from tailrace.streams.redis._follower import Entries
 from tailrace.streams.redis._stored import for_clients
 from tailrace.types import Event
@@ -17,14 +18,12 @@ __all__ = ["Mirror"]
 Message = Literal["join", "leave", "stop"]
 
 
-class Mirror:
-    """The producer (`streams.Producer`) of such a copy. What readers want is told to the server that writes the stream.
+class Mirror(Producer):
+    """The producer of such a copy. What readers want is told to the server that writes the stream.
 
     `ask` sends that server a message: its stream has a reader here, has none any more, or shall be stopped. `on_end` is
     called when the terminal event has come.
     """
-
-    status = "running"
 
     def __init__(
         self,
@@ -69,6 +68,3 @@ class Mirror:
 
     def ended(self) -> None:
         self._on_end(self)
-
-    def lease_lost(self) -> None:
-        pass  # it never had a lease

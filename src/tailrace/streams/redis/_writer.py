@@ -12,7 +12,8 @@ import msgspec
 from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams._rows import Rows
 from tailrace.streams._write_errors import WriteErrors
-from tailrace.streams.log import Ender, StreamLog, enqueue
+from tailrace.streams.log import StreamLog, enqueue
+from tailrace.streams.producer import Ender
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._finished import lifetimes_ms
 from tailrace.streams.redis._members import Members

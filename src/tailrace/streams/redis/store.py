@@ -13,8 +13,9 @@ from typing import Any
 from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import end_of
-from tailrace.streams.log import Claim, Ender, Reader, Record, StreamLog
+from tailrace.streams.log import Claim, Reader, Record, StreamLog
 from tailrace.streams.log_store import Lease, Peers
+from tailrace.streams.producer import Ender
 from tailrace.streams.redis._claims import TAKEN, Claims
 from tailrace.streams.redis._connection import Connection, start_error
 from tailrace.streams.redis._facts import check_facts
@@ -254,7 +255,7 @@ class RedisLogStore:
         errors = self._writer.errors
         with Reader(log, at_end_only=True) as reader, errors.calling(reader.wake), contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._lease_s + 5):
-                while reader.ending is None and errors.current is None:
+                while not reader.take() and errors.current is None:
                     await reader.wait()
         if log.end is None:
             error = errors.current or log.released or StorageError("The server of this stream does not answer.")

@@ -1,0 +1,102 @@
+"""What clients do with a stream that has begun, of a model or of an app: follow it, show it, cancel it, delete it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Literal, Protocol
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Scope
+
+from tailrace.access.audit import noting
+from tailrace.access.principal import owner_of
+from tailrace.dialects import Encoder
+from tailrace.dialects.wire import Presentation
+from tailrace.errors import StreamExpired, UnknownStream
+from tailrace.http.answers import JsonAnswer, StreamAnswer
+from tailrace.settings import Settings
+from tailrace.streams import LogStore, StreamLog
+
+__all__ = ["KeptLonger", "StreamActions", "id_header"]
+
+
+class KeptLonger(Protocol):
+    """Ended streams that are kept for longer than the log store keeps them."""
+
+    async def kept(self, owner: str, stream_id: str) -> StreamLog | None: ...
+    async def forget(self, owner: str, stream_id: str) -> None: ...
+
+
+class StreamActions:
+    def __init__(self, store: LogStore, settings: Settings, kept_longer: KeptLonger | None = None) -> None:
+        self._store = store
+        self._settings = settings
+        self._kept_longer = kept_longer
+
+    async def find(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
+        """Find a stream in the log store, or among those that are kept longer. Raises: as `LogStore.read`."""
+        try:
+            return await self._store.read(owner, stream_id, after)
+        except (UnknownStream, StreamExpired):
+            kept = await self._kept_longer.kept(owner, stream_id) if self._kept_longer is not None else None
+            if kept is None:
+                raise
+        kept.check_position(after)
+        return kept
+
+    def follow(
+        self,
+        log: StreamLog,
+        encoder: Encoder,
+        presentation: Presentation,
+        after: int = 0,
+        headers: Iterable[tuple[str, str]] = (),
+    ) -> ASGIApp:
+        """Return the events after `after`. If there is none any more, this is 204, which stops an EventSource."""
+        if log.end is not None and after == log.last_seq:
+            return Response(status_code=204, headers=id_header(log))
+        path = self.path_of(log)
+        ours = {**id_header(log), "location": path + "/events", "content-location": path}
+        return StreamAnswer(
+            log,
+            encoder,
+            presentation,
+            after=after,
+            headers=[*(one for one in headers if one[0] not in ours), *ours.items()],
+            heartbeat_s=self._settings.heartbeat_s,
+        )
+
+    async def act(
+        self,
+        scope: Scope,
+        stream_id: str,
+        verb: Literal["show", "cancel", "delete"],
+        open_encoder: Callable[[StreamLog], Encoder],
+    ) -> ASGIApp:
+        """Do it, and show the stream: 204 if the encoder has no body for it. To delete a stream cancels it, too.
+        `open_encoder` refuses streams that its wire cannot show; they are left as they are.
+
+        Raises: StreamError, RequestError, StorageError.
+        """
+        owner = owner_of(scope)
+        with contextlib.nullcontext() if verb == "show" else noting(f"stream.{verb}", scope, stream=stream_id):
+            log = await self.find(owner, stream_id)
+            if verb != "show" and log.end is None:
+                open_encoder(log)
+                await self._store.stop(owner, stream_id)
+            body = open_encoder(log).whole(log.events)
+            if verb == "delete":
+                with contextlib.suppress(UnknownStream, StreamExpired):
+                    await self._store.delete(owner, stream_id)
+                if log.record.keep and self._kept_longer is not None:
+                    await self._kept_longer.forget(owner, stream_id)
+        return JsonAnswer(body, 200, id_header(log)) if body else Response(status_code=204, headers=id_header(log))
+
+    def path_of(self, log: StreamLog) -> str:
+        """Return the path that has the streams of all wires."""
+        return f"{self._settings.root_path}/v1/streams/{log.stream_id}"
+
+
+def id_header(log: StreamLog) -> dict[str, str]:
+    return {"x-stream-id": log.stream_id}
