@@ -1,0 +1,39 @@
+"""scripts/tests_of.py finds the tests of a module."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripts.tests_of import find_tests
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ("module", "test"),
+    [
+        ("tailrace.text.stops", "tests/text/test_stops.py"),
+        ("tailrace.streams.log", "tests/streams/test_index.py"),  # imports `Log` from the package
+        ("tailrace.cli.keys", "tests/cli/test_keys.py"),  # by its name alone
+        ("tailrace.apps.watch", "tests/apps"),  # replicas import it, and no test
+        ("tailrace.engines.llamacpp", "tests/engines/llamacpp"),
+    ],
+)
+def test_the_tests_of_a_module(module: str, test: str) -> None:
+    assert test in find_tests(module)
+
+
+def test_every_module_has_tests() -> None:
+    source = ROOT / "src"
+    modules = [".".join(path.relative_to(source).with_suffix("").parts) for path in source.rglob("*.py")]
+    paths = {test for module in modules for test in find_tests(module.removesuffix(".__init__"))}
+    assert all((ROOT / path).exists() for path in paths)
+
+
+def test_the_command_takes_paths() -> None:
+    command = [sys.executable, "-m", "scripts.tests_of", "src/tailrace/text/stops.py", "tests/test_house.py"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {"tests/test_house.py", "tests/text/test_stops.py"} <= set(printed.splitlines())
