@@ -22,7 +22,7 @@ from typing import Any
 from playwright.async_api import Browser, async_playwright
 from tests.api.process import Server
 from tests.browser.tab import Tab
-from tests.engines.fake_upstream import SSE, Asked, FakeUpstream, chat_chunk, done
+from tests.engines.fake_upstream import SSE, FakeUpstream, UpstreamRequest, chat_chunk, done
 
 _CATEGORIES = ["toplevel", "devtools.timeline", "v8", "__metadata"]
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--no-proxy-server"]
@@ -76,7 +76,7 @@ def _tokens(count: int) -> Iterator[str]:
         yield "".join(itertools.islice(text, 4))
 
 
-def _answer(request: Asked, count: int, rate: float) -> bytes:
+def _answer(request: UpstreamRequest, count: int, rate: float) -> bytes:
     request.sock.sendall(SSE)
     began_s = time.monotonic()
     for number, token in enumerate(_tokens(count)):

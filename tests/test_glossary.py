@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
@@ -42,8 +43,6 @@ _REPLACED = {
     "reasoning_behind": "reasoning_after",
     "park": "release",
     "is_parked": "is_released",
-}
-_REPLACED_IN_TESTS = {
     "World": "Harness",
     "lack": "skip_missing",
     "wait_gone": "wait_ended",
@@ -53,18 +52,38 @@ _REPLACED_IN_TESTS = {
 }
 
 
+# A name in JavaScript, and not a word in a text: `function lose()`, `lose(`, `lose:`, `lose =`, `stream.lose`.
+_IN_JAVASCRIPT = re.compile(r"(?:function|class|const|let)\s+(\w+)|\.(\w+)|(\w+)\s*(?:[(:]|=(?!=))")
+
+
 def _sources() -> Iterator[Path]:
     return (ROOT / "src" / "tailrace").rglob("*.py")
 
 
-@pytest.mark.parametrize(("folder", "replaced"), [("src/tailrace", _REPLACED), ("tests", _REPLACED_IN_TESTS)])
-def test_replaced_names_do_not_come_back(folder: str, replaced: dict[str, str]) -> None:
-    found = []
-    for path in (ROOT / folder).rglob("*.py"):
+def _names(path: Path) -> set[str]:
+    """Return the names in a file, those of JavaScript as Python writes them."""
+    if path.suffix == ".py":
         with path.open("rb") as source:
-            names = {token.string for token in tokenize.tokenize(source.readline) if token.type == tokenize.NAME}
-        found += [f"{path.relative_to(ROOT)}: {name}, now {replaced[name]}" for name in names & set(replaced)]
+            return {token.string for token in tokenize.tokenize(source.readline) if token.type == tokenize.NAME}
+    names = {name for found in _IN_JAVASCRIPT.findall(path.read_text("utf-8")) for name in found}
+    return names | {re.sub(r"(?<=[a-z])[A-Z]", lambda letter: f"_{letter[0]}", name).lower() for name in names}
+
+
+def test_replaced_names_do_not_come_back() -> None:
+    paths = [path for folder in ("bench", "scripts", "src/tailrace", "tests") for path in (ROOT / folder).rglob("*.*")]
+    ours = [path for path in paths if path.suffix in (".py", ".js", ".mjs") and "lib" not in path.parts]
+    found = [
+        f"{path.relative_to(ROOT)}: {name}, now {_REPLACED[name]}"
+        for path in ours
+        for name in _names(path) & set(_REPLACED)
+    ]
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("source", ["function goOn() {", "x = { goOn: 1 }", "let goOn", "stream.go_on", "goOn = 1"])
+def test_names_in_javascript_are_found(tmp_path: Path, source: str) -> None:
+    (tmp_path / "a.js").write_text(f"{source}\n// strand `lose the network` if (a == fell)", "utf-8")
+    assert _names(tmp_path / "a.js") & set(_REPLACED) == {"go_on"}
 
 
 def test_no_two_public_classes_have_the_same_name() -> None:

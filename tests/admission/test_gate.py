@@ -130,12 +130,12 @@ class GateMachine(RuleBasedStateMachine):
         self.admit()
         self.gate.open(capacity_tokens=self.tokens, capacity_sequences=self.sequences, block_tokens=self.block)
 
-    @rule(hopeless=st.booleans())
-    def shut(self, hopeless: bool) -> None:
+    @rule(is_broken=st.booleans())
+    def shut(self, is_broken: bool) -> None:
         self.is_open = False
         if self.refusal is not Draining:
-            self.refusal = EngineLost if hopeless else None
-        self.gate.shut(EngineLost("none") if hopeless else None)
+            self.refusal = EngineLost if is_broken else None
+        self.gate.shut(EngineLost("none") if is_broken else None)
 
     @precondition(lambda self: self.started)
     @rule()

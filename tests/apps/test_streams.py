@@ -25,12 +25,12 @@ from tailrace.types import TextDelta
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
     """Its readers are sent away, its generator is stopped, and other streams are not affected."""
-    go_on, stopped = asyncio.Event(), asyncio.Event()
+    may_continue, stopped = asyncio.Event(), asyncio.Event()
 
     async def items() -> AsyncIterator[str]:
         yield "one"
         try:
-            await go_on.wait()
+            await may_continue.wait()
             yield "two"
             await asyncio.Event().wait()
         finally:
@@ -43,7 +43,7 @@ async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
                 await asyncio.sleep(0.001)  # until the first item is there
             (feed,) = hosted.streams.feeds
             hosted.store.close()  # from now on it refuses what comes, as it does when another server writes the stream
-            go_on.set()
+            may_continue.set()
             await stopped.wait()
             answer = await reading
         assert b'"one"' in answer.content
@@ -73,7 +73,7 @@ async def test_a_stream_is_ended_although_redis_fails_when_it_was_taken_over(tmp
             store.on_write_failure(lambda _: has_given_up.set())
             async with asyncio.timeout(LONG_S):
                 await has_given_up.wait()
-            redis.go_on()
+            redis.resume()
             await wait_until(lambda: log.end is not None)
             assert log.status == "interrupted"
             assert streams.num_ended == {("app", "interrupted"): 1}
@@ -84,13 +84,13 @@ async def test_a_reader_changes_to_a_server_that_is_behind(tmp_path: Path, memo:
     """A client may have seen events, or bytes, of which its next server has not heard yet."""
     url = f"{shared_url()}?prefix={prefix_of(tmp_path)}"
     record = Record(new_stream_id(), 1.5, model="app", memo=msgspec.json.encode(memo))
-    opened, go_on, written, over = (threading.Event() for _ in range(4))
+    opened, may_continue, written, over = (threading.Event() for _ in range(4))
 
     async def write() -> None:
         async with open_redis(url) as one:
             lease = await one.open(record)
             opened.set()
-            await asyncio.to_thread(go_on.wait, LONG_S)
+            await asyncio.to_thread(may_continue.wait, LONG_S)
             one.append(lease, [TextDelta(text, ()) for text in ("11111", "22222", "33333")])
             await wait_until(lambda: lease.log.last_seq == 3)
             written.set()
@@ -100,7 +100,7 @@ async def test_a_reader_changes_to_a_server_that_is_behind(tmp_path: Path, memo:
         writing = group.create_task(asyncio.to_thread(asyncio.run, write()))
         await asyncio.to_thread(opened.wait, LONG_S)
         log = await other.read(record.owner, record.stream_id)
-        go_on.set()
+        may_continue.set()
         try:
             assert written.wait(LONG_S)  # without a turn of this event loop, in which `other` would hear of it
             assert log.last_seq == 0

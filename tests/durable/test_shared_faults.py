@@ -82,7 +82,7 @@ async def test_redis_does_not_answer(tmp_path: Path) -> None:
             attempts = [append(one, b"a", b"0", stamp=Stamp("p", 0, 0)), content(other, b"a")]
             for outcome in await asyncio.gather(*attempts, return_exceptions=True):
                 assert type(outcome) is StorageError
-            process.go_on()
+            process.resume()
             while True:
                 with contextlib.suppress(StorageError):
                     await append(one, b"a", b"0", stamp=Stamp("p", 0, 0))

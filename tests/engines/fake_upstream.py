@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-__all__ = ["SSE", "Answer", "Asked", "FakeUpstream", "answer_of", "chat_chunk", "done", "head", "text_chunk"]
+__all__ = ["SSE", "Answer", "FakeUpstream", "UpstreamRequest", "answer_of", "chat_chunk", "done", "head", "text_chunk"]
 
 _TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class UpstreamRequest:
     """A request."""
 
     path: str
@@ -36,7 +36,7 @@ class Asked:
             return False
 
 
-Answer = Callable[[Asked], bytes]
+Answer = Callable[[UpstreamRequest], bytes]
 
 
 def head(status: str = "200 OK", kind: str = "text/event-stream", *more: str) -> bytes:
@@ -73,7 +73,7 @@ class FakeUpstream:
     """A server that answers requests with `answers`, one after the other. The last answer is repeated."""
 
     def __init__(self, *answers: Answer | bytes, models: object = None) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[UpstreamRequest] = []
         self.answers = list(answers)
         self._models = models
         self._lock = threading.Lock()
@@ -129,7 +129,7 @@ class FakeUpstream:
             sock.sendall(answer if isinstance(answer, bytes) else answer(asked))
 
 
-def _read(sock: socket.socket) -> Asked | None:
+def _read(sock: socket.socket) -> UpstreamRequest | None:
     heard = b""
     while b"\r\n\r\n" not in heard:
         piece = sock.recv(1 << 16)
@@ -141,4 +141,4 @@ def _read(sock: socket.socket) -> Asked | None:
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     while len(body) < int(headers.get("content-length", 0)):
         body += sock.recv(1 << 16)
-    return Asked(first.split(" ")[1], headers, json.loads(body) if body else None, sock)
+    return UpstreamRequest(first.split(" ")[1], headers, json.loads(body) if body else None, sock)

@@ -397,8 +397,8 @@ async def test_signals_of_the_terminal_end_no_stream(number: signal.Signals) -> 
 
 def _is_blocked(process: psutil.Process) -> bool:
     used = process.cpu_times()
-    is_asleep = all(process.status() == psutil.STATUS_SLEEPING for _ in range(20))
-    return is_asleep and process.cpu_times() == used
+    is_sleeping = all(process.status() == psutil.STATUS_SLEEPING for _ in range(20))
+    return is_sleeping and process.cpu_times() == used
 
 
 async def test_engine_does_not_run_ahead_of_a_server_that_is_busy() -> None:

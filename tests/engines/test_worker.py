@@ -226,8 +226,8 @@ def _is_blocked(worker: Worker) -> bool:
     """Return whether a process waits in a system call and uses no processor time."""
     process = psutil.Process(worker.process.pid)
     used = process.cpu_times()
-    is_asleep = all(process.status() == psutil.STATUS_SLEEPING for _ in range(20))
-    return is_asleep and process.cpu_times() == used
+    is_sleeping = all(process.status() == psutil.STATUS_SLEEPING for _ in range(20))
+    return is_sleeping and process.cpu_times() == used
 
 
 def test_engine_does_not_run_ahead_of_a_server_that_does_not_read(worker: Worker) -> None:

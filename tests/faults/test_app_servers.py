@@ -168,7 +168,7 @@ def test_redis_does_not_answer_for_a_while(tmp_path: Path) -> None:
         _, followers = _begin(servers, servers.servers[0], to=300)
         redis.stop()
         time.sleep(1.5)
-        redis.go_on()
+        redis.resume()
         _check(followers, end="done")
 
 
@@ -179,7 +179,7 @@ def test_redis_does_not_answer_for_too_long(tmp_path: Path) -> None:
         path, followers = _begin(servers, server)
         redis.stop()
         until(lambda: (tmp_path / "stopped").exists())  # the server has given up
-        redis.go_on()
+        redis.resume()
         _check(followers, end="error")
         assert server.http.get(path).json()["error"]["code"] == "journal_unavailable"
 

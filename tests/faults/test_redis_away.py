@@ -51,7 +51,7 @@ def test_for_less_than_the_limit(tmp_path: Path) -> None:
         assert one.http.get(stream.path).status_code == 200
         assert one.http.get("/readyz").status_code == 200
         time.sleep(3)
-        redis.go_on()
+        redis.resume()
         assert [call.status() for call in calls] == [201, 201, 201]
         stream.wait()  # `team` compares its events
 
@@ -74,7 +74,7 @@ def test_for_longer_than_the_limit(tmp_path: Path) -> None:
         assert one.http.get(stream.path).status_code == 200
         assert one.http.get(f"/v1/streams/{finished}").status_code == 503
         time.sleep(30 - _WAIT_S)
-        redis.go_on()
+        redis.resume()
         stream.wait()
         assert b'"journal_unavailable"' in stream.end
         until(lambda: all(server.http.get("/readyz").status_code == 200 for server in (one, other)))

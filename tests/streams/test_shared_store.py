@@ -377,7 +377,7 @@ async def test_redis_away_for_a_moment(tmp_path: Path) -> None:
             writer.write(delta(3))
             assert writer.lease.log.events == [delta(1)]
             assert store.queued(writer.lease) == [delta(2), delta(3)]
-            process.go_on()
+            process.resume()
             await seen(writer.lease.log, 3)
             assert writer.lease.log.events == [delta(1), delta(2), delta(3)]
             await store.wait_writable()
@@ -398,7 +398,7 @@ async def test_redis_away_for_too_long(tmp_path: Path) -> None:
             process.stop()
             writer.write(delta(2))
             await wait_until(lambda: bool(failed))
-            process.go_on()
+            process.resume()
             await wait_until(lambda: writer.lease.log.end is not None)
             log = await store.read(ANONYMOUS, writer.lease.stream_id)
             assert log.events[0] == delta(1)
@@ -418,7 +418,7 @@ async def test_redis_away_for_too_long_when_a_stream_only_has_to_end(tmp_path: P
             process.stop()
             writer.write(DONE)
             await wait_until(lambda: bool(failed))
-            process.go_on()
+            process.resume()
             await wait_until(lambda: log.end is not None)
             assert (await store.read(ANONYMOUS, writer.lease.stream_id)).events == [delta(1), DONE]
 

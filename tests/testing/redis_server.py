@@ -97,7 +97,7 @@ class OwnRedis:
         """Freeze it: it takes connections and does not answer."""
         self._process.send_signal(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:

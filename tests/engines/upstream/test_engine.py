@@ -16,8 +16,8 @@ import pytest
 from tests.engines.fake_upstream import (
     SSE,
     Answer,
-    Asked,
     FakeUpstream,
+    UpstreamRequest,
     answer_of,
     chat_chunk,
     done,
@@ -85,7 +85,7 @@ def text_of(deltas: list[Delta]) -> str:
 # The laws
 
 
-def _letters(asked: Asked) -> bytes:
+def _letters(asked: UpstreamRequest) -> bytes:
     """Return this many tokens of six bytes, which depend on prompt and seed."""
     key = zlib.crc32(f"{asked.body['prompt']!r} {asked.body['seed']}".encode())
     words = [f" {(key + 7919 * index) % 99_991:05}" for index in range(asked.body["max_tokens"])]
@@ -272,7 +272,7 @@ def test_cached_tokens_come_through(details: object, expected: int | None) -> No
 
 
 def test_an_answer_ends_although_its_server_continues() -> None:
-    def chatter(asked: Asked) -> bytes:
+    def chatter(asked: UpstreamRequest) -> bytes:
         asked.sock.sendall(SSE + text_chunk("a", "stop"))
         with suppress(OSError):
             for _ in range(100):
@@ -286,7 +286,7 @@ def test_an_answer_ends_although_its_server_continues() -> None:
 
 @pytest.mark.parametrize("sign", [b": ping\n\n", b'data: {"choices": []}\n\n'], ids=["comment", "event"])
 def test_a_server_that_sends_heartbeats_is_not_timed_out(sign: bytes) -> None:
-    def hesitate(asked: Asked) -> bytes:
+    def hesitate(asked: UpstreamRequest) -> bytes:
         asked.sock.sendall(SSE)
         for _ in range(20):
             asked.sock.sendall(sign)
@@ -305,7 +305,7 @@ def _progress(total: int, cache: int, processed: int) -> bytes:
 def test_progress_comes_through_and_is_no_begun_answer() -> None:
     """The next piece of a prompt may take longer than the next token."""
 
-    def read(asked: Asked) -> bytes:
+    def read(asked: UpstreamRequest) -> bytes:
         asked.sock.sendall(SSE)
         for processed in (2, 9, 10):
             asked.sock.sendall(_progress(10, 2, processed))
@@ -426,7 +426,7 @@ _NONSENSE: dict[str, tuple[bytes, str]] = {
 def test_invalid_bytes_end_one_sequence(case: str) -> None:
     answer, reason = _NONSENSE[case]
 
-    def either(asked: Asked) -> bytes:
+    def either(asked: UpstreamRequest) -> bytes:
         return answer if asked.body["prompt"] == "bad" else answer_of("fine")
 
     with FakeUpstream(either) as upstream, engine_at(upstream.port) as engine:
@@ -443,7 +443,7 @@ def test_invalid_bytes_end_one_sequence(case: str) -> None:
         assert text_of(run(engine, asking(3))[3]) == "fine"
 
 
-def _fall_silent(asked: Asked) -> bytes:
+def _fall_silent(asked: UpstreamRequest) -> bytes:
     asked.sock.sendall(SSE + text_chunk("ab"))
     return b"" if asked.is_left() else b"?"
 
@@ -524,7 +524,7 @@ def test_a_server_that_does_not_answer() -> None:
 def test_abort_closes_the_connection() -> None:
     left = threading.Event()
 
-    def hold(asked: Asked) -> bytes:
+    def hold(asked: UpstreamRequest) -> bytes:
         asked.sock.sendall(SSE + text_chunk("a"))
         if asked.is_left():
             left.set()
@@ -554,7 +554,7 @@ def test_only_the_server_gets_the_key() -> None:
 def test_many_at_once() -> None:
     num_seen = itertools.count()
 
-    def echo(asked: Asked) -> bytes:
+    def echo(asked: UpstreamRequest) -> bytes:
         next(num_seen)
         return answer_of(*asked.body["prompt"])
 

@@ -14,7 +14,16 @@ from typing import Any, Literal
 import httpx
 import pytest
 from tests.api.process import Server
-from tests.engines.fake_upstream import SSE, Asked, FakeUpstream, answer_of, chat_chunk, done, head, text_chunk
+from tests.engines.fake_upstream import (
+    SSE,
+    FakeUpstream,
+    UpstreamRequest,
+    answer_of,
+    chat_chunk,
+    done,
+    head,
+    text_chunk,
+)
 from tests.http.wire import sse_data
 from tests.missing import skip_missing
 from tests.waiting import LONG_S
@@ -216,7 +225,7 @@ _OTHER_CHAT = _cut_after(chat_chunk({"content": "uno"}), chat_chunk({}, "stop"),
 
 @pytest.mark.deep
 def test_long_reasoning_is_not_a_hang(serve: Serve) -> None:
-    def think(asked: Asked) -> bytes:
+    def think(asked: UpstreamRequest) -> bytes:
         asked.sock.sendall(SSE)
         for _ in range(30):
             asked.sock.sendall(chat_chunk({"reasoning_content": "hm"}))
@@ -279,7 +288,7 @@ def test_a_full_server_is_503(fake: FakeUpstream, front: Server) -> None:
 def test_a_disconnect_closes_the_upstream_request(fake: FakeUpstream, front: Server) -> None:
     left = threading.Event()
 
-    def hold(asked: Asked) -> bytes:
+    def hold(asked: UpstreamRequest) -> bytes:
         asked.sock.sendall(SSE + text_chunk("a"))
         if asked.is_left():
             left.set()
@@ -299,7 +308,7 @@ def test_nothing_is_generated_after_the_only_call(fake: FakeUpstream, front: Ser
     left = threading.Event()
     text = 'So: <tool_call>\n{"name": "look", "arguments": {"at": "dogs"}}\n</tool_call> And then'
 
-    def hold(asked: Asked) -> bytes:
+    def hold(asked: UpstreamRequest) -> bytes:
         asked.sock.sendall(SSE + b"".join(chat_chunk({"content": piece}) for piece in text))
         if asked.is_left():
             left.set()

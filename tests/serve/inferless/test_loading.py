@@ -66,9 +66,9 @@ def test_a_folder_without_an_app(tmp_path: Path) -> None:
             "input_schema.py: infer takes a stream_output_handler, but IS_STREAMING_OUTPUT is not set to True.",
         ),
         (
-            "import inferless\n@inferless.request\nclass Asked: pass\n" + ECHO,
+            "import inferless\n@inferless.request\nclass Question: pass\n" + ECHO,
             None,
-            "app.py: Asked has @inferless.request, but is not a pydantic BaseModel.",
+            "app.py: Question has @inferless.request, but is not a pydantic BaseModel.",
         ),
     ],
 )
@@ -185,7 +185,7 @@ class Configuration(BaseModel):
 
 
 @inferless.request
-class Asked(BaseModel):
+class Question(BaseModel):
     prompt: str = Field(default="Why?")
     seed: Optional[int] = None
 
@@ -196,7 +196,7 @@ class Answered(BaseModel):
 
 
 class InferlessPythonModel:
-    async def infer(self, asked: Asked, stream_output_handler) -> Answered:
+    async def infer(self, asked: Question, stream_output_handler) -> Answered:
         await stream_output_handler.send_streamed_output(Answered(generated=asked.prompt))
         await stream_output_handler.send_streamed_output({"generated": str(asked.seed)})
         await stream_output_handler.finalise_streamed_output()

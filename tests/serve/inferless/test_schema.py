@@ -133,7 +133,7 @@ class Colour(StrEnum):
     RED = "red"
 
 
-class Asked(BaseModel):
+class Question(BaseModel):
     prompt: str = Field(examples=["Why?"])
     seed: int
     speed: float = 0.5
@@ -153,7 +153,7 @@ class Asked(BaseModel):
 
 
 def test_a_model_of_pydantic_is_a_schema() -> None:
-    schema = read_fields(Asked)
+    schema = read_fields(Question)
     shown = {each.name: (each.datatype, each.shape, each.is_required) for each in schema.inputs.values()}
     assert shown == {
         "prompt": ("BYTES", (1,), True),
@@ -170,8 +170,8 @@ def test_a_model_of_pydantic_is_a_schema() -> None:
 
 
 def test_optional_fields_of_an_instance_are_none_and_others_have_defaults() -> None:
-    asked = instance_of(Asked, read_fields(Asked).check({"prompt": "Why?", "seed": 3}))
-    assert isinstance(asked, Asked)
+    asked = instance_of(Question, read_fields(Question).check({"prompt": "Why?", "seed": 3}))
+    assert isinstance(asked, Question)
     assert (asked.prompt, asked.seed, asked.loud, asked.speed, asked.colour) == ("Why?", 3, None, 0.5, Colour.RED)
 
 
@@ -184,7 +184,7 @@ def test_optional_fields_of_an_instance_are_none_and_others_have_defaults() -> N
 )
 def test_refusals_of_the_model_are_named_and_not_repeated(given: dict[str, object], reason: str) -> None:
     with pytest.raises(RequestError) as caught:
-        instance_of(Asked, {"prompt": "Why?", "seed": 3, **given})
+        instance_of(Question, {"prompt": "Why?", "seed": 3, **given})
     assert caught.value.message == reason
     assert caught.value.param == next(iter(given))
 
