@@ -73,12 +73,13 @@ def test_an_agent_shortens_a_conversation_that_is_too_long(agent: str, work: Pat
         {"when": "SECOND|SHORT", "calls": [shell("echo short > hello.txt; echo WRITTEN")]},
         {"when": "WRITTEN", "say": _DONE},
     ]
-    window = {"Codex CLI": 60_000, "Claude Code": 130_000}[agent]
-    with scripted(work.parent, rules, "--set", f"coder.context_tokens={window}") as server:
+    window = {"Codex CLI": 60_000, "Claude Code": 120_000}[agent]
+    with scripted(work.parent, rules, "--set", f"coder.context_tokens={window}", "--access-log") as server:
         if agent == "Codex CLI":
             worked(agent, server.url, work, **{"model_context_window = 65536": f"model_context_window = {window}"})
         else:
             worked(agent, server.url, work)
+            assert "POST /v1/messages 400 " in server.log
     assert (work / "hello.txt").read_text() == "short\n"
 
 
