@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from tests.api.process import TAILRACE, Server, environment
-from tests.waiting import LONG_S
+from tests.testing.redis_server import own_redis
+from tests.waiting import LONG_S, until
 
 from tailrace.cli import main
 from tailrace.engines.scripted.engine import scripted_token
@@ -145,6 +147,35 @@ def test_streams_go_on_with_their_adapter_after_both_deaths(serve: Serve, tmp_pa
         for line, token_id in zip(tokens, expected("Hi", adapter, 200), strict=True):
             assert f'"token_ids":[{token_id}]' in line
     assert server.state(ids["gone"])["status"] == "interrupted"
+
+
+def test_a_stream_goes_on_with_its_adapter_on_another_server(tmp_path: Path) -> None:
+    """It waits for one that has its adapter."""
+    with own_redis(tmp_path / "redis") as (url, _):
+
+        def server(name: str, *named: str) -> Server:
+            own = ("--journal", url, "--lease-s", "3", "--data-dir", str(tmp_path / name))
+            return Server("scripted:tokens_per_s=100", *flags(*named), *own)
+
+        with closing(server("first", "poet", "law")) as first, closing(server("second", "law")) as second:
+            first.wait_ready()
+            second.wait_ready()
+            body = {"prompt": "Hi", "max_tokens": 300, "seed": 0}
+            ids = {name: first.create({"model": name, **body}) for name in ("poet", "law")}
+            until(lambda: all(len(first.state(stream_id)["text"]) >= 20 for stream_id in ids.values()))
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            assert second.wait_state(ids["law"], "done")["model"] == "law"
+            assert second.state(ids["poet"])["status"] == "running"
+            with closing(server("third", "poet")) as third:
+                third.wait_ready()
+                assert third.wait_state(ids["poet"], "done")["model"] == "poet"
+                events = {name: third.http.get(f"/v1/streams/{ids[name]}/events").text for name in ids}
+    for name, text in events.items():
+        assert '"continuity":"replayed"' in text
+        tokens = [line for line in text.splitlines() if '"token_ids"' in line]
+        for line, token_id in zip(tokens, expected("Hi", name, 300), strict=True):
+            assert f'"token_ids":[{token_id}]' in line
 
 
 def test_each_model_may_have_its_own(serve: Serve, tmp_path: Path) -> None:

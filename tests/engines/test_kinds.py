@@ -170,7 +170,10 @@ def test_the_memory_of_openvino_is_that_of_all_its_forms(monkeypatch: pytest.Mon
     assert weights(small, device="GPU") == weights(small, never_alone=True) == 12 * 10**7
     assert weights(small, weight_bits=8) == 2 * 17 * 10**7
     assert weights(small, weight_bits=16) == 2 * 9 * 16 * 10**7
-    assert weights(large) == 12 * 10**8
+    assert weights(small, adapters={"a": "a"}) == 4 * 12 * 10**7
+    assert weights(small, adapters={"a": "a"}, never_alone=True) == 2 * 12 * 10**7
+    assert weights(small, adapters={"a": "a", "": "all"}) == 2 * 12 * 10**7  # each row has one
+    assert weights(large) == weights(large, adapters={"a": "a"}) == 12 * 10**8
     assert weights(large, weight_bits=16) == 9 * 16 * 10**8
 
 

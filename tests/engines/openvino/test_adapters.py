@@ -24,6 +24,7 @@ from tailrace.engines.openvino.decoder import build, layer_names
 from tailrace.engines.openvino.families import Decoder
 from tailrace.engines.openvino.prepared import Weights, prepare
 from tailrace.engines.openvino.runner import Piece, Runner
+from tailrace.engines.openvino.weights import Bits
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, models_path
 from tailrace.types import Sampling
@@ -64,12 +65,14 @@ def _adapter(
     return read_adapter(str(save(path, random_pairs(shapes, strength))), scale)
 
 
-def _runner(decoder: Decoder, weights: Weights, adapters: Sequence[Adapter], *, has_lone_form: bool = True) -> Runner:
+def _runner(
+    decoder: Decoder, weights: Weights, adapters: Sequence[Adapter], *, has_lone_form: bool = True, plain: Any = None
+) -> Runner:
     names = layer_names(decoder)
     by_long = {long: weights.shape(short) for short, long in names.items()}
     branches = Branches([split_fused(adapter, by_long) for adapter in adapters], names)
     branches.check({name: weights.shape(name) for name in names})
-    return Runner(build(decoder, weights, branches), "CPU", EXACT, 8, has_lone_form=has_lone_form)
+    return Runner(build(decoder, weights, branches), "CPU", EXACT, 8, has_lone_form=has_lone_form, plain=plain)
 
 
 def _merge(model: Any, adapter: Adapter, sign: float = 1.0) -> None:  # Any: transformers' model
@@ -128,6 +131,28 @@ def test_rows_of_different_adapters_in_one_step(tmp_path: Path) -> None:
     _merge(model, adapters[0], -1)
     _merge(model, adapters[1])
     _close(found[0], logits(model, _TINY_PROMPTS[0])[-1])
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_a_row_without_an_adapter_has_the_bits_of_a_model_without_adapters(bits: Bits, tmp_path: Path) -> None:
+    """Whether or not another row of its step has one. So a replay beside other rows repeats it."""
+    model = make(TINY["llama"], tmp_path / "model")
+    decoder, weights = prepare(tmp_path / "model", tmp_path / "cache", 128, bits=bits)
+    adapters = [_adapter(tmp_path / "a", _FIRST), _adapter(tmp_path / "b", _SECOND, strength=-0.5)]
+    del model
+    plain = build(decoder, weights, Branches())
+    without = Runner(plain, "CPU", EXACT, 8, has_lone_form=True)
+    both = _runner(decoder, weights, adapters, plain=plain)
+    prompt, other = _TINY_PROMPTS[0], _TINY_PROMPTS[2]
+    beside = [Piece(other, 0, (2, 3), is_sampled=True, adapter=number) for number in (0, 0, 1, 2)]
+    found = []
+    for runner, piece in zip((without, both, both, both), beside, strict=True):
+        first = runner.run([Piece(prompt[:30], 0, (0, 1), is_sampled=True), piece], is_batch=True)[0].copy()
+        rest = runner.run([Piece(prompt[30:], 30, (0, 1), is_sampled=True), piece], is_batch=True)[0].copy()
+        lone = runner.run([Piece((7,), len(prompt), (0, 1), is_sampled=True)], is_batch=False)[0].copy()
+        found.append([first, rest, lone])
+    for runs in found[1:]:
+        np.testing.assert_array_equal(runs, found[0])
 
 
 @pytest.mark.parametrize("bits", [4, 8])

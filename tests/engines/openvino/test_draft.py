@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
+from tests.engines.lora import random_pairs, save
 from tests.engines.openvino.pairs import PIECES, tiny_llama
 from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared, run_all
 
@@ -129,9 +130,32 @@ def test_guesses_change_no_token(engine: Shared, spec: EngineSpec, temperature: 
     assert [_content(one) for one in guessed] == [_content(one) for one in without]
 
 
-def _greedy(number: int, prompt: tuple[int, ...], schedule: Schedule = FREE) -> Sequence:
+def _greedy(number: int, prompt: tuple[int, ...], schedule: Schedule = FREE, adapter: str = "") -> Sequence:
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=50, ignore_eos=True)
-    return Sequence(number, prompt, sampling, schedule)
+    return Sequence(number, prompt, sampling, schedule, adapter)
+
+
+def test_rows_with_adapters(spec: EngineSpec, with_draft: Callable[[str], EngineSpec], tmp_path: Path) -> None:
+    """The draft model has no adapter: its guesses are checked by a model that has one."""
+    shapes = {"model.layers.0.self_attn.q_proj": (64, 64), "model.layers.1.mlp.down_proj": (64, 96)}
+    adapters = {
+        name: str(save(tmp_path / name, random_pairs(shapes, strength))) for name, strength in (("a", 0.4), ("b", -2.0))
+    }
+    sequences = [
+        _greedy(number, PROMPT[number:], Schedule((60,)), name) for number, name in enumerate(["", "a", "b", "a"])
+    ]
+    answers = []
+    for one in (spec, with_draft(ITSELF)):
+        engine = load_engine(msgspec.structs.replace(one, adapters=adapters, kv_precision="f32"))
+        try:
+            answers.append(_run(engine, *sequences))
+        finally:
+            engine.close()
+    without, guessed = answers
+    assert [_content(one) for one in guessed] == [_content(one) for one in without]
+    assert len({tuple(token_id for delta in one for token_id in delta.token_ids) for one in without}) == 4
+    assert len(guessed[0]) < 20
+    assert sum(map(len, guessed)) < sum(map(len, without))
 
 
 def test_a_model_guesses_what_it_says_itself(with_draft: Callable[[str], EngineSpec]) -> None:

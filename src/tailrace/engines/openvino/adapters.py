@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from openvino import opset13 as ops
 
 from tailrace.engines.adapters import Adapter, LowRank, owned_columns
@@ -44,6 +45,7 @@ class Branches:
 
     adapters: Sequence[Adapter] = ()
     names: Mapping[str, str] = field(default_factory=dict)
+    _shared: dict[tuple[tuple[int, ...], bytes, str], _Node] = field(default_factory=dict, init=False)
 
     def check(self, shapes: Mapping[str, tuple[int, int]]) -> None:
         """`shapes`: outputs and inputs of the layers, by their names here. Raises: ModelError if an adapter does not
@@ -71,11 +73,19 @@ class Branches:
             wide[first : first + low.b.shape[0], columns] = low.b
             at = columns.stop
         narrow = ops.matmul(given, ops.constant(np.concatenate([low.a for _, _, low in parts])), False, True)
-        factors: _Node = ops.gather(ops.constant(own), numbers, ops.constant(np.int64(0)))
-        if narrow.get_output_partial_shape(0).rank.get_length() == 3:  # [rows, 1, width], as in an export
-            factors = ops.unsqueeze(factors, ops.constant(np.int64(1)))
-        kept = ops.multiply(narrow, factors)
+        num_axes = narrow.get_output_partial_shape(0).rank.get_length()
+        kept = ops.multiply(narrow, self._factors(own, numbers, num_axes))
         return ops.matmul(kept, ops.constant(wide), False, True)
+
+    def _factors(self, own: npt.NDArray[np.float32], numbers: _Node, num_axes: int) -> _Node:
+        """Return the rows of `own` for the rows of the step. Layers of the same kind share them."""
+        key = (own.shape, own.tobytes(), numbers.get_friendly_name())
+        if key not in self._shared:
+            factors: _Node = ops.gather(ops.constant(own), numbers, ops.constant(np.int64(0)))
+            if num_axes == 3:  # [rows, 1, width], as in an export
+                factors = ops.unsqueeze(factors, ops.constant(np.int64(1)))
+            self._shared[key] = factors
+        return self._shared[key]
 
     def _parts(self, names: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, int, LowRank]]:
         """Return the number of the adapter, the first row and the change of each layer that is changed."""

@@ -11,7 +11,7 @@ from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.spelling import listed
 
-__all__ = ["FOUR_BITS", "has_lone_form", "least_bits", "memory_bytes", "weight_bytes", "why_not"]
+__all__ = ["FOUR_BITS", "has_lone_form", "has_plain_form", "least_bits", "memory_bytes", "weight_bytes", "why_not"]
 
 TENSOR_TYPES = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
@@ -24,7 +24,7 @@ _SHARE = 1.2  # of the file's bytes: the library keeps scales in float32
 # computes in float32; it keeps two copies of some matrices.
 _BYTES = {4: 0.7, 8: 17 / 16, 16: 4.0}
 _KEPT_BYTES = 9.0  # of a weight of 16 bits, in each form
-_TWO_FORMS_BYTES = 2**29  # of packed weights, up to which a second copy for lone rows is worth its memory
+_MORE_FORMS_BYTES = 2**29  # of packed weights, up to which more copies are worth their memory
 _OTHER_BYTES = 120 * 2**20  # the library, the graph and the vocabulary; measured with 49,000 and 128,000 tokens
 
 
@@ -67,8 +67,17 @@ def least_bits(file_bytes: int) -> int:
 
 def has_lone_form(spec: EngineSpec, packed_bytes: int) -> bool:
     """Return whether a model is compiled a second time, for steps of a single row (`runner.py`)."""
-    is_on_cpu = spec.device.upper() in ("", "CPU")
-    return is_on_cpu and not spec.never_alone and packed_bytes <= _TWO_FORMS_BYTES
+    return not spec.never_alone and _has_more_forms(spec, packed_bytes)
+
+
+def has_plain_form(spec: EngineSpec, packed_bytes: int) -> bool:
+    """Return whether a model with adapters is also compiled without them, for steps in which no row has one."""
+    may_have_none = bool(spec.adapters) and "" not in spec.adapters
+    return may_have_none and _has_more_forms(spec, packed_bytes)
+
+
+def _has_more_forms(spec: EngineSpec, packed_bytes: int) -> bool:
+    return spec.device.upper() in ("", "CPU") and packed_bytes <= _MORE_FORMS_BYTES
 
 
 def weight_bytes(card: ModelCard, bits: int = 0) -> int:
@@ -87,4 +96,5 @@ def memory_bytes(card: ModelCard, spec: EngineSpec) -> int:
     weights = packed = weight_bytes(card, spec.weight_bits)
     if spec.weight_bits == 16:
         weights, packed = round(card.num_parameters * _KEPT_BYTES), card.num_parameters * 2
-    return weights * (1 + has_lone_form(spec, packed)) + _OTHER_BYTES
+    num_forms = (1 + has_lone_form(spec, packed)) * (1 + has_plain_form(spec, packed))
+    return weights * num_forms + _OTHER_BYTES

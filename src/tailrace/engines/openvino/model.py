@@ -16,7 +16,7 @@ from tailrace.engines.openvino.adapters import Branches, split_fused
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
 from tailrace.engines.openvino.decoder import build, layer_names
 from tailrace.engines.openvino.exports import read_export
-from tailrace.engines.openvino.facts import has_lone_form
+from tailrace.engines.openvino.facts import has_lone_form, has_plain_form
 from tailrace.engines.openvino.prepared import Weights, prepare
 from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.engines.protocol import EngineSpec
@@ -30,6 +30,7 @@ __all__ = ["load_runner", "say"]
 @dataclass(frozen=True, slots=True)
 class _Read:
     model: Any  # Any: the library's
+    plain: Any  # the same without adapters, or None
     num_bytes: int
     weights: Weights | None
 
@@ -49,6 +50,7 @@ def load_runner(spec: EngineSpec, card: ModelCard, meanwhile: Callable[[int], ob
             _options(spec),
             spec.kv_tokens // BLOCK_TOKENS,
             has_lone_form=has_lone_form(spec, read.num_bytes),
+            plain=read.plain,
             meanwhile=meanwhile,
         )
         _warm_up(runner)
@@ -59,14 +61,17 @@ def _read(spec: EngineSpec, card: ModelCard, cache: Path) -> _Read:
     path = Path(spec.path)
     adapters = list(read_adapters(spec).values())
     if card.format == "openvino":
-        return _Read(read_export(path, adapters), (path / "openvino_model.bin").stat().st_size, None)
+        num_bytes = (path / "openvino_model.bin").stat().st_size
+        plain = read_export(path) if has_plain_form(spec, num_bytes) else None
+        return _Read(read_export(path, adapters), plain, num_bytes, None)
     decoder, weights = prepare(path, cache, spec.context_tokens, bits=spec.weight_bits, say=say)
     names = layer_names(decoder)
     shapes = {name: weights.shape(name) for name in names}
     by_long = {names[name]: shape for name, shape in shapes.items()}
     branches = Branches([split_fused(adapter, by_long) for adapter in adapters], names)
     branches.check(shapes)
-    return _Read(build(decoder, weights, branches), weights.num_bytes, weights)
+    plain = build(decoder, weights, Branches()) if has_plain_form(spec, weights.num_bytes) else None
+    return _Read(build(decoder, weights, branches), plain, weights.num_bytes, weights)
 
 
 def _options(spec: EngineSpec) -> dict[str, Any]:  # Any: as the library has it
@@ -96,10 +101,10 @@ def _device(name: str) -> str:
 
 def _warm_up(runner: Runner) -> None:
     """Run a step in each form: the library packs the weights then."""
-    table = (0,)
-    runner.run([Piece((1, 2, 3), 0, table, is_sampled=True)], is_batch=True)
-    runner.run([Piece((1,), 3, table, is_sampled=True)], is_batch=True)
-    runner.run([Piece((1,), 4, table, is_sampled=True)], is_batch=False)
+    for adapter in range(runner.num_kinds):
+        runner.run([Piece((1, 2, 3), 0, (0,), is_sampled=True, adapter=adapter)], is_batch=True)
+        runner.run([Piece((1,), 3, (0,), is_sampled=True, adapter=adapter)], is_batch=True)
+        runner.run([Piece((1,), 4, (0,), is_sampled=True, adapter=adapter)], is_batch=False)
 
 
 def say(text: str) -> None:

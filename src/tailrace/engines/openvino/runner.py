@@ -1,7 +1,8 @@
 """Runs one step: the new tokens of several sequences in, the logits of some of them out.
 
 The model is compiled with dynamic shapes, and once more with static ones for a step of a single row, if the model is
-small: with SmolLM2-135M such a step takes a fifth less time. A second form costs a second copy of the packed weights.
+small: with SmolLM2-135M such a step takes a fifth less time. With adapters, a small model is also compiled
+without them, for steps in which no row has one. Each form costs a copy of the packed weights.
 
 A *batch* always has two rows at least, and two sampled rows: the library uses other kernels for one, which give other
 bits. So an unread row is added where there is only one. Rows of a batch have the same bits, whatever else is in it,
@@ -55,19 +56,22 @@ class Runner:
         num_blocks: int,
         *,
         has_lone_form: bool,
+        plain: Any = None,
         meanwhile: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """`model` has the inputs of `decoder.py`. Any: the library's objects. `meanwhile` gets the size of the
-        vocabulary while the library compiles. Raises: the library's RuntimeError."""
+        """`model` has the inputs of `decoder.py`. `plain` is the same model without adapters, for steps that need none.
+        Any: the library's objects. `meanwhile` gets the size of the vocabulary while the library compiles. Raises: the
+        library's RuntimeError."""
         core = ov.Core()
-        self._inputs = {port.any_name for port in model.inputs}
-        models = [model, _with_one_row(model)] if has_lone_form else [model]
+        self._has_adapters = any(port.any_name == "adapters" for port in model.inputs)
+        models = [model] if plain is None else [model, plain]
+        if has_lone_form:
+            models += [_with_one_row(one) for one in models]
         self.vocab_size = int(model.output("logits").partial_shape[-1].get_length())
         with ThreadPoolExecutor(len(models)) as pool:  # a form takes one to two seconds of one processor
             compiling = [pool.submit(core.compile_model, one, device, options) for one in models]
             meanwhile(self.vocab_size)
             forms = [one.result() for one in compiling]
-        compiled = forms[0]
         # The last block is for unread rows.
         self._unread = Piece((0,), 0, (num_blocks,), is_sampled=False)
         self._caches = {
@@ -75,12 +79,18 @@ class Runner:
                 port.element_type,
                 ov.Shape([num_blocks + 1 if size.is_dynamic else size.get_length() for size in port.partial_shape]),
             )
-            for port in compiled.inputs
+            for port in forms[0].inputs
             if _is_cache(port.any_name)
         }
-        self._batch = self._request(compiled)
-        self._lone = self._request(forms[1]) if has_lone_form else self._batch
+        requests = [self._request(form) for form in forms]
+        count = 1 if plain is None else 2
+        self._batch, self._lone = requests[:count], requests[-count:]  # with adapters and, if there is one, without
         self._given: dict[str, npt.NDArray[Any]] = {}  # must live until the step ends
+
+    @property
+    def num_kinds(self) -> int:
+        """2 if steps with and without adapters have forms of their own, else 1."""
+        return len(self._batch)
 
     def run(
         self, pieces: Sequence[Piece], *, is_batch: bool, meanwhile: Callable[[], object] = lambda: None
@@ -89,14 +99,16 @@ class Runner:
 
         Without `is_batch` there is one piece of one token. `meanwhile` is called while the model computes.
         """
-        request = self._batch
+        forms = self._batch if is_batch else self._lone
+        has_adapters = self._has_adapters and (len(forms) == 1 or any(piece.adapter for piece in pieces))
+        request = forms[0] if has_adapters else forms[-1]
         num_sampled = sum(piece.num_sampled for piece in pieces)
-        if is_batch:
-            if sum(len(piece.ids) for piece in pieces) == 1:
-                pieces = (*pieces, self._unread)
-        else:
-            request = self._lone
+        if is_batch and sum(len(piece.ids) for piece in pieces) == 1:
+            pieces = (*pieces, self._unread)
         self._given = self._arrays(pieces, is_batch=is_batch)
+        if has_adapters:
+            counts = [len(piece.ids) for piece in pieces]
+            self._given["adapters"] = np.repeat(np.array([piece.adapter for piece in pieces], np.int64), counts)
         for name, value in self._given.items():
             request.set_tensor(name, ov.Tensor(value, shared_memory=True))
         request.start_async()
@@ -119,7 +131,7 @@ class Runner:
         if is_batch and len(sampled) < 2:
             sampled = 2 * (sampled or [0])
         blocks = [block for piece, count in zip(pieces, num_blocks, strict=True) for block in piece.table[:count]]
-        arrays = {
+        return {
             "input_ids": np.array([token_id for piece in pieces for token_id in piece.ids], np.int64),
             "position_ids": np.concatenate([np.arange(start, end) for start, end in zip(past, totals, strict=True)]),
             "sampled": np.array(sampled, np.int64),
@@ -129,9 +141,6 @@ class Runner:
             "block_indices_begins": np.concatenate([[0], np.cumsum(num_blocks)]).astype(np.int32),
             "max_context_len": np.array(totals.max(), np.int32),
         }
-        if "adapters" in self._inputs:
-            arrays["adapters"] = np.repeat(np.array([piece.adapter for piece in pieces], np.int64), lengths)
-        return arrays
 
     def _request(self, compiled: Any) -> Any:  # Any: the library's objects
         request = compiled.create_infer_request()
