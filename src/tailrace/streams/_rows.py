@@ -78,7 +78,8 @@ class Rows:
         return body
 
     def encode_record(self, record: Record) -> bytes:
-        return self.encrypt(_encode(record), record.stream_id)
+        prompts = [_shortened(prompt) for prompt in record.prompts]
+        return self.encrypt(_encode(msgspec.structs.replace(record, prompts=prompts)), record.stream_id)
 
     def encode_events(self, stream_id: str, events: Sequence[Event]) -> bytes:
         return self.encrypt(_encode(events), stream_id)
@@ -104,6 +105,18 @@ class Rows:
         except msgspec.DecodeError as error:
             raise JournalDamaged("not a record of a durable stream") from error
         return note
+
+
+def _shortened(value: Any) -> Any:  # Any: a named tuple, or one of its elements
+    """Return a named tuple without the defaults at its end, and its elements likewise. A server of an earlier version
+    reads no tuple with elements that it does not know."""
+    defaults = getattr(value, "_field_defaults", None)
+    if defaults is None:
+        return value
+    num_given = len(value)
+    while num_given and value[num_given - 1] == defaults.get(value._fields[num_given - 1], ...):
+        num_given -= 1
+    return tuple(_shortened(element) for element in value[:num_given])
 
 
 def checksum(body: bytes, row_key: str | bytes | int, seq: int = 0) -> int:
