@@ -200,23 +200,23 @@ def test_models_and_apps_share_a_redis(tmp_path: Path) -> None:
                 "counting:app", *flags, "--data-dir", str(tmp_path / f"apps-{number}"), *more, directory=tmp_path
             )
 
-        with closing(models(1)) as model, closing(apps(1, "--name", "scripted")) as app:
-            model.wait_ready()
-            app.wait_ready()
-            of_model = model.create({"prompt": "Apart.", "max_tokens": 600})
+        with (
+            closing(models(1)) as model, closing(apps(1, "--name", "scripted")) as app,
+            closing(models(2)) as next_model, closing(apps(2)) as next_app,
+        ):  # fmt: skip
+            for server in (model, app, next_model, next_app):
+                server.wait_ready()
+            of_model = model.create({"prompt": "Apart.", "max_tokens": 2_000})
             with app.http.stream("GET", "/", params={"to": _ENDLESS}) as answer:
                 of_app = answer.headers["x-stream-id"]
             for server, stream_id in ((model, of_app), (app, of_model)):
                 assert server.http.get(f"/v1/streams/{stream_id}").status_code == 404
                 assert server.http.get(f"/v1/streams/{stream_id}/events").status_code == 404
-            with closing(models(2)) as next_model, closing(apps(2)) as next_app:
-                next_model.wait_ready()
-                next_app.wait_ready()
-                for server in (model, app):
-                    server.send_signal(signal.SIGKILL)
-                    server.wait()
-                state = next_app.wait_state(of_app, "interrupted")
-                assert state["app"] == "scripted"
-                assert next_model.wait_state(of_model, "done")["continuity"] == "replayed"
-                assert next_app.http.get(f"/v1/streams/{of_model}").status_code == 404
-                assert "other models" not in next_model.log + next_app.log
+            for server in (model, app):
+                server.send_signal(signal.SIGKILL)
+                server.wait()
+            state = next_app.wait_state(of_app, "interrupted")
+            assert state["app"] == "scripted"
+            assert next_model.wait_state(of_model, "done")["continuity"] == "replayed"
+            assert next_app.http.get(f"/v1/streams/{of_model}").status_code == 404
+            assert "other models" not in next_model.log + next_app.log
