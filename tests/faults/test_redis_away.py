@@ -22,8 +22,11 @@ class _Call:
 
     def __init__(self, server: Server, method: str, path: str, **options: object) -> None:
         self._answers: list[httpx.Response] = []
-        self._ask = lambda: server.http.request(method, path, timeout=_LONG_S, **options)  # type: ignore[arg-type]
-        self._thread = threading.Thread(target=lambda: self._answers.append(self._ask()))
+
+        def ask() -> None:
+            self._answers.append(server.http.request(method, path, timeout=_LONG_S, **options))  # type: ignore[arg-type]
+
+        self._thread = threading.Thread(target=ask)
         self._thread.start()
 
     def status(self) -> int:
