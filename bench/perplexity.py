@@ -25,7 +25,7 @@ from tailrace.engines.openvino.model import load_runner
 from tailrace.engines.openvino.prepared import prepared_path
 from tailrace.engines.openvino.runner import Piece
 from tailrace.engines.protocol import EngineSpec
-from tailrace.models import read_card
+from tailrace.models.resolve import read_card
 
 WINDOW = 512
 DOCS = Path(__file__).parent.parent / "docs"

@@ -14,10 +14,11 @@ import pytest
 from tests.missing import skip_missing
 
 from tailrace.errors import ModelError
-from tailrace.models import NoProgress, read_card
+from tailrace.models import NoProgress
 from tailrace.models.catalogue import CATALOGUE
 from tailrace.models.fetch import fetch
 from tailrace.models.places import cache_path
+from tailrace.models.resolve import read_card
 
 _LINES = [
     "Tell me a story about dogs.",

@@ -6,7 +6,6 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, requires
 
 __all__ = ["install_command", "pip_install", "requirements"]
 
@@ -18,6 +17,8 @@ def requirements(*, extra: str = "") -> list[str]:
 
     Empty if tailrace is not installed as a package.
     """
+    from importlib.metadata import PackageNotFoundError, requires  # imports a lot, and only errors need it
+
     try:
         declared = requires("tailrace") or []
     except PackageNotFoundError:

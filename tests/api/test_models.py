@@ -26,7 +26,8 @@ from websockets.sync.client import connect
 from tailrace.cli import main
 from tailrace.engines.scripted.engine import CONTROL_TOKENS
 from tailrace.errors import ModelError
-from tailrace.models import NoProgress, resolve
+from tailrace.models import NoProgress
+from tailrace.models.resolve import resolve
 
 Serve = Callable[..., Server]
 

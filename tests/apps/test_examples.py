@@ -20,7 +20,8 @@ from websockets.sync.client import connect
 
 from tailrace.cli import main
 from tailrace.errors import ModelError
-from tailrace.models import NoProgress, resolve
+from tailrace.models import NoProgress
+from tailrace.models.resolve import resolve
 
 pytestmark = pytest.mark.timeout(120)  # a model is loaded
 

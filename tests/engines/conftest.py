@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec
 from tailrace.errors import ModelError
-from tailrace.models import ModelCard, NoProgress, models_path, resolve
+from tailrace.models import ModelCard, NoProgress, models_path
+from tailrace.models.resolve import resolve
 
 __all__ = ["smollm2_dir", "tiny_gpt2_dir"]
 

@@ -20,8 +20,9 @@ from tests.engines.sequences import expected_ids, make_sequence
 from tests.processes import wait_ended
 from tests.waiting import LONG_S, turn, until
 
-from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines import EngineSpec
 from tailrace.engines.interface import Delta, Prefill, Sequence
+from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineError, EngineLost, EngineStalled
 
 
@@ -415,7 +416,8 @@ async def test_engine_does_not_run_ahead_of_a_server_that_is_busy() -> None:
 
 _PARENT = """
 import asyncio, sys
-from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines import EngineSpec
+from tailrace.engines.supervisor import Supervisor
 from tests.engines.sequences import make_sequence
 
 class Listener:

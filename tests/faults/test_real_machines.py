@@ -18,7 +18,8 @@ from tests.http.wire import as_json, sse_data
 from tests.missing import skip_missing
 
 from tailrace.errors import ModelError
-from tailrace.models import NoProgress, resolve
+from tailrace.models import NoProgress
+from tailrace.models.resolve import resolve
 
 DEATHS = int(os.environ.get("TAILRACE_TEST_DEATHS", "10"))
 _NUM_TOKENS = 120

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tailrace.admission import Gate
-from tailrace.engines import EngineSpec, Receiver, Supervisor
+from tailrace.engines import EngineSpec
 from tailrace.engines.interface import Delta, Sequence
 from tailrace.engines.scripted.engine import (
     CHAT_TEMPLATE,
@@ -20,6 +20,8 @@ from tailrace.engines.scripted.engine import (
     scripted_token,
     tokenizer_json,
 )
+from tailrace.engines.supervisor import Supervisor
+from tailrace.engines.worker_process import Receiver
 from tailrace.errors import EngineError, EngineLost, SequenceFailed
 from tailrace.generation import Generator, Limits, PromptEncoder, Run
 from tailrace.streams import MemoryLogStore, StreamLog

@@ -15,8 +15,9 @@ from tests.missing import skip_missing
 from tokenizers import Tokenizer
 
 from tailrace.errors import ModelError
-from tailrace.models import CATALOGUE, ModelCard, NoProgress, read_card, resolve
+from tailrace.models import CATALOGUE, ModelCard, NoProgress
 from tailrace.models.fetch import locate
+from tailrace.models.resolve import read_card, resolve
 
 WriteGguf = Callable[..., Path]
 
@@ -159,7 +160,7 @@ def test_any_damage_gives_a_card_or_a_model_error(
 
 def test_reading_a_card_loads_no_numpy_and_no_hub(write_gguf: WriteGguf) -> None:
     script = (
-        "import sys; from pathlib import Path; from tailrace.models import read_card;"
+        "import sys; from pathlib import Path; from tailrace.models.resolve import read_card;"
         "read_card(Path(sys.argv[1]), 'x');"
         "print(sorted({'numpy', 'gguf', 'huggingface_hub', 'rich', 'httpx'} & set(sys.modules)))"
     )

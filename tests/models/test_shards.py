@@ -11,8 +11,9 @@ from tests.api.process import Server
 from tests.models.parts import split
 
 from tailrace.errors import ModelError
-from tailrace.models import CATALOGUE, NoProgress, resolve
+from tailrace.models import CATALOGUE, NoProgress
 from tailrace.models.fetch import fetch
+from tailrace.models.resolve import resolve
 from tailrace.models.shards import gguf_choices, part_of, parts_of
 
 WriteGguf = Callable[..., Path]

@@ -28,8 +28,8 @@ from tests.models.tiny_llama import (
 )
 
 from tailrace.errors import ModelError
-from tailrace.models import read_card
 from tailrace.models.pre_tokenizers import PRE_TOKENIZERS
+from tailrace.models.resolve import read_card
 from tailrace.text import Detokenizer, Tokenizer
 
 SPELLINGS = [

@@ -13,8 +13,9 @@ from tests.simulation.network import Line, RedisHost, SimulatedClient
 from tests.simulation.simulated_time import Process, Simulation
 
 from tailrace.admission import Gate
-from tailrace.engines import EngineSpec, Receiver
+from tailrace.engines import EngineSpec
 from tailrace.engines.interface import Sequence
+from tailrace.engines.worker_process import Receiver
 from tailrace.errors import ClaimTaken, Draining, EngineLost, StorageError, TailraceError
 from tailrace.generation import Generator, Limits, PromptEncoder
 from tailrace.generation.observers import Observer, Times

@@ -11,8 +11,8 @@ import click
 
 from tailrace import DEFAULT_MODEL
 from tailrace.errors import ModelError
-from tailrace.models import resolve
 from tailrace.models.places import prepared_path
+from tailrace.models.resolve import resolve
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

@@ -21,8 +21,6 @@ from tailrace.engines.kinds import (
     load_engine,
 )
 from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.supervisor import Supervisor
-from tailrace.engines.worker_process import Receiver
 
 __all__ = [
     "ENGINES_GROUP",
@@ -35,9 +33,7 @@ __all__ = [
     "EngineSpec",
     "Kind",
     "Prefill",
-    "Receiver",
     "Sequence",
-    "Supervisor",
     "all_kinds",
     "choose",
     "find_kind",

@@ -17,17 +17,19 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tailrace.engines.interface import Engine
 from tailrace.engines.openvino import facts as openvino
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
-from tailrace.plugins import Plugins, load_plugins
 from tailrace.requirements import install_command
 from tailrace.schemas import GUIDANCE, PASSED_ON, PORTABLE, Reach
 from tailrace.spelling import listed
+
+if TYPE_CHECKING:
+    from tailrace.plugins import Plugins
 
 __all__ = [
     "ENGINES_GROUP",
@@ -218,6 +220,8 @@ def find_kind(name: str) -> Kind | None:
 
 @cache
 def _plugins(only: str | None = None) -> Plugins[Kind]:
+    from tailrace.plugins import load_plugins  # imports importlib.metadata, which no process of an engine needs
+
     return load_plugins(ENGINES_GROUP, Kind, taken=KINDS, refuses=_misfit, only=only)
 
 

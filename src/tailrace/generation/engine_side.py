@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tailrace.engines import Receiver
 from tailrace.engines.interface import Delta, Prefill, Sequence
+from tailrace.engines.worker_process import Receiver
 from tailrace.errors import Diverged, EngineError, EngineLost, JournalDamaged, LeaseLost, TailraceError
 from tailrace.generation.blame import Culprit
 from tailrace.generation.choice import Choice, Problem

@@ -15,10 +15,10 @@ from operator import attrgetter
 from msgspec.structs import replace
 
 from tailrace.admission import Gate
-from tailrace.engines import Supervisor
 from tailrace.engines.grammars.check import GrammarCheck
 from tailrace.engines.interface import Sequence
 from tailrace.engines.kinds import find_kind
+from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import (
     ContextLengthExceeded,
     EngineLost,

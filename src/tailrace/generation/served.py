@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 from tailrace import __version__
 from tailrace.child import resident_bytes
-from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines import EngineSpec
 from tailrace.engines.certificate import Verdict, read_certificate, subject
 from tailrace.engines.kinds import find_kind
+from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineLost, TailraceError
 from tailrace.generation.generator import Generator
 from tailrace.models.places import data_path

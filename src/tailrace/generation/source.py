@@ -19,7 +19,8 @@ from tailrace.engines.scripted.engine import (
 )
 from tailrace.engines.scripted.script import SCRIPT_TEMPLATE, read_script
 from tailrace.errors import ModelError
-from tailrace.models import ModelCard, Progress, resolve
+from tailrace.models import ModelCard, Progress
+from tailrace.models.resolve import resolve
 from tailrace.models.upstream import find_upstream
 from tailrace.settings import Settings
 from tailrace.text import Tokenizer

@@ -1,7 +1,7 @@
 """Finds or downloads a model by the name that a user types, and reads its card.
 
-Loads no weights. `resolve` is the only entry point. It prints nothing: it reports to a `Progress`. Every failure
-is a `ModelError` whose message says what happened and what to do.
+Loads no weights. `resolve.resolve` is the only entry point. It prints nothing: it reports to a `Progress`. Every
+failure is a `ModelError` whose message says what happened and what to do.
 """
 
 from __future__ import annotations
@@ -10,6 +10,5 @@ from tailrace.models.card import ModelCard
 from tailrace.models.catalogue import CATALOGUE, CatalogueEntry
 from tailrace.models.places import models_path
 from tailrace.models.progress import NoProgress, Progress
-from tailrace.models.resolve import read_card, resolve
 
-__all__ = ["CATALOGUE", "CatalogueEntry", "ModelCard", "NoProgress", "Progress", "models_path", "read_card", "resolve"]
+__all__ = ["CATALOGUE", "CatalogueEntry", "ModelCard", "NoProgress", "Progress", "models_path"]

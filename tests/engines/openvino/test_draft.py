@@ -20,7 +20,7 @@ from tailrace.engines.openvino.model import load_runner
 from tailrace.engines.openvino.scheduler import SequenceState
 from tailrace.engines.sampler import Row
 from tailrace.engines.schedule import FREE, Schedule
-from tailrace.models import read_card
+from tailrace.models.resolve import read_card
 from tailrace.testing import Law, laws
 from tailrace.types import Grammar, Sampling
 

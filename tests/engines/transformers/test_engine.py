@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Engine, Prefill, Sequence
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.models import read_card
+from tailrace.models.resolve import read_card
 from tailrace.testing import Law, laws
 from tailrace.types import Sampling
 

@@ -29,7 +29,8 @@ from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
 from tailrace.errors import ModelError
-from tailrace.models import NoProgress, resolve
+from tailrace.models import NoProgress
+from tailrace.models.resolve import resolve
 from tailrace.models.upstream import find_upstream, upstream_key
 from tailrace.testing import Chaos, Flow, Line
 

@@ -19,8 +19,9 @@ from tests.engines.shared import SHARED_LAWS, Shared
 from tests.waiting import LONG_S
 from tokenizers import Tokenizer
 
-from tailrace.engines import EngineSpec, Supervisor, load_engine
+from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Sequence
+from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.testing import Law
 from tailrace.types import Grammar, Sampling

@@ -36,7 +36,8 @@ from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.sampler import PARAMETERS as SAMPLED
 from tailrace.engines.sampler import Logits, Row, check_ids
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.models import ModelCard, read_card
+from tailrace.models import ModelCard
+from tailrace.models.resolve import read_card
 
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 

@@ -23,7 +23,6 @@ from typing import Any
 import msgspec
 
 from tailrace.errors import ModelError
-from tailrace.text.calls import FORMATS
 
 __all__ = ["SCRIPT_TEMPLATE", "AgentScript", "read_script"]
 
@@ -86,6 +85,8 @@ def _last_message(prompt: str) -> tuple[str, str]:
 def _written(rule: _Rule, match: re.Match[str]) -> str:
     def filled(text: str) -> str:
         return _GROUP.sub(lambda group: (match[int(group[1])] if int(group[1]) <= match.re.groups else "") or "", text)
+
+    from tailrace.text.calls import FORMATS  # imports Jinja, which an engine without a script does not need
 
     parts = [f"<think>\n{filled(rule.reasoning)}\n</think>\n\n"] if rule.reasoning else []
     parts.append(filled(rule.say))

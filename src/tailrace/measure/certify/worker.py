@@ -13,9 +13,10 @@ from random import Random
 
 from msgspec.structs import replace
 
-from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines import EngineSpec
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.schedule import FREE, Schedule
+from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineError, EngineLost, ModelError
 from tailrace.measure.certify.situations import Company
 from tailrace.types import Sampling
