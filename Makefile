@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install install-dev page serve demo test simulate coverage test-deep check bench release clean
+.PHONY: install install-dev page serve demo test simulate coverage check-versions test-deep check bench release clean
 
 # What serving needs. pip is not quiet: it shows what it downloads, and how far it is. Python compiles what it imports when
 # it imports it: compiling every module of every package beforehand takes 5 s more of a processor.
@@ -60,10 +60,18 @@ simulate: install-dev
 # Line coverage of the packages that tests call in their own process, with a floor (pyproject.toml). It is no part of `test`:
 # Python 3.11 traces every line, which makes these tests take 1.8 times the processor time, and the other tests mostly
 # wait for servers, which run in processes that are not measured. From 3.12 on COVERAGE_CORE=sysmon takes an eighth more instead.
-COVERED := $(addprefix tests/,admission dialects durable generation schemas streams text test_errors.py test_types.py)
+# The tests of `models` would be measured, too, but take 38 s of a processor; those of the other packages wait for servers.
+COVERED := $(addprefix tests/,access admission conversations dialects durable generation schemas streams text \
+	$(addprefix engines/test_,adapters.py schedule.py) \
+	$(addprefix test_,errors.py file_systems.py requirements.py spelling.py types.py))
 
 coverage: install-dev
 	$(BIN)/pytest -n 2 --dist loadfile $(TRIES) -m "not deep" --cov --cov-report=term $(COVERED) $(ARGS)
+
+# The tests of what depends on libraries, with their lowest and their newest releases, and on each Python of this machine. It
+# is no part of `test`: each environment takes minutes. `make check-versions ARGS="--resolution highest tests/http"`
+check-versions: install-dev
+	$(BIN)/python -m scripts.check_versions $(ARGS)
 
 test-deep: install-dev
 	$(BIN)/pytest $(ARGS)
@@ -77,4 +85,4 @@ bench: install
 	$(BIN)/tailrace bench $(ARGS)
 
 clean:
-	rm -rf .venv dist
+	rm -rf .venv .versions dist

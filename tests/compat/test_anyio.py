@@ -11,7 +11,7 @@ from tailrace.compat.anyio import task_in_thread
 
 
 def test_versions() -> None:
-    check_versions("anyio", "4.6.2", "4.16", tests="tests/serve tests/apps")
+    check_versions("anyio", "4.10", "4.16", tests="tests/serve tests/apps")
 
 
 async def test_a_task_that_waits_for_a_thread_is_found() -> None:
