@@ -13,7 +13,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "tailrace"
 _PRIVATE = re.compile(r"_[A-Za-z]\w*")
 # Documented all the same, by Python and SQLAlchemy.
 _DOCUMENTED = {
-    "_asdict", "_current_frames", "_exit", "_field_defaults", "_fields", "_get_running_loop", "_getframe", "_mapping", "_replace",
+    "_asdict", "_current_frames", "_exit", "_field_defaults", "_fields", "_get_running_loop", "_getframe", "_mapping",
+    "_replace",
 }  # fmt: skip
 _WITHOUT_DOCUMENTS = "uvicorn.protocols"  # modules, whose names have no underscore
 
