@@ -25,7 +25,7 @@ _REPLACED = {
     "renew": "rename",
     "num_heard": "num_generated",
     "strikes": "num_losses",
-    "on_trouble": "on_write_failure",
+    "on_trouble": "on_give_up",
     "at_hand": "cached",
     "Told": "StderrProgress",
     "Asked": "Arrival",

@@ -70,7 +70,7 @@ async def test_a_stream_is_ended_although_redis_fails_when_it_was_taken_over(tmp
             redis.stop()  # before the end is written
             log = await store.read(record.owner, record.stream_id)
             has_given_up = asyncio.Event()
-            store.on_write_failure(lambda _: has_given_up.set())
+            store.write_errors.on_give_up.append(lambda _: has_given_up.set())
             async with asyncio.timeout(LONG_S):
                 await has_given_up.wait()
             redis.resume()

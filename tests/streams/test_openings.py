@@ -38,7 +38,7 @@ async def unanswered(
                 with pytest.raises(StorageError):
                     await store.open(record)
                 assert client.exists(_stream(record))
-                await store.wait_writable()
+                await store.write_errors.wait()
                 yield store, other, record, client
 
 

@@ -76,7 +76,7 @@ async def test_servers_that_keep_streams_in_another_form(tmp_path: Path, fact: s
             assert "?prefix=" in message
             writer.write(DONE)
             await seen(writer.lease.log, 2)
-            assert running.peers.num_servers == 1
+            assert running.state.num_servers == 1
             async with open_redis(f"{url}?prefix=new") as other:
                 await begin(other, delta(1))
 
@@ -127,8 +127,8 @@ async def test_redis_becomes_full(tmp_path: Path) -> None:
             writer = await begin(store, delta(1))
             with _full(process) as client:
                 writer.write(delta(2))
-                await wait_until(lambda: store.write_error is not None)
-                assert isinstance(store.write_error, JournalFull)
+                await wait_until(lambda: store.write_errors.current is not None)
+                assert isinstance(store.write_errors.current, JournalFull)
                 with pytest.raises(JournalFull):
                     await begin(store)
                 writer.write(DONE)
@@ -136,7 +136,7 @@ async def test_redis_becomes_full(tmp_path: Path) -> None:
                 _make_room(client)
             await seen(writer.lease.log, 3)
             assert writer.lease.log.events == [delta(1), delta(2), DONE]
-            await store.wait_writable()
+            await store.write_errors.wait()
             await begin(store, delta(1))
 
 
@@ -145,18 +145,18 @@ async def test_two_groups_of_servers_on_one_prefix(tmp_path: Path, caplog: pytes
     with own_redis(tmp_path) as (url, _):
         async with open_redis(url, lease_s=LEASE_S) as one, open_redis(url, lease_s=LEASE_S) as other:
             assert await one.take_over({"m", "n"}) == []
-            await wait_until(lambda: one.peers.num_servers == 2)
-            assert one.peers.num_with_other_models == 0  # it does not know yet
+            await wait_until(lambda: one.state.num_servers == 2)
+            assert one.state.num_with_other_models == 0  # it does not know yet
             async with open_redis(url, lease_s=LEASE_S) as same:
                 await same.take_over({"n", "m"})
                 await other.take_over({"o"})
                 await wait_until(
-                    lambda: [store.peers.num_with_other_models for store in (one, same, other)] == [1, 1, 2]
+                    lambda: [store.state.num_with_other_models for store in (one, same, other)] == [1, 1, 2]
                 )
                 stream_id = (await begin(same, delta(1), model="n")).lease.stream_id
             assert caplog.text.count("A server with other models (o) shares this log store.") == 2
             assert caplog.text.count("A server with other models (m, n) shares this log store.") == 2
-            await wait_until(lambda: other.peers.num_with_other_models == 1)
+            await wait_until(lambda: other.state.num_with_other_models == 1)
             assert await other.take_over({"o"}) == []
             (lease,) = await one.take_over({"m", "n"})
             assert lease.stream_id == stream_id

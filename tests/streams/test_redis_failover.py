@@ -60,7 +60,7 @@ async def test_the_address_moves_to_another_primary(tmp_path: Path) -> None:
                     await seen(writer.lease.log, number)
                     await seen(log, number)
                 former.kill()  # nobody needs it any more
-            assert one.write_error is None
+            assert one.write_errors.current is None
             assert all(log.events == [delta(1), delta(2), delta(3)] for log in logs)
 
 

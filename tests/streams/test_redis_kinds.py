@@ -119,7 +119,7 @@ async def test_a_replica_is_promoted(tmp_path: Path, kind: Kind) -> None:
                 await seen(log, 41)
                 await seen(writer.lease.log, 41)
                 assert log.events == writer.lease.log.events == expected
-            assert one.write_error is None
+            assert one.write_errors.current is None
             await begin(one, delta(1))
 
 

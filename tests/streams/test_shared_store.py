@@ -75,7 +75,7 @@ async def test_many_streams_begin_at_the_same_time(prefix: str) -> None:
         writers = await asyncio.gather(*(begin(one, delta(1)) for _ in range(100)))
         logs = await asyncio.gather(*(other.read(ANONYMOUS, writer.lease.stream_id) for writer in writers))
         assert [log.events for log in logs] == [[delta(1)]] * 100
-        assert one.write_error is None
+        assert one.write_errors.current is None
     delete_keys(prefix)
 
 
@@ -199,7 +199,7 @@ async def test_a_stream_that_cannot_be_read_is_written_no_longer(prefix: str) ->
         sound.write(delta(2), DONE)
         await seen(sound.lease.log, 3)
         await wait_until(lambda: damaged.heard == ["lease_lost"])
-        assert one.write_error is None
+        assert one.write_errors.current is None
 
 
 async def test_a_stream_that_cannot_be_read_is_given_up_alone(prefix: str) -> None:
@@ -371,7 +371,7 @@ async def test_redis_away_for_a_moment(tmp_path: Path) -> None:
             writer = await begin(store, delta(1))
             process.stop()
             writer.write(delta(2))
-            await wait_until(lambda: store.write_error is not None)
+            await wait_until(lambda: store.write_errors.current is not None)
             with pytest.raises(StorageError):
                 await begin(store)
             writer.write(delta(3))
@@ -380,7 +380,7 @@ async def test_redis_away_for_a_moment(tmp_path: Path) -> None:
             process.resume()
             await seen(writer.lease.log, 3)
             assert writer.lease.log.events == [delta(1), delta(2), delta(3)]
-            await store.wait_writable()
+            await store.write_errors.wait()
 
 
 async def test_redis_away_for_too_long(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ async def test_redis_away_for_too_long(tmp_path: Path) -> None:
                 failed.append(error)
                 writer.write(End("error", Usage(2, 1), Failure(error.code, error.message)))
 
-            store.on_write_failure(fail_all)
+            store.write_errors.on_give_up.append(fail_all)
             process.stop()
             writer.write(delta(2))
             await wait_until(lambda: bool(failed))
@@ -414,7 +414,7 @@ async def test_redis_away_for_too_long_when_a_stream_only_has_to_end(tmp_path: P
             log = writer.lease.log
             log.producer = Ender(lambda: store.end(writer.lease))
             failed: list[StorageError] = []
-            store.on_write_failure(failed.append)
+            store.write_errors.on_give_up.append(failed.append)
             process.stop()
             writer.write(DONE)
             await wait_until(lambda: bool(failed))
@@ -437,7 +437,7 @@ async def test_redis_loses_everything(tmp_path: Path) -> None:
                 log = await other.read(ANONYMOUS, writer.lease.stream_id)
                 assert log.events == [delta(1), delta(2), delta(3)]
                 assert await other.recall(ANONYMOUS, claim) is log
-                await wait_until(lambda: store.peers.num_servers == other.peers.num_servers == 2)
+                await wait_until(lambda: store.state.num_servers == other.state.num_servers == 2)
                 assert await other.take_over({"m"}) == []
                 await store.close()
                 (lease,) = await takes(other)

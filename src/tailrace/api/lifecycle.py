@@ -141,7 +141,7 @@ class RunningServer:
             for wait in waits:
                 wait.cancel()
         for run in [run for generator in generators for run in generator.live]:
-            if self.service.store.is_durable and run.log.record.linger_s:
+            if self.service.store.state.is_durable and run.log.record.linger_s:
                 run.hand_over(Draining(_HANDED_OVER, retry_after_s=_DRAIN_RETRY_S))
             else:
                 run.interrupt()

@@ -83,17 +83,17 @@ class Metrics(Observer):
     def _add_states(self, generators: Sequence[Generator]) -> None:
         store = generators[0].store
         streams = Gauge("tailrace_streams", "Readable streams, including finished ones.", registry=self._registry)
-        streams.set_function(lambda: store.num_streams)
+        streams.set_function(lambda: store.state.num_streams)
         servers = Gauge("tailrace_servers", "Servers that share the log store, with this one.", registry=self._registry)
-        servers.set_function(lambda: store.peers.num_servers)
+        servers.set_function(lambda: store.state.num_servers)
         others = Gauge("tailrace_servers_other_models", "Those with other models.", registry=self._registry)
-        others.set_function(lambda: store.peers.num_with_other_models)
+        others.set_function(lambda: store.state.num_with_other_models)
         offset = Gauge(
             "tailrace_clock_offset_seconds",
             "Seconds by which this server's clock is ahead of that of the machine that keeps the streams.",
             registry=self._registry,
         )
-        offset.set_function(lambda: store.peers.clock_offset_s)
+        offset.set_function(lambda: store.state.clock_offset_s)
         for name, text, value in _STATES:
             gauge = self._gauge(name, text)
             for generator in generators:

@@ -181,8 +181,8 @@ async def open_app_streams(settings: Settings, data_path: Path) -> AsyncIterator
         streams = AppStreams(store, settings, group)
         try:
             await streams.recover()
-            if store.write_error is not None:
-                raise store.write_error
+            if store.write_errors.current is not None:
+                raise store.write_errors.current
         except StorageError as error:
             raise ModelError(error.message) from None
         recovering = group.create_task(streams.recover_orphans())
@@ -201,7 +201,7 @@ class AppStreams:
         self._settings = settings
         self._group = group
         self._tasks: set[asyncio.Task[None]] = set()  # of the feeds
-        store.on_write_failure(self._fail_all)
+        store.write_errors.on_give_up.append(self._fail_all)
 
     async def recover(self) -> None:
         """Take over the streams of servers that are gone. A generator cannot continue in another process, so that
@@ -235,7 +235,7 @@ class AppStreams:
     ) -> ASGIApp:
         """Begin a stream of the rest of an answer. Returns the answer that follows it, with the app's own headers
         (lowercase names, which may repeat). `on_over` is called when the app's work is over. Raises: StorageError."""
-        await self.store.wait_writable()
+        await self.store.write_errors.wait()
         is_recorded = offer.wire == "recorded"
         media_type = dict(headers).get("content-type", "text/plain")
         parts = BodyPieces(media_type) if is_recorded else ItemPieces()

@@ -116,7 +116,7 @@ class DemoRoutes:
         state = {
             "version": __version__,
             "token": self._token,
-            "server": {"pid": os.getpid(), "life": self._service.store.epoch},
+            "server": {"pid": os.getpid(), "life": self._service.store.state.epoch},
             "max_sequences": self._settings.max_sequences,
             "models": [_model_state(served) for served in self._service.models],
             "fetch": self._fetch(),

@@ -106,7 +106,7 @@ class Generator:
         )
         self._has_given_up = False
         self._give_up_timer: asyncio.TimerHandle | None = None
-        store.on_write_failure(self.fail_all)
+        store.write_errors.on_give_up.append(self.fail_all)
 
     @property
     def state(self) -> str:
@@ -116,7 +116,7 @@ class Generator:
             return "draining"
         if not self._supervisor.is_ready and not self.is_unloaded:
             return "engine"
-        if self.store.write_error is not None:
+        if self.store.write_errors.current is not None:
             return "journal"
         return "unloaded" if self.is_unloaded else "ready"
 
@@ -220,9 +220,9 @@ class Generator:
         """Keep a stream in the log store, and queue it. Raises: as `create`."""
         assert record.sampling.max_tokens is not None
         while True:
-            if self.store.write_error is not None:
+            if self.store.write_errors.current is not None:
                 with self.gate.coming(record.owner):
-                    await self.store.wait_writable()
+                    await self.store.write_errors.wait()
             num_tokens = self.gate.check(
                 longest, record.sampling.max_tokens, record.num_choices, owner=record.owner, is_slowed=is_slowed
             )

@@ -151,7 +151,7 @@ class NamedModel:
     @property
     def shared_store(self) -> dict[str, int]:
         store = self.served.generator.store
-        peers = store.peers
+        peers = store.state
         found = {"clock_offset_s": round(peers.clock_offset_s), "servers_other_models": peers.num_with_other_models}
         return {name: number for name, number in found.items() if number}
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 from tailrace.admission import Gate
 from tailrace.durable.streams import DurableStreams
@@ -26,16 +27,22 @@ from tailrace.models.upstream import Address, upstream_key
 from tailrace.requirements import install_command
 from tailrace.settings import Settings
 from tailrace.spelling import did_you_mean
-from tailrace.streams import LogStore, MemoryLogStore, open_sqlite, read_key
+from tailrace.streams import LogStore, MemoryLogStore, SqliteLogStore, open_sqlite, read_key
 from tailrace.streams.old_journals import lifetime_s
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
 from tailrace.text.calls import FORMATS
 from tailrace.text.reasoning import THINK, find_format
 from tailrace.types import means_any_model
 
+if TYPE_CHECKING:  # the library is not installed everywhere
+    from tailrace.streams.redis import RedisLogStore
+
 __all__ = ["Service", "engine_spec", "load_text", "open_log_store", "start_service"]
 
 logger = logging.getLogger("tailrace.engine")
+
+Store: TypeAlias = "MemoryLogStore | SqliteLogStore | RedisLogStore"
+"""A log store that has the durable streams, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,7 @@ async def _take_over_orphans(models: Models, store: LogStore) -> None:
             await models.recover()
 
 
-async def _durable(store: LogStore, settings: Settings) -> DurableStreams:
+async def _durable(store: Store, settings: Settings) -> DurableStreams:
     """Return the durable streams. Raises: ModelError if they cannot be read."""
     try:
         return await store.durable_streams(settings.durable_bytes)
@@ -185,7 +192,7 @@ async def _first_start(models: Models, settings: Settings, on_loaded: Callable[[
 
 
 @contextlib.asynccontextmanager
-async def open_log_store(settings: Settings, path: Path, *, kind: str = "") -> AsyncIterator[LogStore]:
+async def open_log_store(settings: Settings, path: Path, *, kind: str = "") -> AsyncIterator[Store]:
     """Open the log store that the settings name. Where servers share it, `kind` separates those with other streams.
 
     Raises: ModelError if it cannot be opened.
@@ -223,7 +230,7 @@ async def open_log_store(settings: Settings, path: Path, *, kind: str = "") -> A
         yield on_disk
 
 
-def _import_open_redis() -> Callable[..., AbstractAsyncContextManager[LogStore]]:
+def _import_open_redis() -> Callable[..., AbstractAsyncContextManager[RedisLogStore]]:
     """Return `open_redis`. Raises: ModelError if the client library is not installed."""
     try:
         from tailrace.streams.redis import open_redis

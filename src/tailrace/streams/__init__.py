@@ -19,10 +19,11 @@ from tailrace.streams.log import (
     new_stream_id,
     parse_cursor,
 )
-from tailrace.streams.log_store import Lease, LogStore
+from tailrace.streams.log_store import Lease, LogStore, StoreState
 from tailrace.streams.memory_store import MemoryLogStore
 from tailrace.streams.producer import Ender, Producer
 from tailrace.streams.sqlite_store import SqliteLogStore, open_sqlite
+from tailrace.streams.write_errors import WriteErrors
 
 __all__ = [
     "Claim",
@@ -34,8 +35,10 @@ __all__ = [
     "Reader",
     "Record",
     "SqliteLogStore",
+    "StoreState",
     "StreamLog",
     "Taken",
+    "WriteErrors",
     "event_id",
     "is_stream_id",
     "new_stream_id",

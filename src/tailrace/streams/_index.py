@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 from tailrace.durable.damage import missing_stream_error
 from tailrace.errors import IdempotencyConflict, JournalDamaged, StreamExpired
 from tailrace.streams.log import Claim, StreamLog, is_stream_id
-from tailrace.streams.log_store import Lease, Peers
+from tailrace.streams.log_store import Lease, StoreState
+from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import ANONYMOUS
 
 __all__ = ["Archive", "Finished", "LocalLogStore", "StreamIndex"]
@@ -219,16 +220,21 @@ class StreamIndex:
 class LocalLogStore:
     """The part of `LogStore` that all stores on one machine share. No other server can take over their streams."""
 
-    peers = Peers()
+    is_durable = True
 
-    def __init__(self, index: StreamIndex, epoch: int) -> None:
+    def __init__(self, index: StreamIndex, epoch: int, write_errors: WriteErrors) -> None:
         self.index = index
+        self.write_errors = write_errors
         self.epoch = epoch
         self._valid_epoch = epoch  # leases of this epoch may write; 0, the epoch of no lease, when closed
 
     @property
     def num_streams(self) -> int:
         return len(self.index)
+
+    @property
+    def state(self) -> StoreState:
+        return StoreState(self.epoch, self.num_streams, is_durable=self.is_durable)
 
     def end(self, lease: Lease) -> None:
         self.index.finish(lease.log)

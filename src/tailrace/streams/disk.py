@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tailrace.durable.records import Dropped, DurableRecord
@@ -25,9 +25,9 @@ from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
 from tailrace.streams._wal import WriteAheadLog
-from tailrace.streams._write_errors import WriteErrors
 from tailrace.streams.log import Record, StreamLog, enqueue
 from tailrace.streams.old_journals import LIFETIME_FACT
+from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event
 
 __all__ = ["DiskJournal"]
@@ -46,8 +46,7 @@ _CLEANUP_PAUSE = 2.0  # length of the pause, as a multiple of the last step's ti
 class DiskJournal:
     """Streams in a directory that this journal locks. The caller must `close` it.
 
-    `epoch` counts the servers that have used the directory, including this one. The functions in `on_write_failure` are
-    called when no event could be written for `give_up_after_s`; they must end all streams.
+    `epoch` counts the servers that have used the directory, including this one.
 
     `keep_finished=False` deletes streams from the disk when they finish. `lifetime_s` is how long after the last write
     clients can still read the streams. Other servers use it to remove old journals; a journal without it is never
@@ -80,8 +79,7 @@ class DiskJournal:
             on_failure.pop_all()
         self.keeps_finished = keep_finished
         self._sync_s = sync_s
-        self._write_errors = WriteErrors("The journal", give_up_after_s=give_up_after_s)
-        self.on_write_failure: list[Callable[[StorageError], None]] = []
+        self.write_errors = WriteErrors("The journal", give_up_after_s=give_up_after_s)
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_broken = False  # a sync failed, so the journal is unusable until a restart
         self._pending: dict[StreamLog, list[Event]] = {}  # nothing follows a terminal event
@@ -126,8 +124,8 @@ class DiskJournal:
     @contextlib.contextmanager
     def _write_now(self) -> Iterator[None]:
         """Context of a write that is not retried later. Raises: StorageError."""
-        if self.write_error is not None:
-            raise self.write_error.with_traceback(None)
+        if self.write_errors.current is not None:
+            raise self.write_errors.current.with_traceback(None)
         try:
             yield
         except StorageError as error:
@@ -150,7 +148,7 @@ class DiskJournal:
         """Commit the queued events now, if that is possible. After a failed sync only terminal events are written."""
         self._is_scheduled = False
         pending = self._pending
-        if not pending or (self._is_broken and self.write_error is not None and not only_ends):
+        if not pending or (self._is_broken and self.write_errors.current is not None and not only_ends):
             return
         encode_events = self._rows.encode_events
         rows = [
@@ -164,20 +162,15 @@ class DiskJournal:
             return
         self._pending = {}
         self._committed.set()
-        if self.write_error is not None and not self._write_errors.has_given_up:
+        if self.write_errors.current is not None and not self.write_errors.has_given_up:
             self._recovered()
         for log, events in pending.items():
             log.extend(events)
 
     # Write errors
 
-    @property
-    def write_error(self) -> StorageError | None:
-        """Return why nothing can be written at the moment."""
-        return self._write_errors.current
-
     def _write_failed(self, error: StorageError) -> None:
-        if self._write_errors.failed(error):
+        if self.write_errors.failed(error):
             self._database.set_lock_wait(False)
             self._retry_timer = asyncio.get_running_loop().call_later(_RETRY_S, self._retry)
 
@@ -185,21 +178,17 @@ class DiskJournal:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
         self._database.set_lock_wait(True)
-        self._write_errors.recovered()
-
-    async def wait_writable(self) -> None:
-        """Return when there is no write error. Raises: StorageError if it lasts too long."""
-        await self._write_errors.wait()
+        self.write_errors.recovered()
 
     def _retry(self) -> None:
         """Try to write again, on a timer, until it works. Gives up all streams when it took too long."""
-        delay_s = _PROBE_S if self._write_errors.has_given_up else _RETRY_S
+        delay_s = _PROBE_S if self.write_errors.has_given_up else _RETRY_S
         self._retry_timer = asyncio.get_running_loop().call_later(delay_s, self._retry)
         self.flush()
         if not self._pending:
             self._probe()
-        error = self.write_error
-        if error is not None and self._write_errors.is_too_long():
+        error = self.write_errors.current
+        if error is not None and self.write_errors.is_too_long():
             self._give_up(error)
 
     def _probe(self) -> None:
@@ -216,7 +205,7 @@ class DiskJournal:
     def _give_up(self, error: StorageError) -> None:
         """End all streams. Events that wait are dropped; readers never see them."""
         self._pending.clear()
-        for fail_all in self.on_write_failure:
+        for fail_all in self.write_errors.on_give_up:
             fail_all(error)
         self._database.reserve.free()
         self.flush(only_ends=True)

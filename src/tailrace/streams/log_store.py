@@ -9,16 +9,15 @@ lease is refused. On one machine the next server always takes over all streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailrace.durable.streams import DurableStreams
-from tailrace.errors import StorageError
 from tailrace.streams.log import Claim, Record, StreamLog
+from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event
 
-__all__ = ["Lease", "LogStore", "Peers"]
+__all__ = ["Lease", "LogStore", "StoreState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +36,12 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
-class Peers:
-    """The servers that share a store."""
+class StoreState:
+    """What this server knows of its store, and of the servers that share it."""
 
+    epoch: int  # of this server, from 1; larger than those of all earlier servers over the same store
+    num_streams: int  # of this server that can be read, running or finished
+    is_durable: bool = True  # whether the next server finds the streams of this one
     num_servers: int = 1  # with this one
     num_with_other_models: int = 0  # than this one
     clock_offset_s: float = 0.0  # by which this server's clock is ahead of the store's machine
@@ -53,32 +55,10 @@ class LogStore(Protocol):
     """
 
     @property
-    def epoch(self) -> int:
-        """Return the epoch of this server, from 1. It is larger than the epochs of all earlier servers over the same
-        store."""
-
+    def state(self) -> StoreState: ...
     @property
-    def is_durable(self) -> bool:
-        """Return whether the next server finds the streams of this one."""
-
-    @property
-    def num_streams(self) -> int:
-        """Return how many streams of this server can be read, running or finished."""
-
-    @property
-    def peers(self) -> Peers:
-        """Return what this server knows of those that share this store with it."""
-
-    @property
-    def write_error(self) -> StorageError | None:
-        """Return why nothing can be written at the moment; None if it can."""
-
-    async def wait_writable(self) -> None:
-        """Return when there is no write error. Raises: StorageError if it lasts too long."""
-
-    def on_write_failure(self, fail_all: Callable[[StorageError], None]) -> None:
-        """Register a function that is called when nothing could be written for too long. Queued events are dropped
-        before the call. `fail_all` must end all streams that the caller has leases of."""
+    def write_errors(self) -> WriteErrors:
+        """Return whether streams can be written at the moment. If not, queued events wait."""
 
     async def open(self, record: Record) -> Lease:
         """Store a new stream of `record.owner`. It is committed when this returns.
@@ -134,12 +114,6 @@ class LogStore(Protocol):
 
     async def streams_of(self, owner: str) -> list[str]:
         """Return the ids of an owner's streams that can be read, running or finished. Raises: StorageError."""
-
-    async def durable_streams(self, budget_bytes: int) -> DurableStreams:
-        """Return the streams that clients have created, with a limit of their memory. Called once.
-
-        Raises: StorageError or ModelError if they cannot be read.
-        """
 
     async def take_over(self, models: Collection[str] | None = None) -> list[Lease]:
         """Return leases of the unfinished streams of servers that are gone, in the order in which the streams began.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 
 from tailrace.durable.store import DurableStore
 from tailrace.durable.streams import DurableStreams, LocalDurableStreams
-from tailrace.errors import LeaseLost, StorageError
+from tailrace.errors import LeaseLost
 from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.log_store import Lease
+from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event
 
 __all__ = ["MemoryLogStore"]
@@ -19,16 +20,10 @@ class MemoryLogStore(LocalLogStore):
     """A `LogStore` in memory. The caller must `close` it."""
 
     is_durable = False
-    write_error: StorageError | None = None
 
     def __init__(self, *, retention_s: float = 900.0, budget_bytes: int = 256 * 2**20) -> None:
-        super().__init__(StreamIndex(retention_s=retention_s, budget_bytes=budget_bytes), epoch=1)
-
-    async def wait_writable(self) -> None:
-        pass
-
-    def on_write_failure(self, fail_all: Callable[[StorageError], None]) -> None:
-        pass  # writing to memory does not fail
+        errors = WriteErrors("The memory", give_up_after_s=0.0)  # there will be none
+        super().__init__(StreamIndex(retention_s=retention_s, budget_bytes=budget_bytes), 1, errors)
 
     async def open(self, record: Record) -> Lease:
         log = StreamLog(record)

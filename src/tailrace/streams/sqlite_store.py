@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tailrace.durable.damage import damaged_until_s
 from tailrace.durable.store import DurableStore
 from tailrace.durable.streams import DurableStreams, LocalDurableStreams
-from tailrace.errors import LeaseLost, StorageError
+from tailrace.errors import LeaseLost
 from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.disk import DiskJournal
 from tailrace.streams.log import Record, StreamLog
@@ -26,8 +26,6 @@ class SqliteLogStore(LocalLogStore):
     The journal's directory is locked, so only one server uses it at a time.
     """
 
-    is_durable = True
-
     def __init__(self, journal: DiskJournal, *, retention_s: float, budget_bytes: int) -> None:
         index = StreamIndex(
             retention_s=retention_s,
@@ -35,20 +33,10 @@ class SqliteLogStore(LocalLogStore):
             archive=journal,
             is_complete=journal.keeps_finished,
         )
-        super().__init__(index, journal.epoch)
+        super().__init__(index, journal.epoch, journal.write_errors)
         index.damaged_until_s = damaged_until_s(journal.damage_age_s(), retention_s)
         self._journal = journal
         self._has_taken_over = False
-
-    @property
-    def write_error(self) -> StorageError | None:
-        return self._journal.write_error
-
-    async def wait_writable(self) -> None:
-        await self._journal.wait_writable()
-
-    def on_write_failure(self, fail_all: Callable[[StorageError], None]) -> None:
-        self._journal.on_write_failure.append(fail_all)
 
     async def open(self, record: Record) -> Lease:
         log = self._journal.begin(record)
@@ -74,8 +62,8 @@ class SqliteLogStore(LocalLogStore):
         log = self.index.get(stream_id, owner)
         log.stop()
         self._journal.flush()
-        if log.end is None and self._journal.write_error is not None:
-            raise self._journal.write_error.with_traceback(None)
+        if log.end is None and self.write_errors.current is not None:
+            raise self.write_errors.current.with_traceback(None)
         return log
 
     async def delete(self, owner: str, stream_id: str) -> None:

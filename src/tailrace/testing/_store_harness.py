@@ -175,4 +175,4 @@ class StoreLaw:
 
 async def _is_durable(make: MakeStore, directory: Path) -> bool:
     async with make(directory) as store:
-        return store.is_durable
+        return store.state.is_durable

@@ -52,7 +52,7 @@ async def _one_end(harness: StoreHarness) -> None:
         store.append(lease, (DONE,))
         await harness.settle(store)
         require(lease.log.events == [delta(1), DONE], f"with events after its end, a stream has {lease.log.events}")
-        if store.is_durable:
+        if store.state.is_durable:
             async with harness.after_kill() as following:
                 taken = await following.take_over()
                 require(lease.stream_id not in [one.stream_id for one in taken], "an ended stream was taken over")
@@ -90,7 +90,8 @@ async def _bounds(harness: StoreHarness) -> None:
 async def _old_lease(harness: StoreHarness) -> None:
     async with harness.server() as store:
         lease = await harness.begin(store, delta(1))
-        require(lease.epoch == store.epoch >= 1, f"epoch {lease.epoch} of a lease, {store.epoch} of the store")
+        epoch = store.state.epoch
+        require(lease.epoch == epoch >= 1, f"epoch {lease.epoch} of a lease, {epoch} of the store")
         await harness.try_append(store, replace(lease, epoch=lease.epoch - 1), delta(2))
         await harness.settle(store)
         require(lease.log.events == [delta(1)], f"events of an older epoch were kept: {lease.log.events}")
@@ -142,7 +143,7 @@ async def _delete(harness: StoreHarness) -> None:
         await harness.finish(store, lease)
         await store.delete(ANONYMOUS, lease.stream_id)
         await _require_gone(harness, store, lease.stream_id, claim)
-        if store.is_durable:
+        if store.state.is_durable:
             async with harness.after_kill() as following:
                 taken = await following.take_over()
                 require(lease.stream_id not in [one.stream_id for one in taken], "a deleted stream was taken over")

@@ -45,7 +45,7 @@ async def _epochs(harness: StoreHarness) -> None:
     epochs = []
     for _ in range(3):
         async with harness.server() as store:
-            epochs.append(store.epoch)
+            epochs.append(store.state.epoch)
     require(epochs == sorted(set(epochs)), f"successive servers had the epochs {epochs}")
 
 

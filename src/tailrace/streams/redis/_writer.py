@@ -11,7 +11,6 @@ import msgspec
 
 from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams._rows import Rows
-from tailrace.streams._write_errors import WriteErrors
 from tailrace.streams.log import StreamLog, enqueue
 from tailrace.streams.producer import Ender
 from tailrace.streams.redis._connection import Connection
@@ -20,6 +19,7 @@ from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._patience import PROBE_S, RETRY_S
 from tailrace.streams.redis._scripts import APPEND, MISSING, OPEN, OTHER_WRITER
 from tailrace.streams.redis._stored import Stored, load
+from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import End, Event
 
 __all__ = ["Writer"]
@@ -38,7 +38,7 @@ class Writer:
 
     After an error the events wait, and are sent again. Redis adds only what follows the last event that it has, so it
     does not matter whether it got them the first time. After `give_up_after_s` without success, the waiting events are
-    dropped and `give_up` is called, which must end all streams.
+    dropped and all streams are ended.
 
     `on_other_writer` is called with a log that another server writes now, as Redis says, and must `drop` it if that is
     true. `on_missing` is called with a log that Redis has lost, and must `open` it again. `on_unreadable` is called
@@ -53,7 +53,6 @@ class Writer:
         *,
         retention_s: float,
         give_up_after_s: float,
-        give_up: Callable[[StorageError], None],
         on_other_writer: Callable[[StreamLog], Awaitable[None]],
         on_missing: Callable[[StreamLog], Awaitable[object]],
         on_unreadable: Callable[[StreamLog], None],
@@ -62,7 +61,6 @@ class Writer:
         self._members = members
         self._rows = rows
         self._lifetimes_ms = lifetimes_ms(retention_s)
-        self._give_up = give_up
         self._on_other_writer = on_other_writer
         self._on_missing = on_missing
         self._on_unreadable = on_unreadable
@@ -221,7 +219,8 @@ class Writer:
         """Drop the waiting events, and end all streams. The end of a stream that was taken over only to end it still
         waits: nobody would write it again."""
         self._queues = {log: events for log, events in self._queues.items() if isinstance(log.producer, Ender)}
-        self._give_up(error)
+        for fail_all in self.errors.on_give_up:
+            fail_all(error)
         for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
             log.release(error)
 

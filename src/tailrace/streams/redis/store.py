@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, Un
 from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import end_of
 from tailrace.streams.log import Claim, Reader, Record, StreamLog
-from tailrace.streams.log_store import Lease, Peers
+from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.producer import Ender
 from tailrace.streams.redis._claims import TAKEN, Claims
 from tailrace.streams.redis._connection import Connection, start_error
@@ -44,8 +44,6 @@ class RedisLogStore:
     Redis away: events wait, and no stream begins. After `give_up_after_s` all streams of this server end with an error.
     """
 
-    is_durable = True
-
     def __init__(
         self,
         connection: Connection,
@@ -61,7 +59,6 @@ class RedisLogStore:
         self._rows = rows
         self._lease_s = lease_s
         self._running: dict[str, StreamLog] = {}  # that this server writes
-        self._fail_all: list[Callable[[StorageError], None]] = []
         self._members = Members(connection, lease_s=lease_s)
         self._claims = Claims(connection)
         self._writer = Writer(
@@ -70,11 +67,11 @@ class RedisLogStore:
             rows,
             retention_s=retention_s,
             give_up_after_s=give_up_after_s,
-            give_up=self._give_up,
             on_other_writer=self._on_other_writer,
             on_missing=self._store,
             on_unreadable=self._on_lease_lost,
         )
+        self.write_errors = self._writer.errors
         self._finished = FinishedStreams(
             connection,
             self._members,
@@ -121,25 +118,21 @@ class RedisLogStore:
         return len(self._running) + len(self._finished)
 
     @property
-    def peers(self) -> Peers:
+    def state(self) -> StoreState:
         members = self._members
-        return Peers(1 + len(members.alive), len(members.with_other_models), members.clock_offset_s)
-
-    @property
-    def write_error(self) -> StorageError | None:
-        return self._writer.errors.current
-
-    async def wait_writable(self) -> None:
-        await self._writer.errors.wait()
-
-    def on_write_failure(self, fail_all: Callable[[StorageError], None]) -> None:
-        self._fail_all.append(fail_all)
+        return StoreState(
+            self.epoch,
+            self.num_streams,
+            num_servers=1 + len(members.alive),
+            num_with_other_models=len(members.with_other_models),
+            clock_offset_s=members.clock_offset_s,
+        )
 
     # Writing
 
     async def open(self, record: Record) -> Lease:
-        if self.write_error is not None:
-            raise self.write_error.with_traceback(None)
+        if self.write_errors.current is not None:
+            raise self.write_errors.current.with_traceback(None)
         log, epoch = StreamLog(record), self.epoch
         await self._openings.begin(record.stream_id)
         try:
@@ -192,10 +185,6 @@ class RedisLogStore:
             return
         self._messages.drop_readers(log.stream_id)
         self._finished.add(log)
-
-    def _give_up(self, error: StorageError) -> None:
-        for fail_all in self._fail_all:
-            fail_all(error)
 
     async def _on_other_writer(self, log: StreamLog) -> None:
         """Redis says that another server writes this stream. A failover may have lost that it was taken over. Raises:

@@ -19,12 +19,15 @@ _QUIET_S = 0.5  # shorter write errors are not logged
 class WriteErrors:
     """The write error of a store, if there is one. `name` of the store is for the log.
 
-    A store that cannot write for `give_up_after_s` gives up: `is_too_long` returns True once.
+    A store that cannot write for `give_up_after_s` gives up: `is_too_long` returns True once. The store drops what
+    waits to be written, and calls the functions in `on_give_up`, which must end all streams that the server has leases
+    of.
     """
 
     def __init__(self, name: str, *, give_up_after_s: float) -> None:
         self.current: StorageError | None = None
         self.has_given_up = False
+        self.on_give_up: list[Callable[[StorageError], None]] = []
         self._name = name
         self._give_up_after_s = give_up_after_s
         self._failing_since_s = 0.0
