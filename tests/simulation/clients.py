@@ -138,8 +138,10 @@ class Client:
                     answer = None
                     if isinstance(failure, TailraceError):
                         self._check_refusal(failure, len(seen))
-                    if self.expected.is_deleted or isinstance(failure, StreamError):
-                        return  # Redis has lost it
+                    if isinstance(failure, End) and not self._ledger.may_lose:
+                        raise Violation(f"law 4: {self.stream_id} has ended before event {len(seen)}, which was read")
+                    if self.expected.is_deleted or isinstance(failure, StreamError | End):
+                        return  # Redis has lost it, or its last events
                     await self._pause()
                     continue
             self.doing = f"reading after {len(seen)}"

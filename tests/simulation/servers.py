@@ -264,8 +264,14 @@ class Server(Observer):
         return self._serve(client, work)
 
     def follow(self, client: Process, stream_id: str, after: int) -> Answer:
+        """Sends the stream's id, and then what is read. If nothing is left to read, the terminal event alone: HTTP
+        answers 204 then."""
+
         async def work(answer: Answer) -> None:
             log = await self.store.read(ANONYMOUS, stream_id, after)
+            if log.end is not None and after == log.last_seq:
+                answer.send(log.end)
+                return
             answer.send(stream_id)
             await self._write(answer, log, after)
 

@@ -13,11 +13,12 @@ from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, ne
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import wait_until
 
-from tailrace.errors import ClaimTaken, StorageError
+from tailrace.errors import ClaimTaken, StorageError, UnknownStream
 from tailrace.streams import Claim, Reader, Record
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._keys import Keys
 from tailrace.streams.redis._scripts import OPEN
 from tailrace.types import ANONYMOUS
 
@@ -97,6 +98,18 @@ async def test_a_client_that_repeats_its_key_at_the_same_server_gets_it(tmp_path
             assert lease.log is log
             Writer(store, lease).write(delta(1), DONE)
             await seen(log, 2)
+
+
+async def test_it_arrives_after_its_server_has_deleted_it_and_left(tmp_path: Path) -> None:
+    """It stores nothing: nobody would find the stream."""
+    async with unanswered(tmp_path) as (store, other, record, client):
+        await wait_until(lambda: not client.exists(_stream(record)))
+        keys = Keys("tailrace").of_owned(record.stream_id, store.epoch)
+        arguments = store.epoch, b"record", record.owner, record.model, record.stream_id, 1
+        assert client.eval(OPEN.text, len(keys), *keys, *arguments) == 0
+        assert not client.exists(_stream(record))
+        with pytest.raises(UnknownStream):
+            await other.read(ANONYMOUS, record.stream_id)
 
 
 async def test_its_key_is_repeated_too_late(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ Servers of users' apps have PREFIX:apps in place of PREFIX: they and servers of 
     PREFIX:{0}:stream:ID        hash: epoch of the writer, owner, model, record, last event, whether it has ended,
                                 epoch of a server that gave its id to a client by its idempotency key
     PREFIX:{0}:events:ID        stream: the events. The entry LAST-0 has the events up to number LAST
-    PREFIX:{0}:gone:ID          the owner of a stream that is no longer kept
+    PREFIX:{0}:gone:ID          the owner of a stream that is no longer kept; NUL and a position: nobody's
     PREFIX:{0}:claim:HASH       fingerprint and stream of an idempotency key; HASH is of owner and key
     PREFIX:{0}:durable          hash: ends of the log of durable streams and of its snapshot (`_durable_log.py`)
     PREFIX:{0}:durable:log      list: that log

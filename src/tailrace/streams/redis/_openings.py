@@ -12,6 +12,8 @@ from tailrace.streams.redis._scripts import DELETE_UNANSWERED
 
 __all__ = ["Openings"]
 
+_DAY_MS = 24 * 3600 * 1000
+
 
 class Openings:
     """Deletes streams that nobody writes.
@@ -63,9 +65,9 @@ class Openings:
         if stream_id is None:
             return
         epoch = self._members.epoch
-        found = await self._connection.run(
-            DELETE_UNANSWERED, self._connection.keys.of_owned(stream_id, epoch), epoch, stream_id
-        )
+        keys = self._connection.keys.of_owned(stream_id, epoch)
+        about = epoch, stream_id, next(self._members.positions), _DAY_MS
+        found = await self._connection.run(DELETE_UNANSWERED, keys, *about)
         del self._unanswered[stream_id]
         if found is not None:
             self.recalled[stream_id] = int(found)

@@ -46,12 +46,15 @@ OTHER_WRITER = -1  # another server writes this stream
 MISSING = -2  # Redis does not have this stream
 
 # Keys: `of_stream`, `owned` of this server. Arguments: epoch, record, owner, model, stream id, its position in `owned`.
-# Returns 1; 0 if there is such a stream of another epoch, or it has ended and was deleted: then this came too late.
+# Returns 1; 0 if this came too late: there is such a stream of another epoch, or it has ended and was deleted, or
+# DELETE_UNANSWERED has a later position.
 OPEN = script("""
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[1] and 1 or 0 end
-if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end
-redis.call('DEL', KEYS[2])
+local gone = redis.call('GET', KEYS[3])
+local deleted = gone and tonumber(string.match(gone, '^%z(%d+)$'))
+if gone and not (deleted and deleted < tonumber(ARGV[6])) then return 0 end
+redis.call('DEL', KEYS[2], KEYS[3])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'record', ARGV[2], 'owner', ARGV[3], 'model', ARGV[4], 'last', 0)
 redis.call('ZADD', KEYS[4], ARGV[6], ARGV[5])
 return 1
@@ -157,9 +160,10 @@ redis.call('HSET', KEYS[1], 'recalled', ARGV[1])
 return 1
 """)
 
-# Keys: `of_stream`, `owned` of this server. Arguments: epoch, stream id. Deletes a stream of this server that nobody
-# writes. One that somebody knows goes on: then this returns the epoch of the server that gave its id to a client, or
-# that of this server if it has events.
+# Keys: `of_stream`, `owned` of this server. Arguments: epoch, stream id, the next position in `owned`, time of
+# tombstones in ms. Deletes a stream of this server that nobody writes. An OPEN that is still on its way then does
+# nothing: perhaps nobody is left to find that stream. One that somebody knows goes on: then this returns the epoch of
+# the server that gave its id to a client, or that of this server if it has events.
 DELETE_UNANSWERED = script("""
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'recalled', 'last', 'events')
 if has[1] == ARGV[1] and not has[4] then
@@ -168,6 +172,10 @@ if has[1] == ARGV[1] and not has[4] then
   redis.call('DEL', KEYS[1], KEYS[2])
 end
 redis.call('ZREM', KEYS[4], ARGV[2])
+local gone = redis.call('GET', KEYS[3])
+if not redis.call('HGET', KEYS[1], 'epoch') and (not gone or string.byte(gone) == 0) then
+  redis.call('SET', KEYS[3], '\\0' .. ARGV[3], 'PX', ARGV[4])
+end
 return false
 """)
 
