@@ -120,11 +120,13 @@ def test_an_app_on_two_replicas(tmp_path: Path, on_ray: contextlib.ExitStack, jo
     assert len({server.http.get("/pid").json() for _ in range(40)}) == 2
     # Made here: each loads certificates, and OpenSSL has crashed where several threads did that at once.
     clients = [httpx.Client(base_url=server.url, timeout=LONG_S, trust_env=False) for _ in range(8)]
-    readers = [threading.Thread(target=_read, args=[client, "/long"]) for client in clients]
+    was_refused = threading.Event()
+    readers = [threading.Thread(target=_read, args=[client, "/long", was_refused]) for client in clients]
     for reader in readers:
         reader.start()
     answers = iter(lambda: server.http.get("/pid"), None)  # until the readers have taken all places
     refusal = next(answer for answer in answers if answer.status_code != 200)
+    was_refused.set()
     assert refusal.status_code == 429
     assert int(refusal.headers["retry-after"]) >= 1
     server.send_signal(signal.SIGTERM)
@@ -132,9 +134,11 @@ def test_an_app_on_two_replicas(tmp_path: Path, on_ray: contextlib.ExitStack, jo
         reader.join()
 
 
-def _read(client: httpx.Client, path: str) -> None:
+def _read(client: httpx.Client, path: str, is_over: threading.Event) -> None:
+    """Read it again and again, so that all places are taken for as long as that takes."""
     with client, contextlib.suppress(httpx.HTTPError):
-        client.get(path)
+        while not is_over.is_set():
+            client.get(path)
 
 
 def test_the_tutorials_bots(tmp_path: Path, smollm2_dir: Path, on_ray: contextlib.ExitStack) -> None:
