@@ -118,7 +118,7 @@ DEFECTS = (
     Defect(
         "an opening that comes too late makes a deleted stream again",
         _SCRIPTS,
-        "if redis.call('EXISTS', KEYS[3]) == 1 then return 0 end\n",
+        "if gone and not (deleted and deleted < tonumber(ARGV[6])) then return 0 end\n",
         "",
         seeds=4000,
     ),

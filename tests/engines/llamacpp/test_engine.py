@@ -331,6 +331,7 @@ def test_invalid_model_files(card: ModelCard, tmp_path: Path) -> None:
 
 
 def test_tokens_are_allowed_and_end_the_answer(engine: Shared, card: ModelCard) -> None:
+    _answer(engine, (5, 6, 7), 4)  # with the prompt in its cache, llama.cpp may choose other tokens than without
     free = _answer(engine, (5, 6, 7), 4)
     warm = {"allowed_token_ids": (7, 11, 13), "temperature": 5.0, "typical_p": 0.99}
     drawn = [_answer(engine, (5, 6, 7), 8, seed=seed, **warm) for seed in range(4)]
