@@ -169,7 +169,7 @@ def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: floa
         *(1000 * percentile(crowd.refused_s, q) for q in (0.5, 0.99)), normal_s,
     )  # fmt: skip
     assert len(crowd.refused_s) > len(crowd.bodies)
-    assert ratio >= 0.2, "it collapses; how well it holds is a matter for bench"
+    assert ratio >= 0.5, "it collapses; how well it holds is a matter for bench"
 
 
 @pytest.mark.deep
