@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from tests.defined import defined
 
 ROOT = Path(__file__).parent.parent
 TESTS = sorted(
@@ -51,22 +52,10 @@ def _is_private(name: str) -> bool:
     return _PRIVATE.fullmatch(name) is not None and name not in _PUBLIC | _OF_RAY
 
 
-def _defined(tree: ast.AST) -> set[str]:
-    """Return the names that a file defines: functions, classes, variables, and attributes of `self`."""
-    names = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(ast.Name("self"), attr=name, ctx=ast.Store()):
-                names.add(name)
-    return names
-
-
 def private_names(source: str) -> Iterator[str]:
     """Return the private names of other modules that a source uses, also in programs in its strings."""
     tree = ast.parse(source)
-    own = _defined(tree)
+    own = defined(tree)
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] == "tailrace":

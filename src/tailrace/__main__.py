@@ -14,7 +14,9 @@ def main() -> None:
     stops = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background jobs ignore it
     if stops:
         signal.signal(signal.SIGINT, _exit_at_once)
-    gc.set_threshold(20_000, 50, 100)  # imports make no garbage, and looking for it takes a tenth of their time
+    # Imports make no garbage, and logs hold millions of events without reference cycles: looking for garbage takes long
+    # and frees little.
+    gc.set_threshold(20_000, 50, 100)
     from tailrace.cli import main as run
 
     if stops:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.defined import defined
 
 SOURCE = Path(__file__).parents[2] / "src" / "tailrace"
 _PRIVATE = re.compile(r"_[A-Za-z]\w*")
@@ -19,21 +20,10 @@ _DOCUMENTED = {
 _WITHOUT_DOCUMENTS = "uvicorn.protocols"  # modules, whose names have no underscore
 
 
-def _defined(tree: ast.AST) -> set[str]:
-    names = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(ast.Name("self"), attr=name, ctx=ast.Store()):
-                names.add(name)
-    return names
-
-
 def _private_names(tree: ast.AST, inherited: set[str]) -> Iterator[str]:
     """Return the private names that a module uses and does not define. `inherited` are those that it may use of
     `self`."""
-    own = _defined(tree) | _DOCUMENTED
+    own = defined(tree) | _DOCUMENTED
     for node in ast.walk(tree):
         match node:
             case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] != "tailrace":
@@ -66,7 +56,7 @@ def test_private_names_are_found(source: str, found: list[str]) -> None:
 
 def test_only_compat_uses_private_names_of_libraries() -> None:
     trees = {path.relative_to(SOURCE): ast.parse(path.read_text("utf-8")) for path in SOURCE.rglob("*.py")}
-    inherited = set().union(*map(_defined, trees.values()))
+    inherited = set().union(*map(defined, trees.values()))
     found = {str(path): names for path, tree in trees.items() if (names := [*_private_names(tree, inherited)])}
     assert {path for path in found if path.startswith("compat/")} == {
         f"compat/{library}.py" for library in ("anyio", "openvino", "ray", "transformers", "uvicorn", "vllm")

@@ -43,8 +43,6 @@ __all__ = ["PUBLIC", "RunningServer", "build_app", "build_routes", "open_server"
 
 _DRAIN_RETRY_S = 5.0
 _HANDED_OVER = "The server is shutting down. The next one continues this stream."
-# Logs hold millions of events without reference cycles: collections take long and free little.
-_GC_THRESHOLD = (20_000, 50, 100)
 
 
 # Readable without a key: health, and the page's files, for which browsers send no key.
@@ -211,7 +209,6 @@ async def serve(
             # Objects created so far stay: exclude them from later collections, which pause streams.
             gc.collect()
             gc.freeze()
-            gc.set_threshold(*_GC_THRESHOLD)
             try:
                 sock.listen(BACKLOG)
             except OSError as error:  # another process listens there now

@@ -181,8 +181,7 @@ async def open_app_streams(settings: Settings, data_path: Path) -> AsyncIterator
         streams = AppStreams(store, settings, group)
         try:
             await streams.recover()
-            if store.write_errors.current is not None:
-                raise store.write_errors.current
+            store.write_errors.check()
         except StorageError as error:
             raise ModelError(error.message) from None
         recovering = group.create_task(streams.recover_orphans())

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
@@ -33,15 +31,11 @@ class HttpConnection(HttpToolsProtocol):
     # kilobyte per connection.
     __slots__ = ("running",)
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],  # Any: as in ASGI
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.running: RequestResponseCycle | None = None  # the running request; `cycle` is the last one that arrived
+    running: RequestResponseCycle | None  # the running request; `cycle` is the last one that arrived
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        self.running = None
+        super().connection_made(transport)
 
     def on_timer(self) -> None:
         """The timer has expired."""

@@ -124,8 +124,7 @@ class DiskJournal:
     @contextlib.contextmanager
     def _write_now(self) -> Iterator[None]:
         """Context of a write that is not retried later. Raises: StorageError."""
-        if self.write_errors.current is not None:
-            raise self.write_errors.current.with_traceback(None)
+        self.write_errors.check()
         try:
             yield
         except StorageError as error:
@@ -205,8 +204,7 @@ class DiskJournal:
     def _give_up(self, error: StorageError) -> None:
         """End all streams. Events that wait are dropped; readers never see them."""
         self._pending.clear()
-        for fail_all in self.write_errors.on_give_up:
-            fail_all(error)
+        self.write_errors.give_up(error)
         self._database.reserve.free()
         self.flush(only_ends=True)
         # The reserve was too small. Terminal events that cannot be written are not shown, so send the readers away.

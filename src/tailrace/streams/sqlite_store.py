@@ -62,8 +62,8 @@ class SqliteLogStore(LocalLogStore):
         log = self.index.get(stream_id, owner)
         log.stop()
         self._journal.flush()
-        if log.end is None and self.write_errors.current is not None:
-            raise self.write_errors.current.with_traceback(None)
+        if log.end is None:
+            self.write_errors.check()
         return log
 
     async def delete(self, owner: str, stream_id: str) -> None:

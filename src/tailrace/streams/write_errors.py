@@ -36,6 +36,16 @@ class WriteErrors:
         self._settled = asyncio.Event()  # set when the write error is over or the store has given up
         self._on_failure: list[Callable[[], None]] = []
 
+    def check(self) -> None:
+        """Raises: StorageError if nothing can be written at the moment."""
+        if self.current is not None:
+            raise self.current.with_traceback(None)
+
+    def give_up(self, error: StorageError) -> None:
+        """End all streams."""
+        for fail_all in self.on_give_up:
+            fail_all(error)
+
     def failed(self, error: StorageError) -> bool:
         """A write failed. Returns whether the one before worked."""
         is_first = self.current is None
@@ -85,5 +95,5 @@ class WriteErrors:
         """Return when there is no write error. Raises: StorageError if it lasts too long."""
         while self.current is not None:
             if self.has_given_up:
-                raise self.current.with_traceback(None)
+                self.check()
             await self._settled.wait()

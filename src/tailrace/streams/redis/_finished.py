@@ -13,6 +13,7 @@ from tailrace.streams._rows import Rows
 from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._keys import DAY_MS
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._scripts import COMPACT, DELETE
 
@@ -22,13 +23,12 @@ _CACHED_BYTES = 64 * 2**20
 _COMPACT_AFTER_S = 2.0  # so that other servers have read the end
 _PAUSE_S = 0.5
 _AT_ONCE = 16  # streams that are compacted at the same time
-_TOMBSTONE_MS = 24 * 3600 * 1000  # how much longer than a stream it is known that there was one
 
 
 def lifetimes_ms(retention_s: float) -> tuple[int, int]:
     """Return for how long Redis keeps an ended stream, and for how long it is known that there was one."""
     retention_ms = max(1, int(1000 * retention_s))
-    return retention_ms, retention_ms + _TOMBSTONE_MS
+    return retention_ms, retention_ms + DAY_MS
 
 
 class FinishedStreams:

@@ -31,8 +31,9 @@ import hashlib
 import zlib
 from dataclasses import dataclass
 
-__all__ = ["CLUSTER_SHARDS", "Keys"]
+__all__ = ["CLUSTER_SHARDS", "DAY_MS", "Keys"]
 
+DAY_MS = 24 * 3600 * 1000  # how long Redis keeps what only servers or clients that come late ask for
 CLUSTER_SHARDS = 16
 
 

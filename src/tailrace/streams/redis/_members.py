@@ -17,13 +17,13 @@ from typing import Any
 
 from tailrace.errors import StorageError
 from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._keys import DAY_MS
 from tailrace.streams.redis._scripts import DECLARE_DEAD, NEW_EPOCH, READ_LEASES, RENEW
 
 __all__ = ["Members"]
 
 logger = logging.getLogger("tailrace.journal")
 
-_DEAD_MS = 24 * 3600 * 1000  # how long a lease says "dead" when nothing of that server is left
 _CLOCK_TOLERANCE_S = 30.0
 
 
@@ -153,7 +153,7 @@ class Members:
         await self._command("hdel", keys.models, str(epoch))
         for shard in range(keys.num_shards):
             await self._command("delete", keys.inbox(shard, epoch))
-        await self._command("set", keys.lease(epoch), "dead", px=_DEAD_MS)
+        await self._command("set", keys.lease(epoch), "dead", px=DAY_MS)
         self.dead -= {epoch}
 
     async def find_dead(self) -> None:

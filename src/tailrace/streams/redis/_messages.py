@@ -11,14 +11,13 @@ from tailrace.errors import StorageError
 from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._follower import Entries
+from tailrace.streams.redis._keys import DAY_MS
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._mirror import Message, Mirror
 from tailrace.streams.redis._patience import RETRY_S
 from tailrace.streams.redis._scripts import STOP
 
 __all__ = ["Messages"]
-
-_DAY_MS = 24 * 3600 * 1000
 
 
 class Messages:
@@ -55,7 +54,7 @@ class Messages:
         inbox = keys.inbox(keys.shard_of(stream_id), epoch)
         entry = {"kind": message, "stream": stream_id, "from": self._members.epoch}
         await self._connection.ask(client.xadd(inbox, entry, maxlen=10_000))
-        await self._connection.ask(client.pexpire(inbox, _DAY_MS))
+        await self._connection.ask(client.pexpire(inbox, DAY_MS))
 
     async def run(self) -> None:
         """Send messages until cancelled."""

@@ -7,12 +7,11 @@ from collections.abc import Container
 
 from tailrace.errors import ClaimTaken
 from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._keys import DAY_MS
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._scripts import DELETE_UNANSWERED
 
 __all__ = ["Openings"]
-
-_DAY_MS = 24 * 3600 * 1000
 
 
 class Openings:
@@ -66,7 +65,7 @@ class Openings:
             return
         epoch = self._members.epoch
         keys = self._connection.keys.of_owned(stream_id, epoch)
-        about = epoch, stream_id, next(self._members.positions), _DAY_MS
+        about = epoch, stream_id, next(self._members.positions), DAY_MS
         found = await self._connection.run(DELETE_UNANSWERED, keys, *about)
         del self._unanswered[stream_id]
         if found is not None:

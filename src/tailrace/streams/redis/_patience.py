@@ -2,8 +2,8 @@
 
 What cannot be asked now is asked again after `RETRY_S`: events, messages to other servers, changes of durable streams,
 and what others have written. `--journal-wait-s` says for how long. Then the streams of this server end with an error,
-and it asks every `PROBE_S` whether Redis is back. New requests and reads are refused, and not asked again: the client
-decides.
+and it asks every `PROBE_S` whether Redis is back. New streams wait as long. What only Redis knows cannot be read
+meanwhile: a reader is refused after `COMMAND_S`, and asks again itself.
 """
 
 from __future__ import annotations

@@ -219,8 +219,7 @@ class Writer:
         """Drop the waiting events, and end all streams. The end of a stream that was taken over only to end it still
         waits: nobody would write it again."""
         self._queues = {log: events for log, events in self._queues.items() if isinstance(log.producer, Ender)}
-        for fail_all in self.errors.on_give_up:
-            fail_all(error)
+        self.errors.give_up(error)
         for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
             log.release(error)
 

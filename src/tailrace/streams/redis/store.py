@@ -131,8 +131,7 @@ class RedisLogStore:
     # Writing
 
     async def open(self, record: Record) -> Lease:
-        if self.write_errors.current is not None:
-            raise self.write_errors.current.with_traceback(None)
+        self.write_errors.check()
         log, epoch = StreamLog(record), self.epoch
         await self._openings.begin(record.stream_id)
         try:
