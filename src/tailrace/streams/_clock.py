@@ -9,8 +9,16 @@ from __future__ import annotations
 import time
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["age_s", "stamp"]
+__all__ = ["Instant", "age_s", "now", "stamp"]
+
+
+class Instant(NamedTuple):
+    """One point in time, by both clocks."""
+
+    wall_s: float
+    since_boot_s: float
 
 
 @lru_cache(maxsize=1)
@@ -25,14 +33,22 @@ def _since_boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
+def now() -> Instant:
+    """Return the current time."""
+    return Instant(time.time(), _since_boot_s())
+
+
 def stamp() -> str:
-    """Return the current time as a timestamp."""
-    return f"{time.time():.3f} {_boot_id()} {_since_boot_s():.3f}"
+    """Return the current time as a timestamp. Of two timestamps of one process, the later one is not earlier."""
+    at = now()
+    return f"{at.wall_s:.6f} {_boot_id()} {at.since_boot_s:.6f}"
 
 
-def age_s(stamped: str) -> float:
-    """Return the seconds since the timestamp `stamped`, at least 0. Raises: ValueError if it is not a timestamp."""
+def age_s(stamped: str, at: Instant | None = None) -> float:
+    """Return the seconds from the timestamp `stamped` to `at` (None: now), at least 0. Ages are in the order of the
+    timestamps only where `at` is the same for all. Raises: ValueError if it is not a timestamp."""
     wall, boot_id, since_boot = stamped.split(" ")
+    at = at or now()
     if boot_id == _boot_id() != "unknown":
-        return max(0.0, _since_boot_s() - float(since_boot))
-    return max(0.0, time.time() - float(wall))
+        return max(0.0, at.since_boot_s - float(since_boot))
+    return max(0.0, at.wall_s - float(wall))

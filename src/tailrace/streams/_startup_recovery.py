@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tailrace.durable.records import Appended, Created, DurableRecord
 from tailrace.errors import Interrupted, JournalDamaged
-from tailrace.streams._clock import age_s
+from tailrace.streams._clock import age_s, now
 from tailrace.streams._compaction import MAX_EXPIRED
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
@@ -35,11 +35,11 @@ class Unfinished(NamedTuple):
 
 def finished(database: Database, rows: Rows) -> list[Finished]:
     """Return the finished streams that can be read. Damaged streams are replaced by tombstones."""
-    found, lost = [], []
+    found, lost, at = [], [], now()
     for stream_id, row, num_bytes, since in database.finished():
         try:
             record = rows.read_record(stream_id, row)
-            found.append(Finished(stream_id, age_s(since), num_bytes, record.claim, record.owner))
+            found.append(Finished(stream_id, age_s(since, at), num_bytes, record.claim, record.owner))
         except (JournalDamaged, ValueError, TypeError, AttributeError):  # the timestamp may be damaged, and of any type
             logger.error(_LOST_STREAM, stream_id)
             lost.append(stream_id)

@@ -136,10 +136,9 @@ def test_rows_of_different_adapters_in_one_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bits", [4, 8, 16])
 def test_a_row_without_an_adapter_has_the_bits_of_a_model_without_adapters(bits: Bits, tmp_path: Path) -> None:
     """Whether or not another row of its step has one. So a replay beside other rows repeats it."""
-    model = make(TINY["llama"], tmp_path / "model")
+    make(TINY["llama"], tmp_path / "model")
     decoder, weights = prepare(tmp_path / "model", tmp_path / "cache", 128, bits=bits)
     adapters = [_adapter(tmp_path / "a", _FIRST), _adapter(tmp_path / "b", _SECOND, strength=-0.5)]
-    del model
     plain = build(decoder, weights, Branches())
     without = Runner(plain, "CPU", EXACT, 8, has_lone_form=True)
     both = _runner(decoder, weights, adapters, plain=plain)
