@@ -69,7 +69,7 @@ coverage: install-dev
 	$(BIN)/pytest -n 2 --dist loadfile $(TRIES) -m "not deep" --cov --cov-report=term $(COVERED) $(ARGS)
 
 # The tests of what depends on libraries, with their lowest and their newest releases, and on each Python of this machine. It
-# is no part of `test`: each environment takes minutes. `make check-versions ARGS="--resolution highest tests/http"`
+# is no part of `test`: each environment takes minutes. `make check-versions ARGS="--resolution highest tests/transport"`
 check-versions: install-dev
 	$(BIN)/python -m scripts.check_versions $(ARGS)
 

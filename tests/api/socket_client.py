@@ -17,8 +17,8 @@ from tailrace.api.sockets import Sockets
 from tailrace.generation.models import Models
 from tailrace.generation.served import Served
 from tailrace.http.edge import Edge
-from tailrace.http.flow import SEND_MANY
 from tailrace.settings import Settings
+from tailrace.transport.flow import SEND_MANY
 
 __all__ = ["SocketClient", "app_of", "models_of"]
 

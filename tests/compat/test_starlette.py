@@ -9,7 +9,7 @@ from tailrace.compat.starlette import plain_generator
 
 
 def test_versions() -> None:
-    check_versions("starlette", "0.52", "1.10", tests="tests/http tests/api tests/serve tests/apps")
+    check_versions("starlette", "0.52", "1.10", tests="tests/http tests/transport tests/api tests/serve tests/apps")
 
 
 async def test_the_plain_generator_in_a_thread_is_found() -> None:

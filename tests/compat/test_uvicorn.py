@@ -10,11 +10,11 @@ from tailrace.compat.uvicorn import STATUS_LINE, HttpConnection, RequestResponse
 
 
 def test_versions() -> None:
-    check_versions("uvicorn", "0.50", "0.54", tests="tests/http")
+    check_versions("uvicorn", "0.50", "0.54", tests="tests/http tests/transport")
 
 
 def test_names() -> None:
-    """The attributes are those that `http/protocol.py` reads of a connection, of a request and of the server."""
+    """The attributes are those that `transport/protocol.py` reads of a connection, of a request and of the server."""
     assert parameters(HttpToolsProtocol._start_asgi_task) == ["self", "cycle", "app"]
     for name in (
         "_should_upgrade", "_unset_keepalive_if_required", "handle_websocket_upgrade", "on_response_complete",

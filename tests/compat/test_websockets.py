@@ -7,7 +7,7 @@ from websockets.server import ServerProtocol
 
 
 def test_versions() -> None:
-    check_versions("websockets", "17", "17.4", tests="tests/http")
+    check_versions("websockets", "17", "17.4", tests="tests/http tests/transport")
 
 
 def test_names() -> None:

@@ -1,6 +1,6 @@
 """The network between server and reader fails in many ways: a reader that reconnects gets the rest, to the byte.
 
-Clients that leave or do not read, at the socket itself, are in `tests/http/test_edge_readers.py`; other people's
+Clients that leave or do not read, at the socket itself, are in `tests/transport/test_edge_readers.py`; other people's
 clients behind a proxy that cuts answers into single bytes, and between events, in `tests/differential/test_texts.py`.
 """
 
@@ -28,10 +28,10 @@ from tests.differential.drivers import Driver, params
 from tests.faults.apart import apart, dropping, narrow
 from tests.faults.house import House
 from tests.faults.laws import Seen, check, status_of
-from tests.http.disconnecting import DisconnectingClient
 from tests.http.frames import CLOSE, TEXT, FrameWire, frame
 from tests.http.wire import Wire, as_json
 from tests.missing import skip_missing
+from tests.transport.disconnecting import DisconnectingClient
 from tests.waiting import until
 
 from tailrace.engines.scripted.engine import TEXTS

@@ -2,7 +2,7 @@
 Retry-After, and afterwards everything is as before.
 
 Requests that come while an engine is replaced are in `test_engine.py` too; slow heads and bodies, and readers that do
-not read, in `tests/http/test_http_edge.py` and `test_edge_readers.py`.
+not read, in `tests/transport/test_http_edge.py` and `test_edge_readers.py`.
 """
 
 from __future__ import annotations

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 from starlette.types import Scope
 
 from tailrace.errors import Forbidden
+from tailrace.transport.addresses import network_of
 from tailrace.types import ANONYMOUS, Arrival, GenerateRequest
 
 __all__ = [
-    "PRINCIPAL", "Principal", "arrival_of", "caller_of", "is_loopback", "network_of", "owner_of", "principal_of",
-    "sent_by",
+    "PRINCIPAL", "Principal", "arrival_of", "caller_of", "owner_of", "principal_of", "sent_by",
 ]  # fmt: skip
 
 PRINCIPAL = "tailrace_principal"  # the key of the principal in an ASGI scope
@@ -73,23 +72,6 @@ def principal_of(scope: Scope) -> Principal:
 
 def owner_of(scope: Scope) -> str:
     return principal_of(scope).owner
-
-
-def network_of(address: str) -> str:
-    """Return an IPv4 address itself, or the /64 network of an IPv6 address, which usually belongs to one customer."""
-    if ":" not in address:
-        return address
-    ip = ipaddress.IPv6Address(address.partition("%")[0])
-    return str(ip.ipv4_mapped or ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
-
-
-_LOOPBACK_NETWORK = network_of("::1")
-
-
-def is_loopback(caller: str) -> bool:
-    """Return whether a caller, in the form of `network_of`, is on this machine, where it may be a proxy for many
-    clients."""
-    return caller.startswith("127.") or caller == _LOOPBACK_NETWORK
 
 
 def caller_of(scope: Scope) -> str:

@@ -26,6 +26,7 @@ from tailrace.api.routes import Routes
 from tailrace.api.sessions import SessionRoutes
 from tailrace.api.sockets import Sockets
 from tailrace.api.usage import UsageRoutes
+from tailrace.dialects import native
 from tailrace.durable.streams import DurableStreams
 from tailrace.errors import Draining, ModelError
 from tailrace.generation.models import Models
@@ -34,10 +35,10 @@ from tailrace.generation.source import Source
 from tailrace.http.access_log import AccessLog
 from tailrace.http.bodies import BodyBudget
 from tailrace.http.edge import Edge, let_origins_read
-from tailrace.http.listening import BACKLOG, Signals, Uvicorn
 from tailrace.http.near_paths import NearPaths
 from tailrace.records.service import Records, open_records
 from tailrace.settings import Settings
+from tailrace.transport.listening import BACKLOG, Signals, Uvicorn
 
 __all__ = ["PUBLIC", "RunningServer", "build_app", "build_routes", "open_server", "serve"]
 
@@ -213,7 +214,7 @@ async def serve(
                 sock.listen(BACKLOG)
             except OSError as error:  # another process listens there now
                 raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
-            server = Uvicorn(running.app, settings)
+            server = Uvicorn(running.app, settings, native.encode_error)
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))
                 on_ready(running.service)

@@ -19,11 +19,11 @@ from tailrace.apps.front import Front
 from tailrace.apps.host import AppSpec, host
 from tailrace.apps.process import BootError
 from tailrace.child import begin_child
-from tailrace.http.addresses import bind
 from tailrace.serve.boot import Failed
 from tailrace.serve.link import Channel, Link
 from tailrace.serve.running import Ordered, Started
 from tailrace.settings import Settings, checked_settings
+from tailrace.transport.addresses import bind
 
 __all__ = ["main"]
 

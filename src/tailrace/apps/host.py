@@ -19,13 +19,14 @@ from tailrace.apps.front import PUBLIC, Front
 from tailrace.apps.pool import HostedApp, Pool
 from tailrace.apps.process import BootError, ReplicaProcess
 from tailrace.apps.streams import AppStreams, open_app_streams
+from tailrace.dialects import native
 from tailrace.errors import ModelError
 from tailrace.http.access_log import AccessLog
 from tailrace.http.edge import Edge, let_origins_read
-from tailrace.http.listening import BACKLOG, Signals, Uvicorn
 from tailrace.records.service import open_records
 from tailrace.serve.boot import AppTarget, Described, Failed
 from tailrace.settings import Settings
+from tailrace.transport.listening import BACKLOG, Signals, Uvicorn
 
 __all__ = ["AppSpec", "host"]
 
@@ -118,7 +119,7 @@ class _Listening:
     def __init__(self, app: ASGIApp, settings: Settings, sock: socket) -> None:
         self._settings = settings
         self._sock = sock
-        self._server = Uvicorn(app, settings)
+        self._server = Uvicorn(app, settings, native.encode_error)
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> _Listening:

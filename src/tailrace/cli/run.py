@@ -115,7 +115,7 @@ def run(
 def _run_on_ray(plan: Plan, settings: Settings) -> int:
     from tailrace.apps.on_ray import run_on_ray
     from tailrace.apps.on_ray.spec import check_app_settings
-    from tailrace.http.addresses import listens_on_loopback
+    from tailrace.transport.addresses import listens_on_loopback
 
     try:
         check_app_settings(settings)

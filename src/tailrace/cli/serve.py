@@ -164,13 +164,13 @@ class _Models:
 def bound_socket(settings: Settings) -> socket.socket | None:
     """Bind the socket to listen on. Returns None, after an error message, if that is impossible or not allowed."""
     from tailrace.errors import ModelError
-    from tailrace.http.addresses import bind
+    from tailrace.transport.addresses import bind
 
     if not _may_listen(settings):
         return None
     try:
         if settings.tls_cert:
-            from tailrace.http.tls import Tls
+            from tailrace.transport.tls import Tls
 
             Tls(settings)  # fail before the slow steps
         return bind(settings)
@@ -186,7 +186,7 @@ def bound_socket(settings: Settings) -> socket.socket | None:
 
 def _may_listen(settings: Settings) -> bool:
     """Return whether a server may listen on this address; if not, after an error message."""
-    from tailrace.http.addresses import listens_on_loopback
+    from tailrace.transport.addresses import listens_on_loopback
 
     if listens_on_loopback(settings.host):
         return True

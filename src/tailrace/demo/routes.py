@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from tailrace import __version__
-from tailrace.access.principal import caller_of, is_loopback, owner_of
+from tailrace.access.principal import caller_of, owner_of
 from tailrace.api.facts import facts_of
 from tailrace.api.pages import PageFiles, answer_without_libraries, has_libraries
 from tailrace.api.request_headers import is_cross_origin
@@ -44,6 +44,7 @@ from tailrace.http.answers import STREAM_HEADERS, JsonAnswer, StreamAnswer
 from tailrace.http.bodies import BodyBudget
 from tailrace.settings import Settings
 from tailrace.streams import Record
+from tailrace.transport.addresses import is_loopback
 
 __all__ = ["TOKEN_HEADER", "DemoRoutes"]
 

@@ -22,10 +22,10 @@ from tailrace.demo.routes import DemoRoutes
 from tailrace.errors import ModelError
 from tailrace.generation.service import Service
 from tailrace.generation.source import find_source
-from tailrace.http.addresses import bind
 from tailrace.models import NoProgress
 from tailrace.models.places import prepared_path
 from tailrace.settings import Settings
+from tailrace.transport.addresses import bind
 
 __all__ = ["SIMULATED", "main"]
 

@@ -1,4 +1,4 @@
-"""HTTP and WebSocket: bytes in and out.
+"""Requests and answers: the edge that checks each request, bodies, the writer of answers, WebSockets, the access log.
 
-This package knows nothing about models. Every wait has a timeout. Errors after the response headers become events.
+This package loads no model. Errors after the response headers become events.
 """

@@ -16,10 +16,11 @@ from types import TracebackType
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
-from tailrace.access.principal import caller_of, is_loopback, principal_of
+from tailrace.access.principal import caller_of, principal_of
 from tailrace.dialects.queries import read_fields_of_body
 from tailrace.errors import AdmissionError, BodyTimeout, BodyTooLarge, RequestError
 from tailrace.settings import Settings
+from tailrace.transport.addresses import is_loopback
 
 __all__ = ["SMALL_BYTES", "BodyBudget", "BodyReader"]
 

@@ -34,11 +34,11 @@ from tailrace.access.sessions import is_own_origin
 from tailrace.dialects import Wire, native
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.errors import Forbidden, MethodNotAllowed, NotFound, TailraceError, Unauthenticated
-from tailrace.http.addresses import listens_on_loopback
 from tailrace.http.answers import error_answer
 from tailrace.http.near_paths import nearest_path
 from tailrace.http.wires import wire_of
 from tailrace.settings import Settings
+from tailrace.transport.addresses import listens_on_loopback
 
 __all__ = ["Edge", "let_origins_read"]
 

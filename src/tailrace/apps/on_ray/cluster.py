@@ -15,8 +15,8 @@ import ray
 from ray import serve
 
 from tailrace.apps.on_ray.spec import RayError
-from tailrace.http.addresses import bind
 from tailrace.settings import Settings
+from tailrace.transport.addresses import bind
 
 __all__ = ["deploy", "joins_cluster", "on_cluster", "say", "wait_for_signal"]
 

@@ -17,9 +17,9 @@ from tailrace.errors import ModelError
 from tailrace.eventloop import first_error
 from tailrace.generation.served import Served
 from tailrace.generation.source import find_named
-from tailrace.http.addresses import listens_on_loopback
 from tailrace.models.places import prepared_path
 from tailrace.models.progress import NoProgress
+from tailrace.transport.addresses import listens_on_loopback
 
 __all__ = ["RayReplica"]
 

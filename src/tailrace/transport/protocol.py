@@ -13,8 +13,8 @@ For each connection:
   HTTP/1.0, a target of another host, a WebSocket handshake with a body.
 - An upgrade to another protocol than WebSocket is ignored, as RFC 9110, 7.8 allows. The parser stops after such a head
   and would not read its body. So a new parser gets the head without its `Upgrade`.
-- All these errors are JSON in the native form and end the connection. Our half is closed first, and input is dropped
-  for a second: closing a connection with unread input would reset it, and the client might not see the error.
+- All these errors are JSON, written by `encode_error`, and end the connection. Our half is closed first, and input is
+  dropped for a second: closing a connection with unread input would reset it, and the client might not see the error.
 - If a response has begun already, the connection is aborted instead.
 - At most 64 pipelined requests wait for the running one. uvicorn reports a disconnect only to the last of them; here
   the running one gets it.
@@ -35,10 +35,9 @@ import httptools
 from uvicorn.config import Config
 
 from tailrace.compat.uvicorn import STATUS_LINE, HttpConnection, ServerState, report_disconnect
-from tailrace.dialects import native
 from tailrace.errors import AdmissionError, RequestError, TailraceError
-from tailrace.http.connections import Connections
 from tailrace.settings import Settings
+from tailrace.transport.connections import Connections, EncodeError
 
 __all__ = ["HttpProtocol"]
 
@@ -80,6 +79,7 @@ class HttpProtocol(HttpConnection):
 
     __slots__ = (
         "_connections",
+        "_encode_error",
         "_header_s",
         "_ignores_upgrade",
         "_is_refused",
@@ -100,11 +100,13 @@ class HttpProtocol(HttpConnection):
         *,
         settings: Settings,
         connections: Connections,
+        encode_error: EncodeError,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.timeout_keep_alive = settings.keep_alive_s
         self._header_s = settings.header_s
         self._connections = connections
+        self._encode_error = encode_error
         self._part = _Part.NOTHING
         self._num_head_bytes = 0  # of the complete headers
         self._num_idle_bytes = 0  # received since the parser's last callback with progress
@@ -329,7 +331,7 @@ class HttpProtocol(HttpConnection):
                 self.transport.abort()
                 return
             report_disconnect(cycle)
-        status, body = native.encode_error(error)
+        status, body = self._encode_error(error)
         headers = [
             *self.server_state.default_headers,
             (b"content-type", b"application/json"),

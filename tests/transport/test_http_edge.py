@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
-from tests.http.disconnecting import LIMITS, SMALL_BYTES, DisconnectingClient, refused
 from tests.http.frames import TEXT, FrameWire, frame
 from tests.http.wire import as_json, sse_ids
+from tests.transport.disconnecting import LIMITS, SMALL_BYTES, DisconnectingClient, refused
 from tests.waiting import LONG_S
 
 MODELS = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"

@@ -41,10 +41,9 @@ from websockets.typing import Subprotocol
 
 from tailrace.compat.uvicorn import ServerState, get_local_addr, get_remote_addr, is_ssl
 from tailrace.compat.websockets import Core
-from tailrace.dialects import native
 from tailrace.errors import SHUTTING_DOWN, RequestError
-from tailrace.http.connections import Slot
-from tailrace.http.flow import SEND_MANY, Deadline, MessageAssembler, WriteTurns, frames_of
+from tailrace.transport.connections import EncodeError, Slot
+from tailrace.transport.flow import SEND_MANY, Deadline, MessageAssembler, WriteTurns, frames_of
 
 __all__ = ["WebSocketProtocol"]
 
@@ -63,11 +62,18 @@ class WebSocketProtocol(asyncio.Protocol):
     `ws_ping_interval`, and `message_s`, the timeout for a whole message."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, message_s: float
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        *,
+        message_s: float,
+        encode_error: EncodeError,
     ) -> None:
         self._config = config
         self._server_state = server_state
         self._app_state = app_state
+        self._encode_error = encode_error
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._predecessor: asyncio.BaseProtocol | None = None
@@ -228,7 +234,7 @@ class WebSocketProtocol(asyncio.Protocol):
         error.status = status
         headers = headers or Headers()
         headers["content-type"] = "application/json"
-        self._refuse(status, headers, native.encode_error(error)[1])
+        self._refuse(status, headers, self._encode_error(error)[1])
 
     # Calls of the application
 

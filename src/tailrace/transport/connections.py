@@ -18,14 +18,18 @@ import contextlib
 import socket
 import sys
 from collections import Counter
+from collections.abc import Callable
 
-from tailrace.access.principal import is_loopback, network_of
+from tailrace.errors import TailraceError
 from tailrace.settings import Settings
+from tailrace.transport.addresses import is_loopback, network_of
 
 if sys.platform != "win32":
     import resource
 
-__all__ = ["PIECE_BYTES", "Connections", "Slot"]
+__all__ = ["PIECE_BYTES", "Connections", "EncodeError", "Slot"]
+
+EncodeError = Callable[[TailraceError], tuple[int, bytes]]  # returns the HTTP status, and a body in JSON
 
 PIECE_BYTES = 64 * 2**10
 _RESERVED = 80  # descriptors for other files, of which the process has a few dozen, and for listening

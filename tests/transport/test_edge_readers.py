@@ -18,9 +18,9 @@ import psutil
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
-from tests.http.disconnecting import LIMITS, SMALL_BYTES, DisconnectingClient, refused, wait_connections
 from tests.http.frames import TEXT, FrameWire, frame
 from tests.http.wire import Wire, sse_ids
+from tests.transport.disconnecting import LIMITS, SMALL_BYTES, DisconnectingClient, refused, wait_connections
 from tests.waiting import LONG_S
 
 LONG = Answer("Long.", 40_000, seed=1)  # some megabytes: more than the kernel takes for a client that does not read

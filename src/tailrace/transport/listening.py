@@ -12,11 +12,11 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tailrace.compat.uvicorn import ServerWithoutSignals
-from tailrace.http.connections import Connections
-from tailrace.http.protocol import HttpProtocol
-from tailrace.http.tls import Tls
-from tailrace.http.websocket_protocol import WebSocketProtocol
 from tailrace.settings import Settings
+from tailrace.transport.connections import Connections, EncodeError
+from tailrace.transport.protocol import HttpProtocol
+from tailrace.transport.tls import Tls
+from tailrace.transport.websocket_protocol import WebSocketProtocol
 
 __all__ = ["BACKLOG", "Signals", "Uvicorn"]
 
@@ -26,12 +26,14 @@ _CLOSE_S = 2.0  # for complete answers to reach their clients
 
 
 class Uvicorn(ServerWithoutSignals):
-    """uvicorn; `Signals` has the signal handlers, which drain. Raises: ModelError for an invalid
-    certificate."""
+    """uvicorn; `Signals` has the signal handlers, which drain. `encode_error` writes the errors of connections.
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    Raises: ModelError for an invalid certificate.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings, encode_error: EncodeError) -> None:
         self._tls = Tls(settings) if settings.tls_cert else None
-        super().__init__(_config(app, settings, self._tls))
+        super().__init__(_config(app, settings, encode_error, self._tls))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on listening sockets."""
@@ -72,16 +74,19 @@ class Signals:
         self.stop_requested.set()
 
 
-def _config(app: ASGIApp, settings: Settings, tls: Tls | None) -> uvicorn.Config:
+def _config(app: ASGIApp, settings: Settings, encode_error: EncodeError, tls: Tls | None) -> uvicorn.Config:
     """Return uvicorn's configuration with our protocol classes."""
+    http = functools.partial(
+        HttpProtocol, settings=settings, connections=Connections(settings), encode_error=encode_error
+    )
+    websocket = functools.partial(WebSocketProtocol, message_s=settings.ws_message_s, encode_error=encode_error)
     return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="off",
-        # uvicorn only calls this
-        http=functools.partial(HttpProtocol, settings=settings, connections=Connections(settings)),  # type: ignore[arg-type]
-        ws=functools.partial(WebSocketProtocol, message_s=settings.ws_message_s),  # type: ignore[arg-type]  # as above
+        http=http,  # type: ignore[arg-type]  # uvicorn only calls it
+        ws=websocket,  # type: ignore[arg-type]  # as above
         ws_max_size=settings.ws_message_bytes,
         ws_ping_interval=settings.ws_ping_s,
         server_header=False,

@@ -12,11 +12,12 @@ import pytest
 import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
-from tests.http.autobahn import Suite
+from tests.transport.autobahn import Suite
 from tests.waiting import LONG_S
 
-from tailrace.http.listening import Uvicorn
+from tailrace.dialects import native
 from tailrace.settings import Settings
+from tailrace.transport.listening import Uvicorn
 
 # 9 is large messages; 12 and 13 are compression, which is not offered, and this is what they say to that.
 GROUPS = {
@@ -35,7 +36,7 @@ async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def _serving() -> Iterator[str]:
-    config = Uvicorn(_echo, Settings(ws_message_bytes=16 * 2**20)).config
+    config = Uvicorn(_echo, Settings(ws_message_bytes=16 * 2**20), native.encode_error).config
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as sock:
         thread = threading.Thread(target=uvloop.run, args=(server.serve(sockets=[sock]),))

@@ -8,8 +8,8 @@ import socket
 import pytest
 from tests.api.process import Server
 
-from tailrace.http.connections import Connections
 from tailrace.settings import Settings
+from tailrace.transport.connections import Connections
 
 
 @pytest.mark.parametrize(

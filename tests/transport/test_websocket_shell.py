@@ -15,7 +15,8 @@ from tests.streams.virtual_time import scenario
 from tests.waiting import turn
 from uvicorn.server import ServerState
 
-from tailrace.http.websocket_protocol import WebSocketProtocol
+from tailrace.dialects import native
+from tailrace.transport.websocket_protocol import WebSocketProtocol
 
 
 class _Transport(asyncio.Transport):
@@ -73,7 +74,7 @@ class _Line:
         )
         config.load()
         self.state = ServerState()
-        self.shell = WebSocketProtocol(config, self.state, {}, message_s=30.0)
+        self.shell = WebSocketProtocol(config, self.state, {}, message_s=30.0, encode_error=native.encode_error)
         self.transport = _Transport()
         self.shell.connection_made(self.transport)
         self.over = asyncio.Event()
