@@ -13,12 +13,12 @@ from tests.api.socket_client import SocketClient, models_of
 from tests.generation.harness import Harness
 from tests.streams.virtual_time import run as run_scenario
 
-from tailrace.api.metrics import Metrics
 from tailrace.api.routes import Routes
 from tailrace.api.sockets import Sockets
 from tailrace.generation.served import Served
 from tailrace.http.bodies import BodyBudget
 from tailrace.http.edge import Edge
+from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.streams import MemoryLogStore
 from tailrace.streams.log import Record
@@ -70,8 +70,7 @@ def test_a_model_is_in_use_while_a_request_is_made(
         store, settings = _SlowStore(), Settings()
         harness = Harness(store=store)
         models = models_of(harness)
-        metrics = Metrics(harness.generator)
-        routes = Routes(models, settings, metrics, BodyBudget(settings))
+        routes = Routes(ServedWires(), models, settings, BodyBudget(settings))
         app = Edge(Router([*routes.table(), *Sockets(models, settings).table()]), settings)
         served = models.first
         assert use_of(served) == (0, False, True)

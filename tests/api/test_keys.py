@@ -32,7 +32,8 @@ async def test_without_keys_no_key_is_needed(tmp_path: Path) -> None:
 def _paths(house: House) -> list[tuple[str, str]]:
     """Yield each method and path of each route, and those of WebSockets."""
     found = []
-    for one in build_routes(house.service.models, house.service.durable, house.settings, house.records):
+    routes, _ = build_routes(house.service.models, house.service.durable, house.settings, house.records)
+    for one in routes:
         path = re.sub(r"\{[^}]*\}", "x", one.path)  # type: ignore[attr-defined]
         if isinstance(one, WebSocketRoute):
             found.append(("WEBSOCKET", path))

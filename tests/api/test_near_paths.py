@@ -12,8 +12,9 @@ from starlette.types import Receive, Scope, Send
 from tests.api.keyed import serving_with_keys
 from tests.api.process import Server
 
+from tailrace.dialects import WIRES
 from tailrace.http.near_paths import NearPaths
-from tailrace.http.wires import OWN_PATHS
+from tailrace.http.wires import ServedWires
 
 _CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
 
@@ -85,9 +86,10 @@ def test_another_path_gets_none(server: Server, client: httpx.Client, path: str)
 
 def test_only_wires_have_a_second_path(server: Server, client: httpx.Client) -> None:
     """A proxy may forbid `/v1/admin`."""
-    for path in OWN_PATHS:
-        if "{" in path or path in ("/", "/docs"):
-            continue
+    of_wires = {operation.path for wire in WIRES for operation in wire.operations}
+    own = {path for path in client.get(f"{server.url}/openapi.json").json()["paths"] if "{" not in path} - of_wires
+    assert {"/metrics", "/v1/admin/keys", "/v1/session"} <= own
+    for path in own - {"/", "/docs"}:
         for wrong in {f"{path}/", f"/{path}", f"/v1{path}", path.removeprefix("/v1")} - {path}:
             refused = client.get(server.url + wrong)
             assert refused.status_code == 404, wrong
@@ -116,7 +118,7 @@ async def test_other_paths_stay_as_they_are(path: str) -> None:
     async def nothing(*_: object) -> None:
         raise AssertionError
 
-    routes = [Route(each, nothing) for each in (*OWN_PATHS, "/v1/models/{name:path}")]
+    routes = [Route(one, nothing) for one in ("/v1/durable/{path:path}", "/page/{name:path}", "/v1/models/{name:path}")]
     scope = {"type": "http", "path": path, "raw_path": path.encode()}
-    await NearPaths(app, routes)(scope, nothing, nothing)  # type: ignore[arg-type]  # neither is called
+    await NearPaths(app, ServedWires(), routes)(scope, nothing, nothing)  # type: ignore[arg-type]  # neither is called
     assert found == [path]

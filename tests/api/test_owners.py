@@ -21,7 +21,7 @@ from tailrace.api.lifecycle import build_app
 from tailrace.dialects.wire import Follow, OnStream, Operation, Wire
 from tailrace.generation.service import Service, start_service
 from tailrace.generation.source import find_source
-from tailrace.http.wires import served_wires
+from tailrace.http.wires import ServedWires
 from tailrace.models import NoProgress
 from tailrace.settings import Settings
 from tailrace.streams import new_stream_id
@@ -88,7 +88,7 @@ def _on_streams() -> list[tuple[Wire, Operation]]:
     """All operations that follow, show, stop or delete a stream, of every wire."""
     return [
         (wire, operation)
-        for wire in served_wires()
+        for wire in ServedWires().all
         for operation in wire.operations
         if isinstance(operation.act, Follow | OnStream)
     ]

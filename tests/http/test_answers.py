@@ -16,13 +16,13 @@ from tests.generation.harness import Harness, greedy, text_of
 from tests.streams.virtual_time import scenario
 from tests.waiting import turn
 
-from tailrace.api.metrics import Metrics
 from tailrace.api.routes import Routes
 from tailrace.dialects import Encoder, View, openai
 from tailrace.dialects.responses_events import ResponsesView
 from tailrace.errors import StorageError
 from tailrace.http.answers import StreamAnswer, WholeAnswer
 from tailrace.http.bodies import BodyBudget
+from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.streams import Record, StreamLog
 from tailrace.types import End, Event, TextDelta, Usage
@@ -260,7 +260,7 @@ async def followed(harness: Harness, log: StreamLog, after: int) -> bytes:
         nonlocal body
         body += message.get("body", b"")
 
-    routes = Routes(models_of(harness), Settings(), Metrics(harness.generator), BodyBudget(Settings()))
+    routes = Routes(ServedWires(), models_of(harness), Settings(), BodyBudget(Settings()))
     scope: Scope = {
         "type": "http",
         "method": "GET",

@@ -1,25 +1,15 @@
-"""The paths that are used, which wires of other packages cannot have."""
+"""The served wires, and which paths could be the same request's."""
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
-import tailrace.api
 from tailrace.dialects import WIRES
-from tailrace.http.wires import OWN_PATHS, overlap, served_wires
-
-
-def test_every_path_that_the_server_routes_is_known() -> None:
-    sources = "\n".join(path.read_text() for path in Path(tailrace.api.__file__).parent.glob("*.py"))
-    routed = set(re.findall(r"""[Rr]oute\(\s*(?:"[A-Z]+",\s*)?"(/[^"]*)\"""", sources)) - {"/{path:path}"}
-    assert {"/metrics", "/page/{name:path}", "/v1/ws"} <= routed <= set(OWN_PATHS)
+from tailrace.http.wires import ServedWires, overlap
 
 
 def test_ours_are_served_first() -> None:
-    assert served_wires()[: len(WIRES)] == WIRES
+    assert ServedWires().all[: len(WIRES)] == WIRES
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from starlette.routing import BaseRoute, Router
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp
 
 from tailrace.access.audit import open_audit_log
 from tailrace.access.keyring import Keyring
+from tailrace.api.about import AboutRoutes
 from tailrace.api.access import AccessRoutes
 from tailrace.api.audit import StreamAudit
 from tailrace.api.conversation_files import ConversationFileRoutes
 from tailrace.api.conversations import ConversationRoutes
 from tailrace.api.durable import DurableRoutes
 from tailrace.api.metrics import Metrics
+from tailrace.api.openapi import document
 from tailrace.api.owner_deletion import OwnerDeletion
 from tailrace.api.routes import Routes
 from tailrace.api.sessions import SessionRoutes
@@ -36,6 +38,7 @@ from tailrace.http.access_log import AccessLog
 from tailrace.http.bodies import BodyBudget
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.near_paths import NearPaths
+from tailrace.http.wires import ServedWires
 from tailrace.records.service import Records, open_records
 from tailrace.settings import Settings
 from tailrace.transport.listening import BACKLOG, Signals, Uvicorn
@@ -65,24 +68,25 @@ def build_routes(
     settings: Settings,
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),
-) -> list[BaseRoute]:
-    """Return all routes. `own_routes` come first."""
+) -> tuple[list[BaseRoute], ServedWires]:
+    """Return all routes, and the wires among them. `own_routes` come first."""
     metrics = Metrics(*(served.generator for served in models), families=settings.metric_families)
     bodies = BodyBudget(settings)
-    conversations = records.conversations if records is not None else None
-    routes = Routes(models, settings, metrics, bodies, conversations)
-    sockets = Sockets(models, settings)
+    about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path))
     streams = DurableRoutes(durable, models.first.generator.store, settings, bodies)
-    own: list[BaseRoute] = []
+    own: list[BaseRoute] = [*about.table(), *streams.table()]
     if records is not None:
         conversation_routes = ConversationRoutes(records.conversations, bodies, is_strict=settings.strict)
         files = ConversationFileRoutes(records.conversations, bodies)
         owner_deletion = OwnerDeletion(records, models.first.generator.store, durable)
         access, usage = AccessRoutes(records, bodies, owner_deletion), UsageRoutes(records)
         sessions = SessionRoutes(records, settings.root_path)
-        own = [*access.table(), *sessions.table(), *usage.table()]
+        own += [*access.table(), *sessions.table(), *usage.table()]
         own += [*files.table(), *conversation_routes.table()]  # `export` must not match as a conversation's id
-    return [*own_routes, *own, *streams.table(), *routes.table(), *sockets.table()]
+    own += Sockets(models, settings).table()
+    wires = ServedWires(one.path for one in (*own_routes, *own) if isinstance(one, Route))
+    routes = Routes(wires, models, settings, bodies, records.conversations if records is not None else None)
+    return [*own_routes, *routes.table(), *own], wires
 
 
 def build_app(
@@ -94,7 +98,7 @@ def build_app(
 ) -> ASGIApp:
     """Return the ASGI application. Without records there are no keys and no conversations, and all requests are
     anonymous."""
-    routes = build_routes(models, durable, settings, records, own_routes)
+    routes, wires = build_routes(models, durable, settings, records, own_routes)
     router = Router(routes, redirect_slashes=False)
     keyring = records.keyring if records is not None else Keyring()
     keyring.on_revoked(models.end_streams_of)
@@ -102,10 +106,11 @@ def build_app(
         for served in models:
             served.generator.observers.add(StreamAudit())
     public = (*PUBLIC, "/metrics") if settings.public_metrics else PUBLIC
-    app = let_origins_read(Edge(router, settings, keyring, public=public, headers=_HEADERS), settings)
+    edge = Edge(router, settings, keyring, wires=wires, public=public, headers=_HEADERS)
+    app = let_origins_read(edge, settings)
     if settings.access_log:
-        app = AccessLog(app)
-    return NearPaths(app, routes)
+        app = AccessLog(app, wires)
+    return NearPaths(app, wires, routes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from functools import cache
 from html import escape
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from tailrace.dialects import Wire, native
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.wire import SSE, Follow, Generate, OnStream, Operation, Show
 from tailrace.errors import RequestError
-from tailrace.http.wires import served_wires
+from tailrace.http.wires import ServedWires
 
 __all__ = ["document", "routes_page"]
 
@@ -120,10 +119,9 @@ _DATABASE_ROUTES = (
 )  # fmt: skip
 
 
-@cache
-def document(root_path: str = "") -> bytes:
+def document(wires: ServedWires, root_path: str = "") -> bytes:
     """Return the document, in OpenAPI 3.1. `root_path` is the path of the server at its proxy."""
-    entries = [(wire, operation) for wire in served_wires() for operation in wire.operations]
+    entries = [(wire, operation) for wire in wires.all for operation in wire.operations]
     bodies = list(dict.fromkeys(operation.body for _, operation in entries if operation.body is not None))
     schemas, components = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
     by_body = dict(zip(bodies, schemas, strict=True))
@@ -150,7 +148,7 @@ def document(root_path: str = "") -> bytes:
                 "has an X-Stream-Id, with which it can be followed over other APIs, too.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
-            "tags": [*({"name": wire.name, "description": wire.title} for wire in served_wires()), DURABLE_TAG],
+            "tags": [*({"name": wire.name, "description": wire.title} for wire in wires.all), DURABLE_TAG],
             **({"servers": [{"url": root_path}]} if root_path else {}),
             "paths": paths,
             "components": {

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tailrace.api.openapi import document, routes_page
+from tailrace.api.openapi import routes_page
 
 __all__ = ["NO_LIBRARIES", "PageFiles", "Pages", "answer_without_libraries", "has_libraries", "wants_page"]
 
@@ -109,10 +109,10 @@ class Pages:
             return answer_without_libraries()
         return self._files.answer(request, "index.html", {"vary": "accept"})
 
-    async def show_docs(self, request: Request) -> Response:
-        """Show all routes. The page is made at its first request."""
+    def docs(self, request: Request, document: bytes) -> Response:
+        """Show all routes of an OpenAPI document. The page is made at its first request."""
         if self._docs is None:
-            self._docs = _read(routes_page(msgspec.json.decode(document())), _MEDIA_TYPES[".html"])
+            self._docs = _read(routes_page(msgspec.json.decode(document)), _MEDIA_TYPES[".html"])
         return _answer(request, self._docs, {})
 
     async def show_file(self, request: Request) -> Response:

@@ -16,17 +16,13 @@ from weakref import WeakValueDictionary
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace import __version__
 from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by
 from tailrace.api.facts import facts_of, running_streams
 from tailrace.api.fitting import fitted, left_open, overflow_answer, shortened
-from tailrace.api.metrics import Metrics
-from tailrace.api.openapi import document
-from tailrace.api.pages import Pages, wants_page
 from tailrace.api.request_headers import ignored_header, is_cross_origin, is_own_address, may_generate, with_headers
 from tailrace.dialects import Encoder, ParsedRequest, Wire
 from tailrace.dialects.bodies import JsonBody, printable, require_plain_utf8
@@ -61,7 +57,7 @@ from tailrace.generation.served import NamedModel
 from tailrace.http.answers import JsonAnswer, WholeAnswer, WithHeaders
 from tailrace.http.bodies import BodyBudget, BodyReader
 from tailrace.http.streams import StreamActions, id_header
-from tailrace.http.wires import is_meant, served_wires
+from tailrace.http.wires import ServedWires, is_meant
 from tailrace.records.keeper import ConversationKeeper
 from tailrace.settings import Settings
 from tailrace.streams import Claim, StreamLog
@@ -81,12 +77,13 @@ class Routes:
 
     def __init__(
         self,
+        wires: ServedWires,
         models: Models,
         settings: Settings,
-        metrics: Metrics,
         bodies: BodyBudget,
         conversations: ConversationKeeper | None = None,
     ) -> None:
+        self._wires = wires
         self._models = models
         self._conversations = conversations
         self._store = models.first.generator.store
@@ -95,8 +92,6 @@ class Routes:
         self._bodies = bodies
         self._keys_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._conversations_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._metrics = metrics
-        self._pages = Pages()
         self._slow = asyncio.Semaphore(_SLOW_AT_ONCE)
         self._num_slow = 0
 
@@ -106,35 +101,13 @@ class Routes:
         def route_key(entry: tuple[Wire, Operation]) -> tuple[str, str]:
             return entry[1].path, entry[1].method
 
-        entries = sorted(((wire, operation) for wire in served_wires() for operation in wire.operations), key=route_key)
+        entries = [(wire, operation) for wire in self._wires.all for operation in wire.operations]
+        entries.sort(key=route_key)
         routes = [
             route(method, path, self._handler(list(shared)))
             for (path, method), shared in groupby(entries, key=route_key)
         ]
-        routes += [
-            route("GET", "/", self.welcome),
-            route("GET", "/metrics", self.show_metrics),
-            route("GET", "/openapi.json", self.show_openapi),
-            route("GET", "/docs", self._pages.show_docs),
-            *self._pages.table(),
-        ]
         return sorted(routes, key=lambda one: ":path}" in one.path)  # those that match any path come last
-
-    async def welcome(self, request: Request) -> ASGIApp:
-        if wants_page(request):
-            return await self._pages.index(request)
-        return PlainTextResponse(
-            f"tailrace {__version__} runs {', '.join(named.model for named in self._models.names)}. "
-            "POST /?prompt=… streams text; /openapi.json lists all routes.\n",
-            headers={"vary": "accept"},
-        )
-
-    async def show_metrics(self, request: Request) -> ASGIApp:
-        principal_of(request.scope).require("metrics")
-        return self._metrics.answer()
-
-    async def show_openapi(self, request: Request) -> ASGIApp:
-        return JsonAnswer(document(self._settings.root_path))
 
     def _handler(self, shared: Sequence[tuple[Wire, Operation]]) -> Handler:
         candidates = sorted(shared, key=lambda entry: not entry[1].is_conditional)

@@ -70,7 +70,7 @@ async def host(
         await stack.enter_async_context(records.recording([], streams.store, data_path))
         front = Front(settings, streams, records)
         app = let_origins_read(Edge(front, settings, records.keyring, public=PUBLIC), settings)
-        app = AccessLog(app, is_of_apps=True) if settings.access_log else app
+        app = AccessLog(app) if settings.access_log else app
         change = asyncio.Event()  # of a file, also while the apps start
         is_watched = changes is not None
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.http.answers import ANSWERED
-from tailrace.http.wires import wire_of
+from tailrace.http.wires import ServedWires
 from tailrace.spelling import shown_path
 from tailrace.streams import StreamLog
 
@@ -25,12 +25,12 @@ _DISCONNECTS = ("http.disconnect", "websocket.disconnect")
 
 
 class AccessLog:
-    """ASGI middleware around the whole application. With `is_of_apps`, as in `tailrace run`, a line has neither wire
-    nor tokens, because a user's app has none."""
+    """ASGI middleware around the whole application. Without wires, as in `tailrace run`, a line has neither wire nor
+    tokens, because a user's app has none."""
 
-    def __init__(self, app: ASGIApp, *, is_of_apps: bool = False) -> None:
+    def __init__(self, app: ASGIApp, wires: ServedWires | None = None) -> None:
         self._app = app
-        self._is_of_apps = is_of_apps
+        self._wires = wires
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -58,7 +58,7 @@ class AccessLog:
             self._write(request)
 
     def _write(self, request: _Request) -> None:
-        fields = request.fields(request.logs[0] if request.logs else None, is_of_app=self._is_of_apps)
+        fields = request.fields(request.logs[0] if request.logs else None, self._wires)
         shown = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _UNNAMED_FIELDS)
         front = " ".join(str(fields[name]) for name in _UNNAMED_FIELDS)
         logger.info("%s %s", front, shown, extra={"fields": fields})
@@ -101,7 +101,7 @@ class _Request:
                 self.is_complete = True
                 self._close_code = message.get("code", 1000)
 
-    def fields(self, log: StreamLog | None, *, is_of_app: bool) -> dict[str, str | int | float]:
+    def fields(self, log: StreamLog | None, wires: ServedWires | None) -> dict[str, str | int | float]:
         """Return the fields of the log line, in order. Unknown fields are omitted."""
         fields: dict[str, str | int | float] = {
             "time": self._begun.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -110,13 +110,13 @@ class _Request:
             "path": shown_path(self._path),
             "status": self._status,
         }
-        if not is_of_app and self.scope["type"] == "http":
-            fields["wire"] = wire_of({**self.scope, "path": self._path}).name
+        if wires is not None and self.scope["type"] == "http":
+            fields["wire"] = wires.of({**self.scope, "path": self._path}).name
         if self.stream_id:
             fields["stream"] = self.stream_id
-        if log is not None and not is_of_app:
+        if log is not None and wires is not None:
             fields["tokens"] = _num_tokens(log)
-        first_s = self._first_s if is_of_app or log is None else log.first_s
+        first_s = self._first_s if wires is None or log is None else log.first_s
         if first_s is not None and first_s >= self._begun_s:
             fields["first_ms"] = round(1e3 * (first_s - self._begun_s), 1)
         fields["total_ms"] = round(1e3 * (time.monotonic() - self._begun_s), 1)

@@ -36,7 +36,7 @@ from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.errors import Forbidden, MethodNotAllowed, NotFound, TailraceError, Unauthenticated
 from tailrace.http.answers import error_answer
 from tailrace.http.near_paths import nearest_path
-from tailrace.http.wires import wire_of
+from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.transport.addresses import listens_on_loopback
 
@@ -63,12 +63,14 @@ class Edge:
         settings: Settings,
         keyring: Keyring | None = None,
         *,
+        wires: ServedWires | None = None,
         public: Collection[str] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._app = app
         self._headers = Headers(headers).raw
         self._keyring = keyring or Keyring()
+        self._wires = wires or ServedWires()
         self._public = frozenset(path for path in public if not path.endswith("/") or path == "/")
         self._public_below = tuple(path for path in public if path.endswith("/") and path != "/")
         self._requests = RequestsInProgress()
@@ -151,7 +153,7 @@ class Edge:
                 return
             answer = self._refusal(error, native.WIRE, request_id)
         else:
-            answer = self._refusal(error, wire_of(scope), request_id)
+            answer = self._refusal(error, self._wires.of(scope), request_id)
             if isinstance(error, MethodNotAllowed):
                 answer.headers.update(_allowed_methods(routes, scope))
         if isinstance(error, Unauthenticated):

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from starlette.routing import BaseRoute, Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace.http.wires import served_wires
+from tailrace.http.wires import ServedWires
 from tailrace.spelling import closest
 
 __all__ = ["NearPaths", "nearest_path"]
@@ -28,12 +28,12 @@ _SAFE = "/:@!$&'()*+,;=-._~"
 class NearPaths:
     """ASGI middleware around the whole application, which has these routes."""
 
-    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
+    def __init__(self, app: ASGIApp, wires: ServedWires, routes: Iterable[BaseRoute]) -> None:
         self._app = app
         found = [route for route in routes if isinstance(route, Route)]
         self._literals = {route.path for route in found if "{" not in route.path}
         self._patterns = [route.path_regex for route in found if "{" in route.path]
-        of_wires = {operation.path for wire in served_wires() for operation in wire.operations}
+        of_wires = {operation.path for wire in wires.all for operation in wire.operations}
         self._wire_literals = {path for path in of_wires if "{" not in path}
         self._wire_patterns = [compile_path(path)[0] for path in of_wires if "{" in path]
 

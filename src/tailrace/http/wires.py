@@ -1,10 +1,10 @@
-"""The served wires, built in and of plugins, and which wire a request belongs to."""
+"""The served wires, built in and of plugins, and which of them a request belongs to."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cached_property
 from itertools import zip_longest
 
 import msgspec
@@ -12,40 +12,11 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.types import Scope
 
 from tailrace.dialects import WIRES, WIRES_GROUP, Wire
-from tailrace.dialects.durable import ROOT
 from tailrace.dialects.wire import NO_PREFIX, Operation
 from tailrace.errors import RequestError
 from tailrace.plugins import load_plugins
 
-__all__ = ["OWN_PATHS", "is_meant", "overlap", "served_wires", "wire_of"]
-
-# Paths of the server itself, in addition to those of the wires.
-OWN_PATHS = (
-    "/",
-    "/metrics",
-    "/openapi.json",
-    "/docs",
-    "/page/{name:path}",
-    "/v1/ws",
-    "/v1/tickets",
-    "/v1/session",
-    "/v1/admin/keys",
-    "/v1/admin/keys/{key_id}",
-    "/v1/admin/keys/{key_id}/rotate",
-    "/v1/admin/keys/{key_id}/quota",
-    "/v1/admin/owners/{owner}",
-    "/v1/admin/owners/{owner}/quota",
-    "/v1/usage",
-    "/v1/conversations",
-    "/v1/conversations/export",
-    "/v1/conversations/import",
-    "/v1/conversations/{conversation_id}",
-    "/v1/conversations/{conversation_id}/export",
-    "/v1/conversations/{conversation_id}/items",
-    "/v1/conversations/{conversation_id}/items/{item_id}",
-    "/v1/conversations/{conversation_id}/tree",
-    ROOT + "{path:path}",
-)
+__all__ = ["ServedWires", "is_meant", "overlap"]
 
 _Candidates = list[tuple[Wire, Operation | None]]  # wires that share a path; None: all operations of the wire
 
@@ -53,24 +24,61 @@ _PARAMETER = re.compile(r"\{[a-z_]+(:path)?\}")
 _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
 
 
-@cache
-def served_wires() -> tuple[Wire, ...]:
-    """Return all wires: first the built-in ones, then those of plugins. A plugin's wire is left out, with a line in the
-    log, if it conflicts with another wire or cannot be described in the OpenAPI document."""
-    found = load_plugins(WIRES_GROUP, Wire, taken={wire.name for wire in WIRES}, refuses=_conflict_of).found
-    return (*WIRES, *found.values())
+class ServedWires:
+    """All wires of a server: first the built-in ones, then those of plugins, which are loaded when they are needed.
 
+    A plugin's wire is left out, with a line in the log, if it conflicts with another wire or with one of `paths`, which
+    the server has beside its wires, or if it cannot be described in the OpenAPI document.
+    """
 
-def wire_of(scope: Scope) -> Wire:
-    """Return the wire whose error format a request gets. The request need not have a route."""
-    query, headers = QueryParams(scope["query_string"]), Headers(scope=scope)
-    by_path, by_prefix = _by_path()
-    with_prefix = [candidates for prefix, candidates in by_prefix if scope["path"].startswith(prefix)]
-    for candidates in (by_path.get(scope["path"], []), *with_prefix):
-        for wire, operation in candidates:
-            if operation is None or is_meant(operation, query, headers):
-                return wire
-    return WIRES[0]
+    def __init__(self, paths: Iterable[str] = ()) -> None:
+        self._paths = tuple(paths)
+
+    @cached_property
+    def all(self) -> tuple[Wire, ...]:
+        taken = {wire.name for wire in WIRES}
+        return (*WIRES, *load_plugins(WIRES_GROUP, Wire, taken=taken, refuses=self._conflict_of).found.values())
+
+    def of(self, scope: Scope) -> Wire:
+        """Return the wire whose error format a request gets. The request need not have a route."""
+        query, headers = QueryParams(scope["query_string"]), Headers(scope=scope)
+        by_path, by_prefix = self._by_path
+        with_prefix = [candidates for prefix, candidates in by_prefix if scope["path"].startswith(prefix)]
+        for candidates in (by_path.get(scope["path"], []), *with_prefix):
+            for wire, operation in candidates:
+                if operation is None or is_meant(operation, query, headers):
+                    return wire
+        return WIRES[0]
+
+    @cached_property
+    def _by_path(self) -> tuple[dict[str, _Candidates], list[tuple[str, _Candidates]]]:
+        """The wires by path, and by prefixes of paths, the longest prefix first."""
+        by_path: dict[str, _Candidates] = {}
+        by_prefix: dict[str, _Candidates] = {wire.prefix: [(wire, None)] for wire in self.all}
+        for wire in self.all:
+            for operation in wire.operations:
+                head, brace, _ = operation.path.partition("{")
+                (by_prefix if brace else by_path).setdefault(head, []).append((wire, operation))
+        for candidates in (*by_path.values(), *by_prefix.values()):
+            candidates.sort(key=lambda entry: entry[1] is None or not entry[1].is_conditional)
+        return by_path, sorted(by_prefix.items(), key=lambda entry: -len(entry[0]))
+
+    def _conflict_of(self, wire: Wire, others: Mapping[str, Wire]) -> str:
+        """Return why a plugin's wire cannot be served, or "". Raises: what the wire raises."""
+        served = (*WIRES, *others.values())
+        taken = (*self._paths, *_paths(served))
+        for path in _paths([wire]):
+            if not path.startswith("/") or not _LITERAL.fullmatch(_PARAMETER.sub("", path)):
+                return f"{path!r} is not a path"
+            if other := next((other for other in taken if overlap(path, other)), None):
+                return f"its path {path} conflicts with {other}"
+        others_begin = (*taken, *(other.prefix for other in served))
+        if wire.prefix != NO_PREFIX and any(path.startswith(wire.prefix) for path in others_begin):
+            return f"its prefix {wire.prefix!r} is also the prefix of other paths"
+        msgspec.json.schema_components([one.body for one in wire.operations if one.body is not None])
+        status, body = wire.encode_error(RequestError("…"))
+        is_sound = status == RequestError.status and isinstance(msgspec.json.decode(body), dict)
+        return "" if is_sound else "encode_error does not return the error's status and a JSON object"
 
 
 def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[str, str]) -> bool:
@@ -80,38 +88,6 @@ def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[st
     if name and not (query.get(name) == value if equals else name in query):
         return False
     return operation.only_with_header is None or operation.only_with_header in headers
-
-
-@cache
-def _by_path() -> tuple[dict[str, _Candidates], list[tuple[str, _Candidates]]]:
-    """Return the wires by path, and by prefixes of paths, the longest prefix first."""
-    by_path: dict[str, _Candidates] = {}
-    by_prefix: dict[str, _Candidates] = {wire.prefix: [(wire, None)] for wire in served_wires()}
-    for wire in served_wires():
-        for operation in wire.operations:
-            head, brace, _ = operation.path.partition("{")
-            (by_prefix if brace else by_path).setdefault(head, []).append((wire, operation))
-    for candidates in (*by_path.values(), *by_prefix.values()):
-        candidates.sort(key=lambda entry: entry[1] is None or not entry[1].is_conditional)
-    return by_path, sorted(by_prefix.items(), key=lambda entry: -len(entry[0]))
-
-
-def _conflict_of(wire: Wire, others: Mapping[str, Wire]) -> str:
-    """Return why a plugin's wire cannot be served, or "". Raises: what the wire raises."""
-    served = (*WIRES, *others.values())
-    taken = (*OWN_PATHS, *_paths(served))
-    for path in _paths([wire]):
-        if not path.startswith("/") or not _LITERAL.fullmatch(_PARAMETER.sub("", path)):
-            return f"{path!r} is not a path"
-        if other := next((other for other in taken if overlap(path, other)), None):
-            return f"its path {path} conflicts with {other}"
-    others_begin = (*taken, *(other.prefix for other in served))
-    if wire.prefix != NO_PREFIX and any(path.startswith(wire.prefix) for path in others_begin):
-        return f"its prefix {wire.prefix!r} is also the prefix of other paths"
-    msgspec.json.schema_components([one.body for one in wire.operations if one.body is not None])
-    status, body = wire.encode_error(RequestError("…"))
-    is_sound = status == RequestError.status and isinstance(msgspec.json.decode(body), dict)
-    return "" if is_sound else "encode_error does not return the error's status and a JSON object"
 
 
 def _paths(wires: Iterable[Wire]) -> list[str]:
