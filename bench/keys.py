@@ -26,7 +26,7 @@ from pathlib import Path
 from starlette.datastructures import Headers
 
 from servers import serving
-from tailrace.access.keyring import Keyring
+from tailrace.access.authentication import Authentication
 from tailrace.errors import Unauthenticated
 from tailrace.measure.bench.load import percentile
 from tailrace.records.keys import KeyStore
@@ -56,8 +56,8 @@ def tokens_of_two_owners(settings: Settings, tokens: list[str]) -> list[str]:
         return list({store.get(token.split("_")[1]).owner: token for token in tokens[:50]}.values())[:2]
 
 
-def read_keys(settings: Settings, rounds: int) -> tuple[Keyring, list[float]]:
-    """Return a keyring with all keys, and the seconds of each reading."""
+def read_keys(settings: Settings, rounds: int) -> tuple[Authentication, list[float]]:
+    """Return the authentication with all keys, and the seconds of each reading."""
     taken_s = []
     for _ in range(rounds):
         records = Records(settings)
@@ -65,7 +65,7 @@ def read_keys(settings: Settings, rounds: int) -> tuple[Keyring, list[float]]:
         asyncio.run(records.read_keys())
         taken_s.append(time.perf_counter() - started_s)
         records.close()
-    return records.keyring, taken_s
+    return records.authentication, taken_s
 
 
 def guesses_at(token: str) -> dict[str, str]:
@@ -75,7 +75,7 @@ def guesses_at(token: str) -> dict[str, str]:
     return {"right": token, "wrong secret": f"tr_{key_id}_{wrong}", "wrong id": f"tr_{random_word(12)}_{wrong}"}
 
 
-def time_checks(keyring: Keyring, tokens: list[str], count: int) -> dict[str, list[float]]:
+def time_checks(authentication: Authentication, tokens: list[str], count: int) -> dict[str, list[float]]:
     """Return the microseconds of `authenticate`, by kind of token."""
     taken_us: dict[str, list[float]] = {kind: [] for kind in guesses_at(tokens[0])}
     for _ in range(count):  # each time another key, so that none is in the processor's cache
@@ -83,7 +83,7 @@ def time_checks(keyring: Keyring, tokens: list[str], count: int) -> dict[str, li
             headers = Headers(raw=[(b"host", b"x"), (b"authorization", f"Bearer {token}".encode())])
             started_ns = time.perf_counter_ns()
             with contextlib.suppress(Unauthenticated):
-                keyring.authenticate(_SCOPE, headers)
+                authentication.authenticate(_SCOPE, headers)
             taken_us[kind].append((time.perf_counter_ns() - started_ns) / 1e3)
     return taken_us
 
@@ -156,9 +156,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=memory) as directory:
         settings = Settings(database=f"sqlite:///{directory}/records.sqlite")
         tokens = make_keys(settings, options.keys)
-        keyring, taken_s = read_keys(settings, options.rounds)
+        authentication, taken_s = read_keys(settings, options.rounds)
         print(f"{options.keys} keys are read in {statistics.median(taken_s):.2f} s (median of {options.rounds})")
-        show(f"authenticate, {options.keys} keys", time_checks(keyring, tokens, options.guesses))
+        show(f"authenticate, {options.keys} keys", time_checks(authentication, tokens, options.guesses))
         show("refusals over HTTP", time_guesses(settings, tokens, options.guesses))
 
 

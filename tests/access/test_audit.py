@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.waiting import until, wait_until
 
-from tailrace.access.audit import note, note_command, note_refusal, noting, open_audit_log
+from tailrace.access.audit import AUDIT, AuditLog, note, note_refusal, noting, open_audit_log
 from tailrace.access.principal import PRINCIPAL, Principal
 from tailrace.errors import Forbidden, ModelError, RequestError, Unauthenticated, UnknownStream
 from tailrace.settings import Settings
@@ -19,9 +20,11 @@ from tailrace.settings import Settings
 _STREAM = "A" * 22
 
 
-def _scope(client: str = "10.0.0.1", principal: Principal | None = None) -> dict[str, Any]:  # Any: as ASGI has it
+def _scope(
+    log: AuditLog, client: str = "10.0.0.1", principal: Principal | None = None
+) -> dict[str, Any]:  # Any: as ASGI has it
     who = {} if principal is None else {PRINCIPAL: principal}
-    return {"type": "http", "method": "GET", "path": "/secret", "client": (client, 1), **who}
+    return {"type": "http", "method": "GET", "path": "/secret", "client": (client, 1), AUDIT: log, **who}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:  # Any: what JSON can be
@@ -33,15 +36,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "audit.jsonl"
 
 
-def _open(path: Path) -> Any:  # Any: a context of nothing
+def _open(path: Path) -> AbstractContextManager[AuditLog]:
     return open_audit_log(Settings(audit_log=str(path)))
 
 
 def test_a_line_has_sender_action_time_and_result(path: Path) -> None:
-    note("stream.begin", "done")  # there is no log yet
-    with _open(path):
-        note("stream.begin", "done", _scope(principal=Principal("alice", "k1")), stream=_STREAM, model="m", wire="")
-        note_command("key.create", "done", of_key="k2")
+    with _open(path) as log:
+        scope = _scope(log, principal=Principal("alice", "k1"))
+        note("stream.begin", "done", scope, stream=_STREAM, model="m", wire="")
+        log.add_command("key.create", of_key="k2")
     first, second = _lines(path)
     assert first.pop("time").endswith("Z")
     assert first == {
@@ -50,32 +53,40 @@ def test_a_line_has_sender_action_time_and_result(path: Path) -> None:
     }  # fmt: skip
     assert second["user"]
     assert path.stat().st_mode & 0o777 == 0o600
-    note("stream.begin", "done")
+    note("stream.begin", "done", scope)  # the log is closed
     assert len(_lines(path)) == 2
 
 
+def test_without_a_path_nothing_is_written() -> None:
+    with open_audit_log(Settings()) as log:
+        log.add_command("key.create")
+        note("stream.begin", "done", _scope(log))
+        note_refusal(Unauthenticated("This key is not valid here."), _scope(log))
+
+
 def test_the_result_is_the_error_of_the_block(path: Path) -> None:
-    scope = _scope(principal=Principal("alice", "k1"))
-    with _open(path):
+    with _open(path) as log:
+        scope = _scope(log, principal=Principal("alice", "k1"))
         with noting("stream.delete", scope, stream=_STREAM):
             pass
-        for stream in (_STREAM, "what somebody wrote"):
-            with pytest.raises(UnknownStream), noting("stream.delete", scope, stream=stream):
-                raise UnknownStream("There is no such stream.")
+        with pytest.raises(UnknownStream), noting("stream.delete", scope, stream=_STREAM):
+            raise UnknownStream("There is no such stream.")
     assert [(line["outcome"], line.get("stream")) for line in _lines(path)] == [
-        ("done", _STREAM), ("unknown_stream", _STREAM), ("unknown_stream", None),
+        ("done", _STREAM), ("unknown_stream", _STREAM),
     ]  # fmt: skip
 
 
 async def test_a_flood_of_refusals_is_a_few_lines(path: Path) -> None:
-    with _open(path):
+    with _open(path) as log:
         for _ in range(1000):
-            note_refusal(Unauthenticated("This key is not valid here."), _scope())
-        note_refusal(Forbidden("This key does not have the scope admin."), _scope(principal=Principal("bob", "k2")))
-        note_refusal(RequestError("Something else."), _scope())
+            note_refusal(Unauthenticated("This key is not valid here."), _scope(log))
+        note_refusal(
+            Forbidden("This key does not have the scope admin."), _scope(log, principal=Principal("bob", "k2"))
+        )
+        note_refusal(RequestError("Something else."), _scope(log))
         begun = _lines(path)
         await wait_until(lambda: len(_lines(path)) == 3)
-        note_refusal(Unauthenticated("This key is not valid here."), _scope())
+        note_refusal(Unauthenticated("This key is not valid here."), _scope(log))
         again = _lines(path)
     assert [(line["event"], line["outcome"]) for line in begun] == [
         ("authenticate", "invalid_api_key"), ("authorize", "forbidden"),
@@ -88,9 +99,9 @@ async def test_a_flood_of_refusals_is_a_few_lines(path: Path) -> None:
 
 
 async def test_a_flood_from_many_addresses_is_a_few_lines(path: Path) -> None:
-    with _open(path):
+    with _open(path) as log:
         for number in range(1000):
-            note_refusal(Unauthenticated("no"), _scope(f"10.0.{number // 250}.{number % 250}"))
+            note_refusal(Unauthenticated("no"), _scope(log, f"10.0.{number // 250}.{number % 250}"))
     lines = _lines(path)
     assert len(lines) == 12
     assert sum(line.get("repeated", 1) for line in lines) == 1000
@@ -99,13 +110,13 @@ async def test_a_flood_from_many_addresses_is_a_few_lines(path: Path) -> None:
 
 async def test_sighup_opens_a_new_file(path: Path) -> None:
     moved = path.with_suffix(".1")
-    with _open(path):
-        note("one", "done")
+    with _open(path) as log:
+        log.add("one", "done")
         path.rename(moved)
-        note("two", "done")
+        log.add("two", "done")
         os.kill(os.getpid(), signal.SIGHUP)
         await wait_until(path.exists)
-        note("three", "done")
+        log.add("three", "done")
     assert [line["event"] for line in _lines(moved)] == ["one", "two"]
     assert [line["event"] for line in _lines(path)] == ["three"]
 
@@ -115,9 +126,9 @@ def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCapture
         pass
     if not Path("/dev/full").exists():
         pytest.skip("/dev/full is missing")
-    with _open(Path("/dev/full")):
+    with _open(Path("/dev/full")) as log:
         for _ in range(3):
-            note("one", "done")
+            log.add("one", "done")
     assert [record.message for record in caplog.records] == ["the audit log cannot be written: No space left on device"]
 
 
@@ -126,9 +137,9 @@ def test_lines_of_several_processes_do_not_mix(path: Path) -> None:
     for number in range(4):
         pid = os.fork()
         if pid == 0:
-            with _open(path):
+            with _open(path) as log:
                 for _ in range(200):
-                    note(f"event {number}", "done", what="x" * 300)
+                    log.add(f"event {number}", "done", what="x" * 300)
             os._exit(0)
         children.append(pid)
     until(lambda: all(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in children))

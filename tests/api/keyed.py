@@ -38,6 +38,7 @@ class House:
 
     def key(self, owner: str = "me", **given: Any) -> str:  # Any: of KeyStore.create
         made = self.records.keys().create(owner, **given)
+        self.records.quotas.update([made.key], {})
         self.records.keyring.update([made.key])
         return made.token
 

@@ -147,7 +147,7 @@ async def test_signing_out_ends_it_everywhere(house: House) -> None:
     _, other = await _sign_in(house, token)
     successor = house.twin()
     await successor.read_keys()
-    assert successor.keyring.sessions.find(cookie.partition("=")[2], 0.0) is not None  # outlives its server
+    assert successor.active_sessions.find(cookie.partition("=")[2], 0.0) is not None  # outlives its server
     async with house.client(None, cookie=cookie, **_OWN) as client:
         ended = await client.delete("/v1/session")
     assert ended.json() == {"object": "session.ended", "ended": True}
@@ -155,8 +155,8 @@ async def test_signing_out_ends_it_everywhere(house: House) -> None:
     assert (await _get(house, "/v1/session", cookie=cookie)).status_code == 401
     assert (await _get(house, "/v1/session", cookie=other)).status_code == 200
     await successor.read_keys()
-    assert successor.keyring.sessions.find(cookie.partition("=")[2], 0.0) is None
-    assert successor.keyring.sessions.find(other.partition("=")[2], 0.0) is not None
+    assert successor.active_sessions.find(cookie.partition("=")[2], 0.0) is None
+    assert successor.active_sessions.find(other.partition("=")[2], 0.0) is not None
     successor.close()
 
 
@@ -172,7 +172,7 @@ async def test_a_server_that_read_nothing_for_long_misses_no_ended_session(
         connection.execute(delete(tables.sessions))
     monkeypatch.setattr(service, "MISSED_S", -1.0)  # any time is long
     await slow.read_keys()
-    assert slow.keyring.sessions.find(cookie.partition("=")[2], 0.0) is None
+    assert slow.active_sessions.find(cookie.partition("=")[2], 0.0) is None
     slow.close()
 
 

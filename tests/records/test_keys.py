@@ -12,10 +12,12 @@ from sqlalchemy import event, text
 from starlette.datastructures import Headers
 from tests.waiting import LONG_S
 
+from tailrace.access.authentication import Authentication
 from tailrace.access.keyring import Keyring
 from tailrace.access.keys import Key
 from tailrace.access.principal import Principal
 from tailrace.access.quota import NO_LIMITS, Quota
+from tailrace.access.sessions import Sessions
 from tailrace.errors import ModelError, Unauthenticated, UnknownKey
 from tailrace.records.database import RecordDatabase
 from tailrace.records.keys import KeyStore, find_forgotten, next_version
@@ -31,7 +33,7 @@ def store(database: RecordDatabase) -> KeyStore:
 
 def _show(keyring: Keyring, token: str) -> Principal:
     scope = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
-    return keyring.authenticate(scope, Headers({"authorization": f"Bearer {token}"}))
+    return Authentication(keyring, Sessions()).authenticate(scope, Headers({"authorization": f"Bearer {token}"}))
 
 
 def _keyring(store: KeyStore) -> Keyring:

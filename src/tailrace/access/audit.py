@@ -1,7 +1,7 @@
 """`--audit-log`: who did what and when, and the outcome; one JSON object per line. It never has a secret, a token or a
 text.
 
-A process has at most one audit log. `note` writes to it from anywhere, and does nothing if there is none.
+The edge puts the log of its server into the scope of each request, where `note` finds it.
 """
 
 from __future__ import annotations
@@ -24,28 +24,35 @@ from tailrace.access.keys import Key
 from tailrace.access.principal import PRINCIPAL, caller_of, principal_of
 from tailrace.errors import Forbidden, ModelError, TailraceError, Unauthenticated
 from tailrace.settings import Settings
-from tailrace.streams import is_stream_id
 
-__all__ = ["note", "note_command", "note_refusal", "noting", "open_audit_log", "what_is_noted"]
+__all__ = ["AUDIT", "AuditLog", "note", "note_refusal", "noting", "open_audit_log", "what_is_noted"]
 
 logger = logging.getLogger("tailrace.server")
+
+AUDIT = "tailrace_audit"  # the key of the audit log in an ASGI scope
 
 _REPEATS_S = 1.0
 _MAX_CALLERS = 10  # callers per second whose refusals get their own lines; the others share a line
 
 
-class _AuditFile:
-    """The open log file. Raises: OSError if it cannot be opened."""
+class AuditLog:
+    """The audit log of a server or a command; without a path it writes nothing. Empty fields of a line are left out.
 
-    def __init__(self, path: str) -> None:
+    Raises: OSError if its file cannot be opened.
+    """
+
+    def __init__(self, path: str = "") -> None:
         self._path = path
-        self._handle = self._open()
+        self._handle = self._open() if path else None
         self._is_failing = False
         self._repeats: dict[tuple[str, str, str], _Repeats] = {}  # by event, outcome and caller
         self._is_counting = False
 
-    def write(self, event: str, outcome: str, fields: dict[str, object]) -> None:
-        """Add a line. If the write fails, the line is lost, and the server's log has an error."""
+    def add(self, event: str, outcome: str, **fields: object) -> None:
+        """Add a line: the event, its outcome (`done` or an error code), and further fields. If it cannot be written, it
+        is lost, and the server's log has an error."""
+        if self._handle is None:
+            return
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": now, "event": event, "outcome": outcome, **{name: it for name, it in fields.items() if it}}
         try:
@@ -57,9 +64,16 @@ class _AuditFile:
         else:
             self._is_failing = False
 
-    def write_refusal(self, event: str, outcome: str, caller: str, fields: dict[str, object]) -> None:
+    def add_command(self, event: str, key: Key | None = None, **fields: object) -> None:
+        """Add a line for a command that a user ran on this machine, and the key that it has changed."""
+        if self._handle is not None:
+            self.add(event, "done", user=_user(), **(what_is_noted(key) if key is not None else {}), **fields)
+
+    def add_refusal(self, event: str, outcome: str, caller: str, fields: dict[str, object]) -> None:
         """Add a line for a refusal. Repeated refusals of a caller within a second are counted, and written as one
         line."""
+        if self._handle is None:
+            return
         key = (event, outcome, caller)
         if key not in self._repeats and len(self._repeats) >= _MAX_CALLERS:
             key = (event, outcome, "others")
@@ -68,7 +82,7 @@ class _AuditFile:
             self._repeats[key].count += 1
             return
         self._repeats[key] = _Repeats(fields)
-        self.write(event, outcome, fields)
+        self.add(event, outcome, **fields)
         if not self._is_counting:
             self._is_counting = True
             asyncio.get_running_loop().call_later(_REPEATS_S, self._write_repeats)
@@ -77,11 +91,13 @@ class _AuditFile:
         self._is_counting = False
         for (event, outcome, _), more in self._repeats.items():
             if more.count:
-                self.write(event, outcome, more.fields | {"repeated": more.count})
+                self.add(event, outcome, **more.fields, repeated=more.count)
         self._repeats.clear()
 
     def reopen(self) -> None:
         """Open the file again, after log rotation has moved it."""
+        if self._handle is None:
+            return
         try:
             handle = self._open()
         except OSError as error:
@@ -91,8 +107,11 @@ class _AuditFile:
         self._handle = handle
 
     def close(self) -> None:
-        self._write_repeats()
-        os.close(self._handle)
+        """Write what is still counted. Lines that are added later are lost."""
+        if self._handle is not None:
+            self._write_repeats()
+            os.close(self._handle)
+            self._handle = None
 
     def _open(self) -> int:
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -106,53 +125,34 @@ class _Repeats:
     count: int = 0
 
 
-_file: _AuditFile | None = None
+_NO_LOG = AuditLog()
 
 
 @contextlib.contextmanager
-def open_audit_log(settings: Settings) -> Iterator[None]:
-    """Open the audit log of this process, if the settings have one. On an event loop, SIGHUP reopens it.
+def open_audit_log(settings: Settings) -> Iterator[AuditLog]:
+    """Open the audit log of the settings. On an event loop, SIGHUP reopens its file.
 
     Raises: ModelError if it cannot be written.
     """
-    global _file
-    if not settings.audit_log:
-        yield
-        return
     try:
-        _file = _AuditFile(os.path.expanduser(settings.audit_log))
+        log = AuditLog(os.path.expanduser(settings.audit_log))
     except OSError as error:
         raise ModelError(f"The audit log {settings.audit_log} cannot be written: {error.strerror}.") from None
-    try:
-        with contextlib.ExitStack() as stack:
-            if _has_event_loop() and threading.current_thread() is threading.main_thread():
-                stack.enter_context(eventloop.on_hangup(_file.reopen))
-            yield
-    finally:
-        _file.close()
-        _file = None
+    with contextlib.ExitStack() as stack:
+        stack.callback(log.close)
+        if settings.audit_log and _has_event_loop() and threading.current_thread() is threading.main_thread():
+            stack.enter_context(eventloop.on_hangup(log.reopen))
+        yield log
 
 
-def note(event: str, outcome: str, scope: Scope | None = None, **what: object) -> None:
-    """Add a line: the event, its outcome (`done` or an error code), the client of the request `scope`, and further
-    fields. Empty fields are left out."""
-    if _file is not None:
-        _file.write(event, outcome, (_client_fields(scope) if scope is not None else {}) | what)
-
-
-def note_command(event: str, outcome: str, **what: object) -> None:
-    """Add a line for a command that a user ran on this machine."""
-    if _file is not None:
-        _file.write(event, outcome, {"user": _user()} | what)
+def note(event: str, outcome: str, scope: Scope, **what: object) -> None:
+    """Add a line for a request: as `AuditLog.add`, with the client of the request."""
+    _log_of(scope).add(event, outcome, **_client_fields(scope), **what)
 
 
 @contextlib.contextmanager
 def noting(event: str, scope: Scope, **what: object) -> Iterator[None]:
-    """Add a line for the block, with its error code if it raises. An invalid stream id is left out, because it may be
-    any text."""
-    stream = what.get("stream")
-    if isinstance(stream, str) and not is_stream_id(stream):
-        what = what | {"stream": None}
+    """Add a line for the block of a request, with its error code if it raises."""
     try:
         yield
     except TailraceError as error:
@@ -163,15 +163,21 @@ def noting(event: str, scope: Scope, **what: object) -> Iterator[None]:
 
 def note_refusal(error: Exception, scope: Scope) -> None:
     """Add a line if the error is a failed authentication or authorization. Other errors are ignored."""
-    if _file is None or not isinstance(error, Unauthenticated | Forbidden):
-        return
-    event = "authenticate" if isinstance(error, Unauthenticated) else "authorize"
-    _file.write_refusal(event, error.code, caller_of(scope), _client_fields(scope) | {"reason": error.message})
+    if isinstance(error, Unauthenticated | Forbidden):
+        event = "authenticate" if isinstance(error, Unauthenticated) else "authorize"
+        fields = _client_fields(scope) | {"reason": error.message}
+        _log_of(scope).add_refusal(event, error.code, caller_of(scope), fields)
 
 
 def what_is_noted(key: Key) -> dict[str, object]:
     """Return the fields of a key that was created or changed."""
     return {"of_key": key.key_id, "of_owner": key.owner, "scopes": key.scopes}
+
+
+def _log_of(scope: Scope) -> AuditLog:
+    log = scope.get(AUDIT, _NO_LOG)
+    assert isinstance(log, AuditLog)
+    return log
 
 
 def _client_fields(scope: Scope) -> dict[str, object]:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Protocol
 
+from tailrace.access.keys import Key
 from tailrace.access.principal import Principal
 from tailrace.access.quota import NO_LIMITS, Quota, Rate
 from tailrace.errors import QuotaExceeded, RequestError
-from tailrace.streams import Record
 from tailrace.types import Allowance, End
 
-__all__ = ["LIMIT_HEADERS", "Account", "Quotas", "Spending", "month_start", "most_tokens"]
+__all__ = ["LIMIT_HEADERS", "Account", "Metered", "Quotas", "Spending", "month_start"]
 
 _MINUTE_S = 60.0
 _STREAM_RETRY_S = 1.0
@@ -34,6 +34,21 @@ LIMIT_HEADERS = (
 _NO_ALLOWANCE = Allowance()
 
 Account = tuple[str, str]  # "key" or "owner", and its name
+
+
+class Metered(Protocol):
+    """What is counted of a stream: a `streams.Record`."""
+
+    @property
+    def stream_id(self) -> str: ...
+    @property
+    def created_s(self) -> float: ...
+    @property
+    def key_id(self) -> str: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def most_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +159,13 @@ class Quotas:
             tokens = [limit for rate, limit in quota.rates() if rate.unit == "tokens"]
             usage.allowance = Allowance(quota.answer_tokens, min(tokens, default=None))
 
+    def update(self, keys: Iterable[Key], owners: Mapping[str, Quota]) -> None:
+        """Set the limits of keys and owners that are new or have changed."""
+        for owner, quota in owners.items():
+            self.limit(("owner", owner), quota)
+        for key in keys:
+            self.limit(("key", key.key_id), key.quota)
+
     def spent_before(self, spendings: Sequence[Spending]) -> None:
         """Add the recorded usage of the current minute and month."""
         now_s = self._clock()
@@ -164,25 +186,25 @@ class Quotas:
             _least(key_allowance.all_tokens, owner_allowance.all_tokens),
         )
 
-    def reserve(self, record: Record) -> None:
+    def reserve(self, record: Metered) -> None:
         """Reserve the most tokens that a request can use, from its key and its owner.
 
         Raises: QuotaExceeded if not enough remain now; RequestError if the request exceeds a limit by itself.
         """
         if not record.key_id:
             return
-        num_tokens, now_s = most_tokens(record), self._clock()
+        num_tokens, now_s = record.most_tokens, self._clock()
         accounts = self._accounts(record.key_id, record.owner)
         if not all(usage.has(num_tokens, now_s) for usage in accounts):
             self._refuse(accounts, num_tokens, now_s)
         self._take(record, num_tokens, now_s)
 
-    def resume(self, record: Record) -> None:
+    def resume(self, record: Metered) -> None:
         """Reserve tokens for a stream of an earlier process, without checking the limits."""
         if record.key_id and record.stream_id not in self._reserved:
-            self._take(record, most_tokens(record), record.created_s)
+            self._take(record, record.most_tokens, record.created_s)
 
-    def release(self, record: Record) -> None:
+    def release(self, record: Metered) -> None:
         """Undo the reservation of a stream that did not start."""
         reservation = self._settle(record, 0)
         for window in reservation.windows if reservation is not None else ():
@@ -190,7 +212,7 @@ class Quotas:
 
     # generation.Observer
 
-    def on_end(self, record: Record, end: End) -> None:
+    def on_end(self, record: Metered, end: End) -> None:
         """Replace the reservation of an ended stream by its usage."""
         self._settle(record, end.usage.num_prompt_tokens + end.usage.num_completion_tokens)
 
@@ -229,7 +251,7 @@ class Quotas:
         reason, wait_s = max(waits_s.items(), key=lambda item: item[1])
         raise QuotaExceeded(reason, retry_after_s=wait_s)
 
-    def _take(self, record: Record, num_tokens: int, now_s: float) -> None:
+    def _take(self, record: Metered, num_tokens: int, now_s: float) -> None:
         accounts = self._accounts(record.key_id, record.owner)
         windows = tuple(window for usage in accounts for window in usage.at(now_s).values())
         for window in windows:
@@ -239,7 +261,7 @@ class Quotas:
             usage.num_streams += 1
         self._reserved[record.stream_id] = _Reservation(num_tokens, accounts, windows)
 
-    def _settle(self, record: Record, num_spent: int) -> _Reservation | None:
+    def _settle(self, record: Metered, num_spent: int) -> _Reservation | None:
         reservation = self._reserved.pop(record.stream_id, None)
         if reservation is None:
             return None
@@ -257,11 +279,6 @@ class Quotas:
         if usage is None:
             usage = self._usage[account] = _Usage()
         return usage
-
-
-def most_tokens(record: Record) -> int:
-    """Return the most tokens that a stream can use, prompts and answers together."""
-    return record.num_prompt_tokens + record.num_choices * (record.sampling.max_tokens or 0)
 
 
 def month_start(now_s: float) -> float:

@@ -56,7 +56,7 @@ class AccessRoutes:
     def __init__(self, records: Records, bodies: BodyBudget, owner_deletion: OwnerDeletion) -> None:
         self._records = records
         self._owner_deletion = owner_deletion
-        self._keyring = records.keyring
+        self._authentication = records.authentication
         self._bodies = bodies
 
     def table(self) -> list[Route]:
@@ -150,7 +150,7 @@ class AccessRoutes:
         body = await self._read(request, _TicketBody)
         if not is_stream_id(body.stream_id):  # other text could match other paths
             raise RequestError("stream_id: This is not the id of a stream.", param="stream_id")
-        ticket = self._keyring.issue_ticket(principal, body.stream_id)
+        ticket = self._authentication.issue_ticket(principal, body.stream_id)
         note("ticket.give", "done", request.scope, stream=body.stream_id)
         encoded = msgspec.json.encode({"ticket": ticket, "expires_in_s": LIFETIME_S})
         return JsonAnswer(encoded, 201, {"cache-control": "no-store"})

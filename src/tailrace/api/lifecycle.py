@@ -13,8 +13,7 @@ from pathlib import Path
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp
 
-from tailrace.access.audit import open_audit_log
-from tailrace.access.keyring import Keyring
+from tailrace.access.audit import AuditLog, open_audit_log
 from tailrace.api.about import AboutRoutes
 from tailrace.api.access import AccessRoutes
 from tailrace.api.audit import StreamAudit
@@ -95,18 +94,27 @@ def build_app(
     settings: Settings,
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),
+    audit: AuditLog | None = None,
 ) -> ASGIApp:
     """Return the ASGI application. Without records there are no keys and no conversations, and all requests are
-    anonymous."""
+    anonymous. With an audit log, the generators' new streams are written to it from now on."""
     routes, wires = build_routes(models, durable, settings, records, own_routes)
     router = Router(routes, redirect_slashes=False)
-    keyring = records.keyring if records is not None else Keyring()
-    keyring.on_revoked(models.end_streams_of)
-    if settings.audit_log:
+    if audit is not None:
         for served in models:
-            served.generator.observers.add(StreamAudit())
-    public = (*PUBLIC, "/metrics") if settings.public_metrics else PUBLIC
-    edge = Edge(router, settings, keyring, wires=wires, public=public, headers=_HEADERS)
+            served.generator.observers.add(StreamAudit(audit))
+    if records is not None:
+        records.keyring.on_revoked(models.end_streams_of)
+    edge = Edge(
+        router,
+        settings,
+        records.authentication if records is not None else None,
+        records.quotas if records is not None else None,
+        audit=audit,
+        wires=wires,
+        public=(*PUBLIC, "/metrics") if settings.public_metrics else PUBLIC,
+        headers=_HEADERS,
+    )
     app = let_origins_read(edge, settings)
     if settings.access_log:
         app = AccessLog(app, wires)
@@ -168,7 +176,7 @@ async def open_server(
 
     Raises: ModelError if the engine cannot load the model.
     """
-    with open_audit_log(settings):
+    with open_audit_log(settings) as audit:
         async with (
             open_records(settings) as records,
             start_service(
@@ -183,7 +191,7 @@ async def open_server(
             ) as service,
             records.recording([served.generator for served in service.models], service.store, data_path),
         ):
-            app = build_app(service.models, service.durable, settings, records, own_routes(service))
+            app = build_app(service.models, service.durable, settings, records, own_routes(service), audit)
             yield RunningServer(app, service, records)
 
 

@@ -9,7 +9,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
-from tailrace.access.keyring import token_in
+from tailrace.access.authentication import token_in
 from tailrace.access.keys import hash_of, split_token
 from tailrace.access.principal import Principal, principal_of
 from tailrace.access.sessions import LIFETIME_S, cookie_name, is_from_own_page, new_session, session_token
@@ -57,7 +57,7 @@ class SessionRoutes:
 
     async def _end(self, request: Request) -> ASGIApp:
         token = session_token(request.scope, request.headers)
-        session = self._records.keyring.sessions.find(token, time.time()) if token else None
+        session = self._records.active_sessions.find(token, time.time()) if token else None
         if session is not None:
             await self._records.ask(self._records.sessions, lambda sessions: sessions.end(session.token_hash))
             await self._records.apply_own_change()

@@ -63,13 +63,14 @@ async def host(
     """
     signals = Signals()
     async with AsyncExitStack() as stack:
-        stack.enter_context(open_audit_log(settings))
+        audit = stack.enter_context(open_audit_log(settings))
         records = await stack.enter_async_context(open_records(settings))
-        streams = await stack.enter_async_context(open_app_streams(settings, data_path))
+        streams = await stack.enter_async_context(open_app_streams(settings, data_path, audit))
         records.conversations.observe([], streams.store)
         await stack.enter_async_context(records.recording([], streams.store, data_path))
         front = Front(settings, streams, records)
-        app = let_origins_read(Edge(front, settings, records.keyring, public=PUBLIC), settings)
+        edge = Edge(front, settings, records.authentication, records.quotas, audit=audit, public=PUBLIC)
+        app = let_origins_read(edge, settings)
         app = AccessLog(app) if settings.access_log else app
         change = asyncio.Event()  # of a file, also while the apps start
         is_watched = changes is not None

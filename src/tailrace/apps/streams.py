@@ -16,7 +16,7 @@ from typing import Protocol
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from tailrace.access.audit import note
+from tailrace.access.audit import AuditLog
 from tailrace.apps.events import BodyPieces, ItemPieces, Memo, encoder_of
 from tailrace.errors import (
     AppFailed,
@@ -172,13 +172,15 @@ class _Feed(Producer):
 
 
 @contextlib.asynccontextmanager
-async def open_app_streams(settings: Settings, data_path: Path) -> AsyncIterator[AppStreams]:
+async def open_app_streams(
+    settings: Settings, data_path: Path, audit: AuditLog | None = None
+) -> AsyncIterator[AppStreams]:
     """Open the log store of the settings, and end the streams of servers that are gone, now and later.
 
     Raises: ModelError if the store cannot be opened or written.
     """
     async with open_log_store(settings, data_path, kind=STORE_KIND) as store, asyncio.TaskGroup() as group:
-        streams = AppStreams(store, settings, group)
+        streams = AppStreams(store, settings, group, audit)
         try:
             await streams.recover()
             store.write_errors.check()
@@ -192,8 +194,11 @@ async def open_app_streams(settings: Settings, data_path: Path) -> AsyncIterator
 class AppStreams:
     """All streams of apps that can still be read."""
 
-    def __init__(self, store: LogStore, settings: Settings, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, store: LogStore, settings: Settings, group: asyncio.TaskGroup, audit: AuditLog | None = None
+    ) -> None:
         self.store = store
+        self._audit = audit or AuditLog()
         self.feeds: set[_Feed] = set()
         self.num_ended: Counter[tuple[str, str]] = Counter()  # by app and status
         self.actions = StreamActions(store, settings)
@@ -249,7 +254,7 @@ class AppStreams:
         )
         lease = await self.store.open(record)
         log = lease.log
-        note("stream.begin", "done", owner=owner, model=app, wire=offer.wire, stream=log.stream_id)
+        self._audit.add("stream.begin", "done", owner=owner, model=app, wire=offer.wire, stream=log.stream_id)
         feed = _Feed(self, lease, parts, body, on_over)
         log.producer = feed
         self.feeds.add(feed)

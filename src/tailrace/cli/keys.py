@@ -18,6 +18,7 @@ from tailrace.cli.times import Duration, date_of
 from tailrace.settings import Settings
 
 if TYPE_CHECKING:
+    from tailrace.access.audit import AuditLog
     from tailrace.access.keys import Key, NewKey
     from tailrace.records.keys import KeyStore
 
@@ -74,11 +75,11 @@ def create(
     if expires == 0:
         raise click.BadParameter("a key must be valid for some time.", param_hint="--expires")
     quota, values = _split(values)
-    with _store(values, may_create=True) as store:
+    with _store(values, may_create=True) as (store, audit):
         made = store.create(
             owner, name=name, scopes=tuple(scopes) or DEFAULT_SCOPES, lifetime_s=expires, quota=quota_with(quota)
         )
-        _note("key.create", made.key)
+        audit.add_command("key.create", made.key)
     _show_new(made, as_json)
 
 
@@ -89,7 +90,7 @@ def create(
 def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as above
     """List the keys, newest first."""
     found: Sequence[Key] = ()
-    with contextlib.suppress(_NoDatabase), _store(values) as store:
+    with contextlib.suppress(_NoDatabase), _store(values) as (store, _):
         found = store.list(owner)
     if as_json:
         print_json([_json_of(key) for key in found])
@@ -112,7 +113,7 @@ def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as a
 @_where
 def show(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
     """Show one key: its owner, scopes and state."""
-    with _store(values) as store:
+    with _store(values) as (store, _):
         _show(store.get(_id_in(key_id)), as_json)
 
 
@@ -131,10 +132,10 @@ def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -
     if (key_id is None) == (owner is None):
         raise click.UsageError("Give either a key's id or --owner.")
     quota, values = _split(values)
-    with _store(values, may_create=owner is not None) as store:
+    with _store(values, may_create=owner is not None) as (store, audit):
         if owner is not None:
             changed = store.limit_owner(owner, quota_with(quota, store.quota_of(owner)))
-            _note_owner("owner.limit", owner)
+            audit.add_command("owner.limit", of_owner=owner)
             if as_json:
                 print_json({"owner": owner, "quota": changed})
             else:
@@ -142,7 +143,7 @@ def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -
         else:
             key = store.get(_id_in(key_id or ""))
             limited = store.limit(key.key_id, quota_with(quota, key.quota))
-            _note("key.limit", limited)
+            audit.add_command("key.limit", limited)
             _show(limited, as_json)
 
 
@@ -152,9 +153,9 @@ def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -
 @_where
 def revoke(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
     """Revoke a key, and end the streams that were begun with it."""
-    with _store(values) as store:
+    with _store(values) as (store, audit):
         revoked = store.revoke(_id_in(key_id))
-        _note("key.revoke", revoked)
+        audit.add_command("key.revoke", revoked)
     _show(revoked, as_json)
 
 
@@ -165,9 +166,9 @@ def revoke(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
 @_where
 def rotate(key_id: str, grace: float, as_json: bool, **values: Any) -> None:  # Any: as above
     """Give a key a new secret, and print it. The key keeps its id, owner and scopes."""
-    with _store(values) as store:
+    with _store(values) as (store, audit):
         made = store.rotate(_id_in(key_id), grace_s=grace)
-        _note("key.rotate", made.key)
+        audit.add_command("key.rotate", made.key)
     _show_new(made, as_json)
 
 
@@ -211,9 +212,11 @@ class _NoDatabase(click.ClickException):
 
 
 @contextlib.contextmanager
-def _store(values: dict[str, Any], *, may_create: bool = False) -> Iterator[KeyStore]:  # Any: of each setting's type
-    """Open the keys in the database of the options. Converts its errors to errors of the command line. Looking for a
-    key creates no database, because servers record requests as soon as there is one."""
+def _store(
+    values: dict[str, Any], *, may_create: bool = False
+) -> Iterator[tuple[KeyStore, AuditLog]]:  # Any: of each setting's type
+    """Open the keys in the database of the options, and the audit log. Converts their errors to errors of the command
+    line. Looking for a key creates no database, because servers record requests as soon as there is one."""
     from tailrace.access.audit import open_audit_log
     from tailrace.errors import ModelError, StorageError, UnknownKey
     from tailrace.records.keys import KeyStore
@@ -223,8 +226,8 @@ def _store(values: dict[str, Any], *, may_create: bool = False) -> Iterator[KeyS
         settings = Settings(**values)
         if not may_create and (path := absent_database(settings)) is not None:
             raise _NoDatabase(f"There are no keys: there is no database at {path}.")
-        with open_audit_log(settings), contextlib.closing(open_database(settings)) as database:
-            yield KeyStore(database)
+        with open_audit_log(settings) as audit, contextlib.closing(open_database(settings)) as database:
+            yield KeyStore(database), audit
     except (ModelError, StorageError, UnknownKey) as error:
         raise click.ClickException(error.message) from None
     except ValueError as error:
@@ -237,18 +240,6 @@ def _split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:  # 
 
     limits = {name: values.pop(name) for name in Quota.__struct_fields__}
     return limits, values
-
-
-def _note(event: str, key: Key) -> None:
-    from tailrace.access.audit import note_command, what_is_noted
-
-    note_command(event, "done", **what_is_noted(key))
-
-
-def _note_owner(event: str, owner: str) -> None:
-    from tailrace.access.audit import note_command
-
-    note_command(event, "done", of_owner=owner)
 
 
 def _id_in(text: str) -> str:

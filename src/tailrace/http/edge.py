@@ -25,12 +25,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.access.audit import note_refusal
+from tailrace.access.audit import AUDIT, AuditLog, note_refusal
+from tailrace.access.authentication import Authentication
 from tailrace.access.keyring import Keyring
 from tailrace.access.principal import PRINCIPAL, Principal, principal_of
-from tailrace.access.quotas import LIMIT_HEADERS
+from tailrace.access.quotas import LIMIT_HEADERS, Quotas
 from tailrace.access.requests_in_progress import RequestsInProgress
-from tailrace.access.sessions import is_own_origin
+from tailrace.access.sessions import Sessions, is_own_origin
 from tailrace.dialects import Wire, native
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.errors import Forbidden, MethodNotAllowed, NotFound, TailraceError, Unauthenticated
@@ -52,7 +53,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
 class Edge:
     """ASGI middleware around the whole application.
 
-    If the keyring has keys, every request needs one. `public` are the exceptions: paths that need no key for GET and
+    If there are keys, every request needs one. `public` are the exceptions: paths that need no key for GET and
     HEAD; a path that ends with `/` includes all paths below it. `headers`, with names in lower case, are defaults for
     each HTTP response.
     """
@@ -61,20 +62,24 @@ class Edge:
         self,
         app: ASGIApp,
         settings: Settings,
-        keyring: Keyring | None = None,
+        authentication: Authentication | None = None,
+        quotas: Quotas | None = None,
         *,
+        audit: AuditLog | None = None,
         wires: ServedWires | None = None,
         public: Collection[str] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
         self._app = app
         self._headers = Headers(headers).raw
-        self._keyring = keyring or Keyring()
+        self._authentication = authentication or Authentication(Keyring(), Sessions())
+        self._quotas = quotas or Quotas()
+        self._audit = audit or AuditLog()
         self._wires = wires or ServedWires()
         self._public = frozenset(path for path in public if not path.endswith("/") or path == "/")
         self._public_below = tuple(path for path in public if path.endswith("/") and path != "/")
         self._requests = RequestsInProgress()
-        self._keyring.on_revoked(self._requests.cancel_soon)
+        self._authentication.keyring.on_revoked(self._requests.cancel_soon)
         self._allows_any_host, self._hosts = _names(settings.allowed_hosts)
         self._allows_any_origin, self._origins = _names(settings.allowed_origins)
         self._hosts |= {"localhost", settings.host.lower(), socket.gethostname().lower()}
@@ -93,7 +98,7 @@ class Edge:
             nonlocal has_begun
             if message["type"] in _START_MESSAGES:
                 has_begun = True
-                message["headers"].extend(self._keyring.quotas.headers(principal_of(scope)))
+                message["headers"].extend(self._quotas.headers(principal_of(scope)))
                 MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
                 if message["type"] != "websocket.accept":
                     present = {name for name, _ in message["headers"]}
@@ -102,6 +107,7 @@ class Edge:
 
         scope["app"] = self  # makes the router raise its errors instead of answering them
         scope["tailrace_request_id"] = request_id
+        scope[AUDIT] = self._audit
         try:
             self._check(headers)
             principal = scope[PRINCIPAL] = self._principal(scope, headers)
@@ -131,7 +137,7 @@ class Edge:
         path = scope["path"]  # never a URL that is built from headers
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and self._is_public(path):
             return Principal()
-        principal = self._keyring.authenticate(scope, headers)
+        principal = self._authentication.authenticate(scope, headers)
         if principal.stream_id is not None and scope["type"] == "http":
             ids = [part.removeprefix("resp_") for part in path.split("/")]
             principal.require_stream(principal.stream_id if principal.stream_id in ids else "")

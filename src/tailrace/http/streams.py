@@ -16,7 +16,7 @@ from tailrace.dialects.wire import Presentation
 from tailrace.errors import StreamExpired, UnknownStream
 from tailrace.http.answers import JsonAnswer, StreamAnswer
 from tailrace.settings import Settings
-from tailrace.streams import LogStore, StreamLog
+from tailrace.streams import LogStore, StreamLog, is_stream_id
 
 __all__ = ["KeptLonger", "StreamActions", "id_header"]
 
@@ -80,7 +80,8 @@ class StreamActions:
         Raises: StreamError, RequestError, StorageError.
         """
         owner = owner_of(scope)
-        with contextlib.nullcontext() if verb == "show" else noting(f"stream.{verb}", scope, stream=stream_id):
+        noted = stream_id if is_stream_id(stream_id) else ""  # it may be any text
+        with contextlib.nullcontext() if verb == "show" else noting(f"stream.{verb}", scope, stream=noted):
             log = await self.find(owner, stream_id)
             if verb != "show" and log.end is None:
                 open_encoder(log)

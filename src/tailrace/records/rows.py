@@ -7,7 +7,6 @@ from operator import attrgetter
 
 import msgspec
 
-from tailrace.access.quotas import most_tokens
 from tailrace.errors import TailraceError
 from tailrace.generation import Times
 from tailrace.streams import Record, StreamLog
@@ -74,7 +73,7 @@ def row_of_start(record: Record, *, with_text: bool = False) -> RequestRow:
         status=RUNNING,
         parameters=_parameters(record.sampling),
         num_prompt_tokens=record.num_prompt_tokens,
-        num_completion_tokens=most_tokens(record) - record.num_prompt_tokens,
+        num_completion_tokens=record.most_tokens - record.num_prompt_tokens,
         num_choices=record.num_choices,
         prompt="\n".join(prompt.text for prompt in record.prompts) if with_text else None,
     )

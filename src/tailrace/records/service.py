@@ -14,7 +14,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from tailrace.access.authentication import Authentication
 from tailrace.access.keyring import Keyring
+from tailrace.access.quotas import Quotas
+from tailrace.access.sessions import Sessions
 from tailrace.errors import ModelError, StorageError
 from tailrace.generation import Generator
 from tailrace.models.places import data_path, expanded
@@ -88,13 +91,17 @@ def has_keys(settings: Settings) -> bool:
 
 
 class Records:
-    """The database of a server. The keyring follows its keys; requests and conversations are written to it.
+    """The database of a server. The keyring, the quotas and the active sessions follow its keys; requests and
+    conversations are written to it.
 
     Without a database, requests are not recorded. The first key, the first conversation, or --database creates it.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.keyring = Keyring()
+        self.quotas = Quotas()
+        self.active_sessions = Sessions()
+        self.authentication = Authentication(self.keyring, self.active_sessions)
         self.threads = DatabaseThreads(_THREADS)  # for clients
         self._background = DatabaseThreads(_BACKGROUND_THREADS)  # so that clients cannot delay a revocation
         self.conversations = ConversationKeeper(
@@ -173,8 +180,9 @@ class Records:
             is_whole = begun_s - self._read_s > MISSED_S
             changes = await self._background.run(lambda: self.keys().changed_since(0 if is_whole else self._version))
             await self._record()  # before the update, so that requests with a new key are recorded and counted
-            self.keyring.update(changes.keys, changes.owners)
-            self.keyring.sessions.update(changes.sessions, time.time(), is_whole=is_whole)
+            self.quotas.update(changes.keys, changes.owners)
+            self.keyring.update(changes.keys)
+            self.active_sessions.update(changes.sessions, time.time(), is_whole=is_whole)
             self._version, self._read_s = changes.version, begun_s
 
     async def apply_own_change(self) -> None:
@@ -235,7 +243,7 @@ class Records:
             generators, store, data_path = self._recorded
             log = RequestLog(
                 Spool(data_path / _SPOOL),
-                self.keyring.quotas,
+                self.quotas,
                 self.requests,
                 self._background,
                 self.conversations,

@@ -104,6 +104,11 @@ class Record(msgspec.Struct, frozen=True):
     def seed(self) -> int:
         return self.sampling.seed or 0
 
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that the stream can use, prompts and answers together."""
+        return self.num_prompt_tokens + self.num_choices * (self.sampling.max_tokens or 0)
+
     def finished(self) -> Record:
         """Return the record of the ended stream, without prompts and caller."""
         return msgspec.structs.replace(self, prompts=(), caller="")
