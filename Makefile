@@ -62,8 +62,8 @@ simulate: install-dev
 # wait for servers, which run in processes that are not measured. From 3.12 on COVERAGE_CORE=sysmon takes an eighth more instead.
 # The tests of `models` would be measured, too, but take 38 s of a processor; those of the other packages wait for servers.
 COVERED := $(addprefix tests/,access admission conversations dialects durable generation schemas streams text \
-	$(addprefix engines/test_,adapters.py schedule.py) \
-	$(addprefix test_,errors.py file_systems.py requirements.py spelling.py types.py))
+	$(addprefix engines/test_,adapters.py schedule.py) packages/test_requirements.py system/test_file_systems.py \
+	$(addprefix test_,errors.py types.py wording.py))
 
 coverage: install-dev
 	$(BIN)/pytest -n 2 --dist loadfile $(TRIES) -m "not deep" --cov --cov-report=term $(COVERED) $(ARGS)

@@ -27,7 +27,7 @@ from typing import Any
 import httpx
 
 from machine import this_machine
-from tailrace.child import stop
+from tailrace.system.child import stop
 
 ROOT = Path(__file__).parent.parent
 BOTS = ROOT / "tests" / "apps" / "bots"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tailrace.child import stop
+from tailrace.system.child import stop
 
 __all__ = ["RunningServer", "serving"]
 

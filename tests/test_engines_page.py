@@ -10,7 +10,7 @@ from tests.generated import check_table
 
 from tailrace.engines import KINDS
 from tailrace.engines.openvino.engine import PARAMETERS as OPENVINO
-from tailrace.requirements import install_command
+from tailrace.packages.requirements import install_command
 from tailrace.types import SHAPING, Sampling
 
 ROOT = Path(__file__).parent.parent

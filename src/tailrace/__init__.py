@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tailrace import telemetry
+from tailrace.packages import telemetry
 
 if TYPE_CHECKING:
     from tailrace.serve.model import Model

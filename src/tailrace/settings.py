@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from tailrace.named_paths import named_paths
-
 _HOST_NAME = re.compile(r"[^\s/:@?#\[\]*]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+", re.ASCII)
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE)
+_NAMED_PATH = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/-]{0,127})=(.+)", re.ASCII)  # ./a=b has no name
 _METRIC_FAMILIES = ("tgi", "vllm")
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _MOST = 10**15  # of a whole number: fits into every message, database and library that it goes to
@@ -349,12 +348,16 @@ class Settings:
 
     @property
     def adapters(self) -> dict[str, str]:
-        """The paths in `adapter` by their names; "" for the one without a name. Raises: ValueError for a name that is
-        used twice."""
-        try:
-            return named_paths(self.adapter)
-        except ValueError as error:
-            raise ValueError(f"--adapter {error}") from None
+        """The paths in `adapter`, such as `poet=./poems,law=./law`, by their names; "" for the one without a name.
+        Raises: ValueError for a name that is used twice."""
+        found: dict[str, str] = {}
+        for part in filter(None, map(str.strip, self.adapter.split(","))):
+            match = _NAMED_PATH.fullmatch(part)
+            name, path = (match[1], match[2]) if match else ("", part)
+            if name in found:
+                raise ValueError(f"--adapter has {f'the name {name} twice' if name else 'two paths without a name'}.")
+            found[name] = path
+        return found
 
     @property
     def is_for_one(self) -> bool:

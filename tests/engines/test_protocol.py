@@ -25,7 +25,7 @@ from tailrace.engines.protocol import (
     decode_to_worker,
     encode,
 )
-from tailrace.frames import MAX_FRAME_BYTES, FrameBuffer
+from tailrace.system.frames import MAX_FRAME_BYTES, FrameBuffer
 from tailrace.types import Sampling
 
 _SPEC = EngineSpec(

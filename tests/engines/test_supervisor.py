@@ -139,7 +139,7 @@ _IMPOSTER = """
 import os, signal, socket, sys
 from tailrace.engines.interface import Capabilities, Delta
 from tailrace.engines.protocol import *
-from tailrace.frames import FrameBuffer
+from tailrace.system.frames import FrameBuffer
 
 sock = socket.socket(fileno=int(sys.argv[3]))
 frames = FrameBuffer()

@@ -34,7 +34,7 @@ from tailrace.engines.protocol import (
     encode,
 )
 from tailrace.engines.worker import WorkerLink, run
-from tailrace.frames import FrameBuffer
+from tailrace.system.frames import FrameBuffer
 
 _AHEAD_BYTES = 32 * 1024
 

@@ -19,11 +19,11 @@ from datetime import UTC, datetime
 
 from starlette.types import Scope
 
-from tailrace import eventloop
 from tailrace.access.keys import Key
 from tailrace.access.principal import PRINCIPAL, caller_of, principal_of
 from tailrace.errors import Forbidden, ModelError, TailraceError, Unauthenticated
 from tailrace.settings import Settings
+from tailrace.system import eventloop
 
 __all__ = ["AUDIT", "AuditLog", "note", "note_refusal", "noting", "open_audit_log", "what_is_noted"]
 

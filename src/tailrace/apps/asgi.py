@@ -18,7 +18,7 @@ from tailrace.serve.context import RequestContext, set_request_context
 from tailrace.serve.exceptions import BackPressureError
 from tailrace.serve.failures import failed, refusal_of
 from tailrace.serve.link import Channel, ChannelClosed
-from tailrace.spelling import shown_path
+from tailrace.wording import shown_path
 
 __all__ = ["Lifespan", "serve_request"]
 

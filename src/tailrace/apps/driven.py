@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 
-from tailrace import eventloop
 from tailrace.apps.front import Front
 from tailrace.apps.host import AppSpec, host
 from tailrace.apps.process import BootError
-from tailrace.child import begin_child
 from tailrace.serve.boot import Failed
 from tailrace.serve.link import Channel, Link
 from tailrace.serve.running import Ordered, Started
 from tailrace.settings import Settings, checked_settings
+from tailrace.system import eventloop
+from tailrace.system.child import begin_child
 from tailrace.transport.addresses import bind
 
 __all__ = ["main"]

@@ -13,7 +13,6 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from tailrace import eventloop
 from tailrace.access.audit import open_audit_log
 from tailrace.apps.front import PUBLIC, Front
 from tailrace.apps.pool import HostedApp, Pool
@@ -26,6 +25,7 @@ from tailrace.http.edge import Edge, let_origins_read
 from tailrace.records.service import open_records
 from tailrace.serve.boot import AppTarget, Described, Failed
 from tailrace.settings import Settings
+from tailrace.system import eventloop
 from tailrace.transport.listening import BACKLOG, Signals, Uvicorn
 
 __all__ = ["AppSpec", "host"]

@@ -11,9 +11,9 @@ import subprocess
 import msgspec
 
 from tailrace.apps.interpreters import command_of
-from tailrace.child import how_it_ended
 from tailrace.serve.boot import AppTarget, Assignment, Described, Failed
 from tailrace.serve.link import ChannelClosed, Link, OnChannel
+from tailrace.system.child import how_it_ended
 
 __all__ = ["BootError", "ReplicaProcess"]
 

@@ -25,11 +25,9 @@ import anyio.to_thread
 import msgspec
 from starlette.types import ASGIApp
 
-from tailrace import eventloop
 from tailrace.apps.asgi import Lifespan, serve_request
 from tailrace.apps.target import describe, load
 from tailrace.apps.watch import LoopWatch
-from tailrace.child import begin_child, end_family_with_me
 from tailrace.compat.anyio import task_in_thread
 from tailrace.serve.boot import AppTarget, Assignment, Described
 from tailrace.serve.calling import as_async_iterator, call
@@ -41,6 +39,8 @@ from tailrace.serve.failures import failed
 from tailrace.serve.handles import CallHead, DeploymentHandle, PendingCall, connect, open_calls, pack_failure
 from tailrace.serve.ingress import asgi_of
 from tailrace.serve.link import Channel, ChannelClosed, Link
+from tailrace.system import eventloop
+from tailrace.system.child import begin_child, end_family_with_me
 
 __all__ = ["main"]
 

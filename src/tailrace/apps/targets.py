@@ -17,7 +17,7 @@ from tailrace.apps.host import AppSpec
 from tailrace.apps.interpreters import InterpreterError, find_interpreter
 from tailrace.serve.boot import AppTarget
 from tailrace.settings import checked_settings
-from tailrace.spelling import did_you_mean
+from tailrace.wording import did_you_mean
 
 __all__ = ["Plan", "PlanError", "plan_of"]
 

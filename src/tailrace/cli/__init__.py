@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from tailrace import __version__
 from tailrace.cli.console import say, say_error, show_log
-from tailrace.spelling import did_you_mean
+from tailrace.wording import did_you_mean
 
 __all__ = ["main"]
 

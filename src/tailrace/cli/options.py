@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from tailrace.cli.console import say_error
 from tailrace.settings import Setting, settings_table
-from tailrace.spelling import closest, did_you_mean
+from tailrace.wording import closest, did_you_mean
 
 __all__ = ["own_settings", "setting_options", "warn_of_unknown_variables"]
 

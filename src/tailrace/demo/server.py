@@ -14,9 +14,7 @@ from pathlib import Path
 
 import click
 
-from tailrace import eventloop
 from tailrace.api.lifecycle import serve
-from tailrace.child import begin_child
 from tailrace.demo.keeper import FETCH_FILE
 from tailrace.demo.routes import DemoRoutes
 from tailrace.errors import ModelError
@@ -25,6 +23,8 @@ from tailrace.generation.source import find_source
 from tailrace.models import NoProgress
 from tailrace.models.places import prepared_path
 from tailrace.settings import Settings
+from tailrace.system import eventloop
+from tailrace.system.child import begin_child
 from tailrace.transport.addresses import bind
 
 __all__ = ["SIMULATED", "main"]

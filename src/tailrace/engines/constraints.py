@@ -17,8 +17,8 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX
-from tailrace.reasons import in_one_line
 from tailrace.types import Grammar
+from tailrace.wording import in_one_line
 
 __all__ = ["Constraint", "Constraints"]
 

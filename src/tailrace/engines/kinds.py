@@ -24,12 +24,12 @@ from tailrace.engines.openvino import facts as openvino
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
-from tailrace.requirements import install_command
+from tailrace.packages.requirements import install_command
 from tailrace.schemas import GUIDANCE, PASSED_ON, PORTABLE, Reach
-from tailrace.spelling import listed
+from tailrace.wording import listed
 
 if TYPE_CHECKING:
-    from tailrace.plugins import Plugins
+    from tailrace.packages.plugins import Plugins
 
 __all__ = [
     "ENGINES_GROUP",
@@ -220,7 +220,9 @@ def find_kind(name: str) -> Kind | None:
 
 @cache
 def _plugins(only: str | None = None) -> Plugins[Kind]:
-    from tailrace.plugins import load_plugins  # imports importlib.metadata, which no process of an engine needs
+    from tailrace.packages.plugins import (
+        load_plugins,  # imports importlib.metadata, which no process of an engine needs
+    )
 
     return load_plugins(ENGINES_GROUP, Kind, taken=KINDS, refuses=_misfit, only=only)
 

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
-from tailrace.frames import framed
+from tailrace.system.frames import framed
 
 __all__ = [
     "PROTOCOL_VERSION",

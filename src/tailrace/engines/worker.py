@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from typing import cast
 
-from tailrace.child import begin_child, end_family_with_me
 from tailrace.engines import load_engine
 from tailrace.engines.huge_pages import move_to_huge_pages
 from tailrace.engines.interface import Delta, Engine, Prefill, Reporting
@@ -33,7 +32,8 @@ from tailrace.engines.protocol import (
     encode,
 )
 from tailrace.errors import SequenceFailed, TailraceError
-from tailrace.frames import FrameBuffer
+from tailrace.system.child import begin_child, end_family_with_me
+from tailrace.system.frames import FrameBuffer
 
 __all__ = ["WorkerLink", "main", "run"]
 

@@ -15,7 +15,6 @@ from typing import Protocol, cast
 
 import msgspec
 
-from tailrace.child import how_it_ended
 from tailrace.engines.interface import Capabilities, Delta, Prefill
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
@@ -29,7 +28,8 @@ from tailrace.engines.protocol import (
     encode,
 )
 from tailrace.errors import EngineError, EngineLost
-from tailrace.frames import FrameBuffer
+from tailrace.system.child import how_it_ended
+from tailrace.system.frames import FrameBuffer
 
 __all__ = ["Receiver", "WorkerProcess"]
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 
 from tailrace import __version__
-from tailrace.child import resident_bytes
 from tailrace.engines import EngineSpec
 from tailrace.engines.certificate import Verdict, read_certificate, subject
 from tailrace.engines.kinds import find_kind
@@ -17,6 +16,7 @@ from tailrace.errors import EngineLost, TailraceError
 from tailrace.generation.generator import Generator
 from tailrace.models.places import data_path
 from tailrace.settings import Settings
+from tailrace.system.child import resident_bytes
 from tailrace.types import Arrival, GenerateRequest, Message
 
 __all__ = ["NamedModel", "Served"]

@@ -24,15 +24,15 @@ from tailrace.generation.source import Source
 from tailrace.models import ModelCard
 from tailrace.models.places import expanded
 from tailrace.models.upstream import Address, upstream_key
-from tailrace.requirements import install_command
+from tailrace.packages.requirements import install_command
 from tailrace.settings import Settings
-from tailrace.spelling import did_you_mean
 from tailrace.streams import LogStore, MemoryLogStore, SqliteLogStore, open_sqlite, read_key
 from tailrace.streams.old_journals import lifetime_s
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
 from tailrace.text.calls import FORMATS
 from tailrace.text.reasoning import THINK, find_format
 from tailrace.types import means_any_model
+from tailrace.wording import did_you_mean
 
 if TYPE_CHECKING:  # the library is not installed everywhere
     from tailrace.streams.redis import RedisLogStore

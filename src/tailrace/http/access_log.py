@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.http.answers import ANSWERED
 from tailrace.http.wires import ServedWires
-from tailrace.spelling import shown_path
 from tailrace.streams import StreamLog
+from tailrace.wording import shown_path
 
 __all__ = ["AccessLog"]
 

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route, compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.http.wires import ServedWires
-from tailrace.spelling import closest
+from tailrace.wording import closest
 
 __all__ = ["NearPaths", "nearest_path"]
 

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from tailrace.dialects import WIRES, WIRES_GROUP, Wire
 from tailrace.dialects.wire import NO_PREFIX, Operation
 from tailrace.errors import RequestError
-from tailrace.plugins import load_plugins
+from tailrace.packages.plugins import load_plugins
 
 __all__ = ["ServedWires", "is_meant", "overlap"]
 

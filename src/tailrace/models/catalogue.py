@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from tailrace.errors import ModelError
 from tailrace.models.places import expanded
-from tailrace.spelling import did_you_mean
+from tailrace.wording import did_you_mean
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "HubSource", "Source", "parse_source"]
 

@@ -14,9 +14,9 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 
 from tailrace.errors import ModelError, StorageError
-from tailrace.file_systems import NEEDS_LOCAL_DISK, lacks_locks, warn_of_network
+from tailrace.packages.requirements import install_command
 from tailrace.records.threads import TOO_SLOW, UNREACHABLE
-from tailrace.requirements import install_command
+from tailrace.system.file_systems import NEEDS_LOCAL_DISK, lacks_locks, warn_of_network
 
 __all__ = ["HEAD", "RecordDatabase"]
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
-from tailrace.requirements import pip_install
+from tailrace.packages.requirements import pip_install
 from tailrace.serve.closing import close_on_abort
 
 __all__ = ["TokenStream", "ids_of", "library", "wake"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tailrace.errors import TailraceError
-from tailrace.requirements import pip_install
+from tailrace.packages.requirements import pip_install
 from tailrace.serve.boot import Failed
 from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from tailrace.frames import MAX_FRAME_BYTES, FrameBuffer, framed
+from tailrace.system.frames import MAX_FRAME_BYTES, FrameBuffer, framed
 
 __all__ = ["MAX_MESSAGE_BYTES", "Channel", "ChannelClosed", "Link", "LinkLost"]
 

@@ -22,9 +22,9 @@ from tailrace.generation.service import start_service
 from tailrace.generation.source import find_source
 from tailrace.models.places import prepared_path
 from tailrace.settings import Settings
-from tailrace.spelling import did_you_mean
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, GenerateRequest
+from tailrace.wording import did_you_mean
 
 __all__ = ["Model", "TextStream", "close_models", "models_loaded"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.spelling import did_you_mean
+from tailrace.wording import did_you_mean
 
 __all__ = ["IGNORED", "REMARKS", "BackpressureConfig", "DeploymentOptions", "read_options"]
 

@@ -23,12 +23,12 @@ import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 from starlette.datastructures import State
 
-from tailrace.child import stop
 from tailrace.serve.boot import AppTarget, Failed
 from tailrace.serve.deployment import Application, Deployment, nodes
 from tailrace.serve.exceptions import ServeError
 from tailrace.serve.handles import DeploymentHandle, connect, disconnect, is_connected
 from tailrace.serve.link import Channel, ChannelClosed, Link
+from tailrace.system.child import stop
 
 __all__ = ["Ordered", "Started", "get_app_handle", "get_deployment_handle", "run", "shutdown", "start"]
 

@@ -19,10 +19,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tailrace.errors import KINDS, AppFailed, AppOutput, RequestError, TailraceError
-from tailrace.frames import framed
 from tailrace.serve.failures import FAILED, failed
-from tailrace.spelling import shown_path
+from tailrace.system.frames import framed
 from tailrace.types import Failure
+from tailrace.wording import shown_path
 
 __all__ = [
     "STREAM_HEADER",

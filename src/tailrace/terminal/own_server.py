@@ -20,7 +20,7 @@ _LISTENING = "Listening on "
 _PROGRAM = """
 import sys
 from tailrace.__main__ import main
-from tailrace.child import begin_child
+from tailrace.system.child import begin_child
 begin_child(int(sys.argv.pop(1)))
 main()
 """

@@ -34,9 +34,9 @@ import time
 from collections.abc import Callable
 from typing import cast
 
-from tailrace.child import resident_bytes
 from tailrace.engines.interface import Engine, Prefill, Reporting
 from tailrace.errors import SequenceFailed
+from tailrace.system.child import resident_bytes
 from tailrace.testing._harness import EngineHarness, Law, require
 from tailrace.testing.sampling_laws import grammar_laws, sampling_laws
 from tailrace.types import Sampling

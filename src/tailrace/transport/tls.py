@@ -8,9 +8,9 @@ import logging
 import os
 import ssl
 
-from tailrace import eventloop
 from tailrace.errors import ModelError
 from tailrace.settings import Settings
+from tailrace.system import eventloop
 
 __all__ = ["Tls"]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from tailrace.apps.on_ray.spec import RayError
-from tailrace.requirements import install_command
+from tailrace.packages.requirements import install_command
 
 if TYPE_CHECKING:
     from tailrace.apps.on_ray.spec import ServerSpec

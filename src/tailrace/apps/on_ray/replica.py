@@ -14,11 +14,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.api.lifecycle import RunningServer, open_server
 from tailrace.apps.on_ray.spec import ServerSpec
 from tailrace.errors import ModelError
-from tailrace.eventloop import first_error
 from tailrace.generation.served import Served
 from tailrace.generation.source import find_named
 from tailrace.models.places import prepared_path
 from tailrace.models.progress import NoProgress
+from tailrace.system.eventloop import first_error
 from tailrace.transport.addresses import listens_on_loopback
 
 __all__ = ["RayReplica"]

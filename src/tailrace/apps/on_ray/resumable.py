@@ -22,8 +22,8 @@ from tailrace.http.answers import error_answer
 from tailrace.serve.failures import failed, refusal_of
 from tailrace.serve.link import ChannelClosed
 from tailrace.serve.stream import StreamOffer
-from tailrace.spelling import shown_path
 from tailrace.types import ANONYMOUS
+from tailrace.wording import shown_path
 
 __all__ = ["ResumableApp"]
 

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.apps.streams import AppStreams, open_app_streams
 from tailrace.dialects import native
 from tailrace.errors import TailraceError
-from tailrace.eventloop import first_error
 from tailrace.http.answers import error_answer
 from tailrace.settings import Settings
+from tailrace.system.eventloop import first_error
 
 __all__ = ["StreamThread", "reporting_disconnects"]
 

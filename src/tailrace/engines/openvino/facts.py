@@ -9,7 +9,7 @@ from tailrace.engines.processor import has_eight_bit_products, processor_flags
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
-from tailrace.spelling import listed
+from tailrace.wording import listed
 
 __all__ = ["FOUR_BITS", "has_lone_form", "has_plain_form", "least_bits", "memory_bytes", "weight_bytes", "why_not"]
 

@@ -33,7 +33,7 @@ from tailrace.engines.sampler import PARAMETERS, Row, check_ids
 from tailrace.engines.transformers.adapters import RowAdapters, merge
 from tailrace.engines.transformers.batches import BLOCK_TOKENS, Paged, Sequential
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.reasons import in_one_line
+from tailrace.wording import in_one_line
 
 __all__ = ["PARAMETERS", "TransformersEngine"]
 

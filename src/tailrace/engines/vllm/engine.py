@@ -40,8 +40,8 @@ from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
 from tailrace.engines.vllm.adapters import RANKS, write_adapter
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.reasons import in_one_line
 from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
+from tailrace.wording import in_one_line
 
 __all__ = ["PARAMETERS", "VllmEngine"]
 

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tailrace.child import stop
 from tailrace.engines import EngineSpec
 from tailrace.measure.bench.load import Round, Sample, Timeline, percentile, run_load
+from tailrace.system.child import stop
 from tailrace.text import Tokenizer
 
 __all__ = ["Pair", "ReportLine", "compare_engine", "compare_server", "engine_alone"]

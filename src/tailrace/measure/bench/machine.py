@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.child import how_it_ended
 from tailrace.engines.processor import processor, processor_flags
 from tailrace.engines.protocol import EngineSpec
+from tailrace.system.child import how_it_ended
 
 __all__ = ["Machine", "MeasurePlan", "look_at_machine", "measure_machine", "num_cores"]
 

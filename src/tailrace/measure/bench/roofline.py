@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import numpy as np
 
-from tailrace.child import begin_child
 from tailrace.measure.bench.machine import MeasurePlan, num_cores
+from tailrace.system.child import begin_child
 
 __all__ = ["main"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from tailrace.requirements import pip_install
+from tailrace.packages.requirements import pip_install
 from tailrace.serve.failures import set_requirements
 from tailrace.serve.inferless.errors import AppError
 

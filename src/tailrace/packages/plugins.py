@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
-from tailrace.reasons import in_one_line
+from tailrace.wording import in_one_line
 
 __all__ = ["Plugins", "load_plugins"]
 

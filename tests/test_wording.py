@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tailrace.spelling import did_you_mean
+from tailrace.wording import did_you_mean
 
 KNOWN = ("max_tokens", "min_p", "temperature")
 

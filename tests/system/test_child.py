@@ -9,11 +9,11 @@ import psutil
 import pytest
 from tests.processes import wait_ended
 
-from tailrace.child import how_it_ended
+from tailrace.system.child import how_it_ended
 
 _SCRIPT = """
 import subprocess, sys, time
-from tailrace.child import end_family_with_me
+from tailrace.system.child import end_family_with_me
 end_family_with_me()
 print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
 time.sleep(60)

@@ -1,4 +1,5 @@
-"""Suggestions for misspelled names, lists in words, and paths in a form that is safe to print."""
+"""Parts of messages for users: suggestions for misspelled names, lists in words, exceptions of libraries, and paths in
+a form that is safe to print."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import difflib
 from collections.abc import Iterable
 from urllib.parse import quote
 
-__all__ = ["closest", "did_you_mean", "listed", "shown_path"]
+__all__ = ["closest", "did_you_mean", "in_one_line", "listed", "shown_path"]
 
 _MAX_PATH = 200  # characters shown
 _PATH_CHARACTERS = "/:@!$&'()*+,;=-._~"  # the others are shown percent-encoded
@@ -27,6 +28,15 @@ def listed(names: Iterable[str]) -> str:
     """Return `a, b and c`. There must be at least one name."""
     *rest, last = names
     return f"{', '.join(rest)} and {last}" if rest else last
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return an exception's class and the first line of its message, shortened. If the first line ends with a colon,
+    the second line is added."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        lines[0] += f" {lines[1]}"
+    return f"{type(error).__name__}: {lines[0].rstrip('.')[:200]}" if lines else type(error).__name__
 
 
 def shown_path(path: str) -> str:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.waiting import LONG_S
 
-from tailrace.requirements import install_command, requirements
+from tailrace.packages.requirements import install_command, requirements
 
-PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
 
 def _parts(requirement: str) -> tuple[str, ...]:
@@ -37,8 +37,8 @@ def test_an_extra_is_installed_by_its_requirements() -> None:
 
 def test_where_tailrace_is_not_installed_the_extra_is_named() -> None:
     """The modules are on the path, but the package's metadata are missing."""
-    source = Path(__file__).parent.parent / "src"
-    code = "from tailrace.requirements import install_command; print(install_command(extra='ray'))"
+    source = Path(__file__).parents[2] / "src"
+    code = "from tailrace.packages.requirements import install_command; print(install_command(extra='ray'))"
     command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONG_S)
     assert shlex.split(done.stdout)[1:] == ["-m", "pip", "install", "tailrace[ray]"]

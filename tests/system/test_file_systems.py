@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.file_systems import network_file_system
+from tailrace.system.file_systems import network_file_system
 
 _MOUNTS = """\
 22 1 0:21 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

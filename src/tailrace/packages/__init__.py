@@ -1,0 +1,1 @@
+"""Other Python packages in the environment of tailrace: plugins, commands that install packages, and telemetry."""
