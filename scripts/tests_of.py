@@ -17,13 +17,14 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+_PLUGINS = "tailrace_plugins"  # whose tests are in tests/plugins
 
 
 @cache
 def _modules() -> dict[str, Path]:
     """Return the files of tailrace and of its tests by the names of their modules."""
     found = {}
-    for base, folder in ((ROOT / "src", "tailrace"), (ROOT, "tests")):
+    for base, folder in ((ROOT / "src", "tailrace"), (ROOT / "src", _PLUGINS), (ROOT, "tests")):
         for path in sorted((base / folder).rglob("*.py")):
             parts = path.relative_to(base).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
@@ -64,6 +65,8 @@ def _users() -> dict[str, set[str]]:
 def find_tests(module: str) -> list[str]:
     """Return the test files of a module, such as `tailrace.streams.log`, as paths from the project's folder."""
     package, name = module.split(".")[1:-1], module.rpartition(".")[2]
+    if module.partition(".")[0] == _PLUGINS:
+        package = ["plugins", *package]
     found = {".".join(("tests", *package, f"test_{name}"))} & _modules().keys()
     seen = nearest = {module}
     while nearest:
@@ -77,7 +80,7 @@ def find_tests(module: str) -> list[str]:
 
 
 def _changed() -> list[str]:
-    command = ["git", "diff", "--name-only", "--diff-filter=d", "main", "--", "src/tailrace", "tests"]
+    command = ["git", "diff", "--name-only", "--diff-filter=d", "main", "--", "src", "tests"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [path for path in done.stdout.split() if path.endswith(".py")]
 

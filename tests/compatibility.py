@@ -21,9 +21,10 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from tailrace.dialects import anthropic, cumulative, native, ollama, openai, responses, tgi, triton
+from tailrace.dialects import anthropic, native, ollama, openai, responses, tgi, triton
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.fields import SamplingFields
+from tailrace_plugins.articles import cumulative
 
 __all__ = ["ANY", "APIS", "Api", "Value", "fields_of"]
 

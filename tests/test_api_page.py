@@ -24,7 +24,9 @@ def test_the_page_has_its_sections() -> None:
     assert list(WHOLE) == [
         "tailrace", "tailrace.serve", "tailrace.serve.exceptions", "tailrace.serve.huggingface", "tailrace.testing",
     ]  # fmt: skip
-    assert list(PARTS) == ["tailrace.engines", "tailrace.dialects", "tailrace.types", "tailrace.errors"]
+    assert list(PARTS) == [
+        "tailrace.engines", "tailrace.dialects", "tailrace.conversations", "tailrace.types", "tailrace.errors",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("module", WHOLE)
@@ -47,8 +49,9 @@ def _imported(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _sources() -> dict[str, str]:
-    """Return the Python sources of the examples, the docs and the README."""
-    found = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "examples").rglob("*.py")}
+    """Return the Python sources of the plugins, the examples, the docs and the README."""
+    folders = (ROOT / "examples", ROOT / "src" / "tailrace_plugins")
+    found = {str(path.relative_to(ROOT)): path.read_text() for folder in folders for path in folder.rglob("*.py")}
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for number, block in enumerate(
             re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
@@ -57,7 +60,7 @@ def _sources() -> dict[str, str]:
     return found
 
 
-def test_examples_and_docs_import_public_names_only() -> None:
+def test_plugins_examples_and_docs_import_public_names_only() -> None:
     listed = {(module, name) for module, names in {**WHOLE, **PARTS}.items() for name in names}
     modules = {tuple(module.rpartition(".")[::2]) for module in {**WHOLE, **PARTS}}
     used = {pair for source in _sources().values() for pair in _imported(source)}

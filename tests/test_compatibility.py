@@ -23,15 +23,16 @@ from tests.compatibility import ANY, APIS, Api, Value, fields_of
 from tests.dialects.fake_server import FakeServer, parsed
 from tests.dialects.transcripts import facts
 
-from tailrace.dialects import WIRES, GenerateCall, StreamFacts, Wire, websocket
+from tailrace.dialects import GenerateCall, StreamFacts, Wire, websocket
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.shapes import path_of
 from tailrace.dialects.wire import Follow, Generate, OnStream, Operation, Reply, Show
 from tailrace.engines.openvino.engine import PARAMETERS
 from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.http.wires import is_meant
+from tailrace.http.wires import ServedWires, is_meant
 from tailrace.types import SHAPING, End, Event, GenerateRequest, Sampling, Usage
 
+WIRES = ServedWires().all
 PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"
 _EVERYWHERE = PARAMETERS | {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens",
                             "include_special"}  # fmt: skip

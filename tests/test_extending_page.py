@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from tests.api.process import TAILRACE, Server, environment
 from tests.waiting import LONG_S
+from websockets.sync.client import connect
 
 from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec
 from tailrace.testing import Law, check_engine, laws
@@ -53,7 +55,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a directory of packages for child processes."""
     directory = tmp_path / "site"
     directory.mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(directory))
+    monkeypatch.setenv("PYTHONPATH", str(directory), prepend=os.pathsep)
     return directory
 
 
@@ -120,6 +122,13 @@ def test_it_is_served(parrot: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
         assert server.http.get("/parrot/nothing").json()["error"]["code"] == "not_found"
         assert "/parrot" in server.http.get("/openapi.json").json()["paths"]
+        with connect(f"ws://127.0.0.1:{server.port}/parrot") as socket:
+            for prompt in ("Hello.", "Bye."):
+                socket.send(prompt)
+                assert "".join(iter(lambda: str(socket.recv()), "(silence)")) == prompt
+        talks = [{"parrot": ["Hello.", "Hello."]}]
+        assert server.post("/v1/conversations/import", talks).json()["data"][0]["title"] == "Parrot"
+        assert server.http.get("/v1/conversations/export?format=parrot").json() == talks
         again = server.post("/v1/completions", {"model": "default", "prompt": "ab", "max_tokens": 5})
         assert again.json()["choices"][0]["text"] == "ab"
         refused = server.post("/v1/completions", {"model": "default", "prompt": "ab", "logit_bias": {"5": 1}})
@@ -158,8 +167,9 @@ not_one = object()
 no_formats = Kind("no_formats", **{**kind, "formats": 3})
 
 
-def wire(name, path="/odd", **more):
-    return Wire(name, "", (Operation("POST", path, Generate(print), ""),), **{"encode_error": encode_error, **more})
+def wire(name, path="/odd", method="POST", only_with=None, **more):
+    operation = Operation(method, path, Generate(print), "", only_with=only_with)
+    return Wire(name, "", (operation,), **{"encode_error": encode_error, **more})
 
 
 native = wire("native")
@@ -173,6 +183,10 @@ says_nothing = wire("says_nothing", encode_error=lambda error: (400, b"no"))
 wrong_status = wire("wrong_status", encode_error=lambda error: (200, b"{}"))
 fits = wire("fits", "/fits")
 twice = wire("twice", "/fits")
+told_apart = wire("told_apart", "/generate", only_with="odd")
+told_as_another = wire("told_as_another", "/", only_with="prompt")
+same_socket = wire("same_socket", "/other", sockets={"/v1/ws": print})
+welcomes = wire("welcomes", "/", "GET", only_with="odd")
 """
 _LEFT_OUT = {
     "tailrace.engines": {
@@ -198,6 +212,10 @@ _LEFT_OUT = {
         "says_nothing": "odd:says_nothing does not fit (",
         "wrong_status": "encode_error does not return the error's status and a JSON object",
         "twice": "its path /fits conflicts with /fits",
+        "told_as_another": "its path / conflicts with /",
+        "welcomes": "its path / conflicts with /",
+        "same_socket": "there is another WebSocket at /v1/ws",
+        "plain": "tailrace has one with this name",
     },
 }
 _ELSEWHERE = {"differs": "odd:another", "raises": "raises", "leaves": "leaves"}
@@ -207,7 +225,7 @@ def test_a_faulty_plugin_is_left_out_with_a_log_line(site: Path) -> None:
     points = {
         group: {name: _ELSEWHERE.get(name, f"odd:{name}") for name in reasons} for group, reasons in _LEFT_OUT.items()
     }
-    points["tailrace.wires"]["fits"] = "odd:fits"
+    points["tailrace.wires"] |= {"fits": "odd:fits", "told_apart": "odd:told_apart"}
     modules = {
         "odd.py": _ODD,
         "raises.py": "raise ValueError('no such luck')",
@@ -222,6 +240,7 @@ def test_a_faulty_plugin_is_left_out_with_a_log_line(site: Path) -> None:
         assert "Traceback" not in server.log
         paths = server.http.get("/openapi.json").json()["paths"]
         assert "/fits" in paths
+        assert set(paths["/generate"]["post"]["tags"]) == {"tgi", "told_apart"}
         assert not {"/odd", "/{rest}", "/{name}"} & set(paths)
         assert server.http.get("/v1/models").json()["data"][0]["id"] == "scripted"
         assert server.http.get("/metrics").status_code == 200

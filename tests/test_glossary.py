@@ -57,7 +57,7 @@ _IN_JAVASCRIPT = re.compile(r"(?:function|class|const|let)\s+(\w+)|\.(\w+)|(\w+)
 
 
 def _sources() -> Iterator[Path]:
-    return (ROOT / "src" / "tailrace").rglob("*.py")
+    return (ROOT / "src").rglob("*.py")
 
 
 def _names(path: Path) -> set[str]:
@@ -70,7 +70,7 @@ def _names(path: Path) -> set[str]:
 
 
 def test_replaced_names_do_not_come_back() -> None:
-    paths = [path for folder in ("bench", "scripts", "src/tailrace", "tests") for path in (ROOT / folder).rglob("*.*")]
+    paths = [path for folder in ("bench", "scripts", "src", "tests") for path in (ROOT / folder).rglob("*.*")]
     ours = [path for path in paths if path.suffix in (".py", ".js", ".mjs") and "lib" not in path.parts]
     found = [
         f"{path.relative_to(ROOT)}: {name}, now {_REPLACED[name]}"

@@ -97,9 +97,9 @@ def test_private_names_are_found(source: str, found: list[str]) -> None:
 
 
 def test_tests_know_no_private_names() -> None:
-    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "src" / "tailrace").rglob("*.py"))
+    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
     ours = set(re.findall(r"\b_[A-Za-z]\w*", sources))
-    modules = {path.stem for path in (ROOT / "src" / "tailrace").rglob("_*.py")}
+    modules = {path.stem for path in (ROOT / "src").rglob("_*.py")}
     found = {}
     for path in TESTS:
         names = {

@@ -11,8 +11,9 @@ import pytest
 from tests.api.process import Server
 from tests.waiting import LONG_S
 
-from tailrace.dialects import WIRES
+from tailrace.http.wires import ServedWires
 
+WIRES = ServedWires().all
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "wires"
 _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -19,9 +19,10 @@ from tests.api.process import Server
 from tests.http.wire import Wire as Connection
 from tests.http.wire import as_json
 
-from tailrace.dialects import WIRES, Wire, native, tgi
+from tailrace.dialects import Wire, native, tgi
 from tailrace.dialects.wire import Generate, Operation
 from tailrace.errors import RequestError
+from tailrace.http.wires import ServedWires
 
 __all__ = [
     "BODIES", "CANARY", "CHAT", "EVERYTHING", "GENERATING", "LIMITS", "NATIVE", "NATIVE_SHAPE", "NOWHERE", "PLAIN",
@@ -147,6 +148,7 @@ class Endpoint:
         return self.with_at(("parameters", name) if self.wire is tgi.WIRE else (name,), value)
 
 
+WIRES = ServedWires().all
 EVERYTHING = tuple(Endpoint(wire, operation) for wire in WIRES for operation in wire.operations)
 BODIES = tuple(one for one in EVERYTHING if one.operation.body is not None)
 GENERATING = tuple(one for one in BODIES if isinstance(one.operation.act, Generate))

@@ -17,6 +17,7 @@ from tailrace.api.sockets import Sockets
 from tailrace.generation.models import Models
 from tailrace.generation.served import Served
 from tailrace.http.edge import Edge
+from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.transport.flow import SEND_MANY
 
@@ -143,4 +144,5 @@ def models_of(harness: Harness) -> Models:
 
 def app_of(harness: Harness, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
     given = Settings(**settings)
-    return Edge(Router(Sockets(models_of(harness), given).table()), given)
+    sockets = Sockets(models_of(harness), given)
+    return Edge(Router([*sockets.of_wires(ServedWires()), *sockets.table()]), given)

@@ -70,8 +70,9 @@ def test_a_model_is_in_use_while_a_request_is_made(
         store, settings = _SlowStore(), Settings()
         harness = Harness(store=store)
         models = models_of(harness)
-        routes = Routes(ServedWires(), models, settings, BodyBudget(settings))
-        app = Edge(Router([*routes.table(), *Sockets(models, settings).table()]), settings)
+        wires, sockets = ServedWires(), Sockets(models, settings)
+        routes = Routes(wires, models, settings, BodyBudget(settings))
+        app = Edge(Router([*routes.table(), *sockets.of_wires(wires), *sockets.table()]), settings)
         served = models.first
         assert use_of(served) == (0, False, True)
 

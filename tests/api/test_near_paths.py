@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 from tests.api.keyed import serving_with_keys
 from tests.api.process import Server
 
-from tailrace.dialects import WIRES
 from tailrace.http.near_paths import NearPaths
 from tailrace.http.wires import ServedWires
 
@@ -86,7 +85,7 @@ def test_another_path_gets_none(server: Server, client: httpx.Client, path: str)
 
 def test_only_wires_have_a_second_path(server: Server, client: httpx.Client) -> None:
     """A proxy may forbid `/v1/admin`."""
-    of_wires = {operation.path for wire in WIRES for operation in wire.operations}
+    of_wires = {operation.path for wire in ServedWires().all for operation in wire.operations}
     own = {path for path in client.get(f"{server.url}/openapi.json").json()["paths"] if "{" not in path} - of_wires
     assert {"/metrics", "/v1/admin/keys", "/v1/session"} <= own
     for path in own - {"/", "/docs"}:

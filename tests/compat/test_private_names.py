@@ -55,13 +55,14 @@ def test_private_names_are_found(source: str, found: list[str]) -> None:
 
 
 def test_only_compat_uses_private_names_of_libraries() -> None:
-    trees = {path.relative_to(SOURCE): ast.parse(path.read_text("utf-8")) for path in SOURCE.rglob("*.py")}
+    paths = [*SOURCE.rglob("*.py"), *(SOURCE.parent / "tailrace_plugins").rglob("*.py")]
+    trees = {path.relative_to(SOURCE.parent): ast.parse(path.read_text("utf-8")) for path in paths}
     inherited = set().union(*map(defined, trees.values()))
     found = {str(path): names for path, tree in trees.items() if (names := [*_private_names(tree, inherited)])}
-    assert {path for path in found if path.startswith("compat/")} == {
-        f"compat/{library}.py" for library in ("anyio", "openvino", "ray", "transformers", "uvicorn", "vllm")
+    assert {path for path in found if path.startswith("tailrace/compat/")} == {
+        f"tailrace/compat/{library}.py" for library in ("anyio", "openvino", "ray", "transformers", "uvicorn", "vllm")
     }
-    assert not {path: names for path, names in found.items() if not path.startswith("compat/")}
+    assert not {path: names for path, names in found.items() if not path.startswith("tailrace/compat/")}
 
 
 def test_every_module_has_its_versions_checked() -> None:

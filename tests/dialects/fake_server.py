@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tailrace.conversations.items import Branch, Item
-from tailrace.dialects import GenerateCall, ParsedRequest, StreamFacts, View, openai, plain, responses, tgi
+from tailrace.dialects import GenerateCall, ParsedRequest, StreamFacts, View, openai, responses, tgi
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.conversations import place_of
 from tailrace.dialects.native import parse as parse_native
@@ -16,6 +16,7 @@ from tailrace.engines.scripted.engine import tokenizer_json
 from tailrace.errors import UnknownStream
 from tailrace.text import Tokenizer
 from tailrace.types import Event, GenerateRequest, Message, Sampling
+from tailrace_plugins.articles import plain
 
 __all__ = [
     "EVERYTHING",
@@ -56,6 +57,7 @@ class FakeServer:
     reports_progress: bool = True
     can_chat: bool = True
     context_tokens: int = 4096
+    default_max_tokens: int = 1024
     max_total_tokens: int = 4096
     max_requests: int = 128
     max_prompts: int = 64

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 import pytest
 from tests.dialects.fake_server import parsed
 
-from tailrace.dialects import WIRES, Wire
+from tailrace.dialects import Wire
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.shapes import Unused
 from tailrace.dialects.wire import Generate, GenerateCall
 from tailrace.errors import UnsupportedParameter
+from tailrace.http.wires import ServedWires
 
+WIRES = ServedWires().all
 # One body for each wire with a table.
 _BODIES: dict[str, JsonBody] = {
     "native": {"prompt": "Hi"},

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.dialects.fake_server import FakeServer, chat, completion, generate, native, parsed, prompt_of, tutorial
+from tests.dialects.fake_server import chat, completion, generate, native, parsed
 
 from tailrace.dialects import GenerateCall, tgi
 from tailrace.dialects.bodies import JsonBody, read_json, to_json
@@ -349,28 +349,6 @@ def test_stop_strings_in_every_form(wire: str) -> None:
         with pytest.raises(RequestError) as caught:
             stop(wrong)
         assert str(caught.value.param).partition("[")[0] == "stop"
-
-
-def test_a_plain_query() -> None:
-    call = tutorial({"prompt": "Hi", "max_tokens": "7"})
-    assert [(message.role, message.content) for message in call.request.messages] == [("user", "Hi")]
-    assert (call.request.sampling.max_tokens, call.request.sampling.temperature) == (7, 0.0)
-    assert call.request.on_disconnect == "cancel"
-    assert call.stream
-    assert prompt_of(tutorial({"prompt": "Hi"}, server=FakeServer(can_chat=False)).request) == "Hi"
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"prompt": ""},
-        *({"prompt": "Hi", "max_tokens": digits} for digits in ("0", "-1", "", "1.0", "\u0661", "9" * 5000, CANARY)),
-    ],
-)
-def test_a_plain_query_that_is_refused(query: dict[str, str]) -> None:
-    with pytest.raises(RequestError) as caught:
-        tutorial(query)
-    assert CANARY not in caught.value.message
 
 
 @pytest.mark.parametrize(

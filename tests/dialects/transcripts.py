@@ -12,10 +12,11 @@ from pathlib import Path
 
 from tests.dialects.fake_server import chat, completion, generate, native, parsed, tutorial, view_of, vocabulary
 
-from tailrace.dialects import Encoder, StreamFacts, View, anthropic, cumulative, ollama, responses, tgi, triton
+from tailrace.dialects import Encoder, StreamFacts, View, anthropic, ollama, responses, tgi, triton
 from tailrace.dialects.native import NativeView
 from tailrace.engines.scripted.engine import EOS_ID
 from tailrace.types import End, Event, Failure, FinishReason, PromptProgress, Released, TextDelta, Usage
+from tailrace_plugins.articles import cumulative
 
 __all__ = [
     "GOLDEN",

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
+
 import pytest
 
-from tailrace.dialects import WIRES
+from tailrace.dialects import WIRES, WIRES_GROUP
 from tailrace.http.wires import ServedWires, overlap
 
 
 def test_ours_are_served_first() -> None:
     assert ServedWires().all[: len(WIRES)] == WIRES
+
+
+def test_the_plugins_of_this_package_are_served() -> None:
+    points = entry_points(group=WIRES_GROUP)
+    names = [point.name for point in points if point.dist is not None and point.dist.name == "tailrace"]
+    assert names
+    assert set(names) <= {wire.name for wire in ServedWires().all}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,17 @@ from typing import Annotated
 import msgspec
 
 from tailrace import dialects
-from tailrace.dialects import Encoder, Generate, GenerateCall, Operation, ParsedRequest, StreamFacts, Wire
+from tailrace.dialects import (
+    Encoder,
+    Generate,
+    GenerateCall,
+    Operation,
+    ParsedRequest,
+    ServerFacts,
+    SocketChat,
+    StreamFacts,
+    Wire,
+)
 from tailrace.types import Event, GenerateRequest, Released, Sampling, TextDelta
 
 
@@ -42,6 +52,17 @@ class LinesEncoder(Encoder):
         return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
 
 
+class Talk(SocketChat):
+    def __init__(self, server: ServerFacts) -> None:
+        self._max_tokens = server.default_max_tokens
+
+    def ask(self, prompt: str) -> GenerateRequest:
+        return GenerateRequest(prompts=(prompt,), sampling=Sampling(max_tokens=self._max_tokens))
+
+    def encode(self, event: Event) -> bytes:
+        return event.text.encode() if isinstance(event, TextDelta) else b"(silence)"
+
+
 WIRE = Wire(
     name="parrot",
     title="Lines of JSON, as a parrot says them",
@@ -49,5 +70,6 @@ WIRE = Wire(
         Operation("POST", "/parrot", Generate(parse), "Say it.", body=Body, example={"say": "Hello.", "max_tokens": 8}),
     ),
     encode_error=dialects.encode_error,
+    sockets={"/parrot": Talk},
     prefix="/parrot",
 )

@@ -1,4 +1,4 @@
-"""The conversation of a chatbot on one WebSocket."""
+"""A chat of a wire on one WebSocket."""
 
 from __future__ import annotations
 
@@ -6,35 +6,45 @@ import asyncio
 from collections import deque
 
 from tailrace.access.principal import arrival_of, sent_by
-from tailrace.dialects import chatbot
+from tailrace.dialects import SocketChat
 from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import failure_of
-from tailrace.errors import ContextLengthExceeded, QueueFull, TailraceError
+from tailrace.errors import (
+    KINDS,
+    AdmissionError,
+    ContextLengthExceeded,
+    Draining,
+    Interrupted,
+    LeaseLost,
+    QueueFull,
+    RequestError,
+    StorageError,
+    TailraceError,
+)
 from tailrace.generation import Run
 from tailrace.generation.models import Models
 from tailrace.http.websocket import Over, Socket
 from tailrace.settings import Settings
 from tailrace.streams import Reader
+from tailrace.types import End
 
-__all__ = ["ChatSocket"]
+__all__ = ["ChatSocket", "close_for"]
+
+_MAX_WAITING = 16  # prompts
 
 
 class ChatSocket:
     """Receives prompts, and sends one answer after the other."""
 
-    def __init__(self, models: Models, settings: Settings, socket: Socket) -> None:
-        generator = models.first.generator
+    def __init__(self, models: Models, settings: Settings, socket: Socket, chat: SocketChat, *, wire: str) -> None:
         self._models = models
+        self._chat = chat
+        self._wire = wire
         self._socket = socket
         self._queue_s = settings.queue_s
         self._max_characters = settings.ws_message_bytes
         self._waiting: deque[str] = deque()  # `listen` closes the socket if there are too many
         self._arrival = asyncio.Event()
-        self._max_tokens = min(generator.limits.default_max_tokens, max(1, generator.limit_tokens() // 2))
-        self._conversation = chatbot.ChatbotConversation(
-            has_template=generator.prompts.chat is not None,
-            repetition_penalty=1.1 if "repetition_penalty" in generator.parameters else 1.0,
-        )
 
     async def listen(self) -> None:
         while True:
@@ -42,7 +52,7 @@ class ChatSocket:
             num_characters = sum(len(waiting) for waiting in self._waiting)
             if self._waiting and num_characters + len(prompt) > self._max_characters:
                 raise Over(Close(1008, "The waiting prompts are too long together."))
-            if len(self._waiting) >= chatbot.MAX_WAITING:
+            if len(self._waiting) >= _MAX_WAITING:
                 raise Over(Close(1008, "Too many prompts wait for an answer."))
             self._waiting.append(prompt)
             self._arrival.set()
@@ -55,7 +65,7 @@ class ChatSocket:
                 try:
                     await self._answer(self._waiting.popleft())
                 except TailraceError as error:
-                    raise Over(chatbot.close_for(error)) from None
+                    raise Over(close_for(error)) from None
                 finally:
                     self._socket.free()
             self._arrival.clear()
@@ -63,36 +73,47 @@ class ChatSocket:
     async def _answer(self, prompt: str) -> None:
         """Raises: TailraceError if the answer cannot be started or completed."""
         served = self._models.first
-        with served.arriving(arrival_of(self._socket.scope, wire="chatbot", model=served.model)):
+        with served.arriving(arrival_of(self._socket.scope, wire=self._wire, model=served.model)):
             await self._models.load(served)
             run = await self._begin(prompt)
         with Reader(run.log) as reader:
             while isinstance(taken := await reader.next(), list):
-                texts = [event.text.encode() for event in taken if event.text]
-                for start in range(0, len(texts), self._socket.max_frames):
-                    await self._socket.say(*texts[start : start + self._socket.max_frames])
-        if taken.status != "done":
+                frames = [frame for event in taken if (frame := self._chat.encode(event))]
+                for start in range(0, len(frames), self._socket.max_frames):
+                    await self._socket.say(*frames[start : start + self._socket.max_frames])
+        if not isinstance(taken, End) or taken.status != "done":
             raise failure_of(taken)
-        self._conversation.add(prompt, run.log.text(), taken.usage)
-        await self._socket.say(chatbot.FINISHED.encode())
+        if frame := self._chat.encode(taken):
+            await self._socket.say(frame)
 
     async def _begin(self, prompt: str) -> Run:
-        """Start the answer; shorten the conversation or wait in the queue if necessary. Raises: TailraceError."""
+        """Start the answer; shorten the chat or wait in the queue if necessary. Raises: TailraceError."""
         deadline_s = asyncio.get_running_loop().time() + self._queue_s
-        max_tokens: int | None = self._max_tokens
         while True:
             try:
-                request = self._conversation.ask(prompt, max_tokens=max_tokens)
-                request = sent_by(self._socket.scope, request, wire="chatbot", model=self._models.first.model)
+                request = self._chat.ask(prompt)
+                request = sent_by(self._socket.scope, request, wire=self._wire, model=self._models.first.model)
                 return await self._models.first.generator.create(request)
             except ContextLengthExceeded as error:
-                num_excess = error.num_prompt_tokens + error.max_tokens - error.limit_tokens
-                if not self._conversation.shorten(num_excess):
-                    if max_tokens is None:
-                        raise
-                    max_tokens = None  # as much as fits
+                if not self._chat.shorten(error):
+                    raise
             except QueueFull as error:
                 retry_s = error.retry_after_s or 1.0
                 if asyncio.get_running_loop().time() + retry_s > deadline_s:
                     raise
                 await asyncio.sleep(retry_s)  # as HTTP clients do after a 429
+
+
+def close_for(error: TailraceError) -> Close:
+    """Return how to close the socket after an error."""
+    if isinstance(error, ContextLengthExceeded):
+        code = 1009
+    elif isinstance(error, RequestError):
+        code = 1008
+    elif error.code in (Draining.code, Interrupted.code, LeaseLost.code):
+        code = 1012
+    elif isinstance(error, AdmissionError) or issubclass(KINDS.get(error.code, TailraceError), StorageError):
+        code = 1013
+    else:
+        code = 1011
+    return Close.with_reason(code, error.message)

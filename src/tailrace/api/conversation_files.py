@@ -16,7 +16,8 @@ from tailrace.access.principal import principal_of
 from tailrace.api.conversations import conversation_json, query_of, reader_of, writer_of
 from tailrace.api.routes import route
 from tailrace.conversations.drafts import Draft
-from tailrace.conversations.files import FORMS, FRAMES, read_file
+from tailrace.conversations.files import file_formats, read_file
+from tailrace.conversations.formats import ConversationFormat
 from tailrace.conversations.items import Conversation, Item
 from tailrace.dialects.bodies import read_value, require_json, require_plain_utf8, to_json
 from tailrace.errors import RequestError, UnknownConversation
@@ -32,6 +33,7 @@ class ConversationFileRoutes:
 
     def __init__(self, conversations: ConversationKeeper, bodies: BodyBudget) -> None:
         self._conversations = conversations
+        self._formats = file_formats()
         self._bodies = bodies
 
     def table(self) -> list[Route]:
@@ -42,13 +44,13 @@ class ConversationFileRoutes:
         ]
 
     async def _export_all(self, request: Request) -> ASGIApp:
-        owner, form = reader_of(request), _form(request)
+        owner, form = reader_of(request), self._format(request)
         ids = await self._conversations.ask(lambda store: store.ids(owner))
         note("conversation.export", "done", request.scope)
         return _file(self._pieces(owner, ids, form))
 
     async def _export_one(self, request: Request) -> ASGIApp:
-        owner, form, conversation_id = reader_of(request), _form(request), request.path_params["conversation_id"]
+        owner, form, conversation_id = reader_of(request), self._format(request), request.path_params["conversation_id"]
         await self._conversations.ask(lambda store: store.get(owner, conversation_id))  # 404 before the answer starts
         note("conversation.export", "done", request.scope, conversation=conversation_id)
         return _file(self._pieces(owner, [conversation_id], form))
@@ -67,9 +69,16 @@ class ConversationFileRoutes:
         note("conversation.import", "done", request.scope, conversations=len(created))
         return JsonAnswer(to_json(_imported(created, drafts)))
 
-    async def _pieces(self, owner: str, ids: Sequence[str], form: str) -> AsyncIterator[bytes]:
+    def _format(self, request: Request) -> ConversationFormat:
+        """Raises: RequestError."""
+        name = query_of(request, "format").get("format", "tailrace")
+        if name not in self._formats:
+            raise RequestError(f"format must be one of {', '.join(self._formats)}.", param="format")
+        return self._formats[name]
+
+    async def _pieces(self, owner: str, ids: Sequence[str], form: ConversationFormat) -> AsyncIterator[bytes]:
         """Yield the file, one conversation at a time, without those that are deleted meanwhile."""
-        start, end = FRAMES[form]
+        start, end = form.frame
         yield start
         comma = b""
         for conversation_id in ids:
@@ -78,21 +87,13 @@ class ConversationFileRoutes:
                 comma = b","
         yield end
 
-    async def _piece(self, owner: str, conversation_id: str, form: str) -> bytes:
+    async def _piece(self, owner: str, conversation_id: str, form: ConversationFormat) -> bytes:
         conversation, items = await self._conversations.ask(lambda store: store.tree(owner, conversation_id))
         return await asyncio.to_thread(_encoded, form, conversation, items)
 
 
-def _encoded(form: str, conversation: Conversation, items: Sequence[Item]) -> bytes:
-    return to_json(FORMS[form](conversation, items))
-
-
-def _form(request: Request) -> str:
-    """Raises: RequestError."""
-    form = query_of(request, "format").get("format", "tailrace")
-    if form not in FORMS:
-        raise RequestError(f"format must be one of {', '.join(FORMS)}.", param="format")
-    return form
+def _encoded(form: ConversationFormat, conversation: Conversation, items: Sequence[Item]) -> bytes:
+    return to_json(form.write(conversation, items))
 
 
 def _file(pieces: AsyncIterator[bytes]) -> ASGIApp:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from starlette.routing import BaseRoute, Route, Router
+from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp
 
 from tailrace.access.audit import AuditLog, open_audit_log
@@ -82,10 +82,11 @@ def build_routes(
         sessions = SessionRoutes(records, settings.root_path)
         own += [*access.table(), *sessions.table(), *usage.table()]
         own += [*files.table(), *conversation_routes.table()]  # `export` must not match as a conversation's id
-    own += Sockets(models, settings).table()
-    wires = ServedWires(one.path for one in (*own_routes, *own) if isinstance(one, Route))
+    sockets = Sockets(models, settings)
+    own += sockets.table()
+    wires = ServedWires((*own_routes, *own))
     routes = Routes(wires, models, settings, bodies, records.conversations if records is not None else None)
-    return [*own_routes, *routes.table(), *own], wires
+    return [*own_routes, *routes.table(), *sockets.of_wires(wires), *own], wires
 
 
 def build_app(

@@ -148,7 +148,10 @@ def document(wires: ServedWires, root_path: str = "") -> bytes:
                 "has an X-Stream-Id, with which it can be followed over other APIs, too.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
-            "tags": [*({"name": wire.name, "description": wire.title} for wire in wires.all), DURABLE_TAG],
+            "tags": [
+                *({"name": wire.name, "description": wire.title} for wire in wires.all if wire.operations),
+                DURABLE_TAG,
+            ],
             **({"servers": [{"url": root_path}]} if root_path else {}),
             "paths": paths,
             "components": {

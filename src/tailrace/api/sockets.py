@@ -1,7 +1,7 @@
-"""The WebSocket wires: `chatbot` at `/` and `websocket` at `/v1/ws`.
+"""The WebSockets: `/v1/ws`, and the chats of wires.
 
 Each socket has one task that always reads, so that a disconnect is noticed at once, and child tasks that write: one for
-the answers of the chatbot, one for each followed stream of `/v1/ws`. Each writer reads a log with its own cursor, and
+the answers of a chat, one for each followed stream of `/v1/ws`. Each writer reads a log with its own cursor, and
 waits in `send` while the socket is full, so no events are queued for it.
 """
 
@@ -18,10 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.api.channel import StreamChannel
 from tailrace.api.chat_socket import ChatSocket
-from tailrace.dialects import native
+from tailrace.dialects import ServerFacts, SocketChat, native
 from tailrace.errors import SHUTTING_DOWN, Draining, QueueFull, UpgradeRequired
 from tailrace.generation.models import Models
 from tailrace.http.websocket import Socket, end_of
+from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 
 __all__ = ["Sockets"]
@@ -30,7 +31,7 @@ _RETRY_S = 5.0  # Retry-After of a refused socket
 
 
 class Sockets:
-    """Both wires. The chatbot uses the first model."""
+    """All WebSockets. Chats use the first model."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models = models
@@ -38,12 +39,18 @@ class Sockets:
         self._num_open = 0
 
     def table(self) -> list[BaseRoute]:
-        """Return the routes. The last one refuses WebSockets to other paths."""
+        """Return the routes without those of wires. The last one refuses WebSockets to other paths."""
         return [
-            WebSocketRoute("/", _Endpoint(partial(self._run, self._chat))),
             WebSocketRoute("/v1/ws", _Endpoint(partial(self._run, self._follow))),
             Route("/v1/ws", _Endpoint(_require_upgrade), methods=["GET"]),
             WebSocketRoute("/{path:path}", _Endpoint(_not_found)),
+        ]
+
+    def of_wires(self, wires: ServedWires) -> list[BaseRoute]:
+        return [
+            WebSocketRoute(path, _Endpoint(partial(self._run, partial(self._chat, wire.name, begin))))
+            for wire in wires.all
+            for path, begin in wire.sockets.items()
         ]
 
     async def _run(
@@ -64,8 +71,8 @@ class Sockets:
         finally:
             self._num_open -= 1
 
-    async def _chat(self, socket: Socket) -> None:
-        chat = ChatSocket(self._models, self._settings, socket)
+    async def _chat(self, wire: str, begin: Callable[[ServerFacts], SocketChat], socket: Socket) -> None:
+        chat = ChatSocket(self._models, self._settings, socket, begin(self._models.names[0]), wire=wire)
         async with asyncio.TaskGroup() as group:
             group.create_task(chat.answer_all())
             await chat.listen()

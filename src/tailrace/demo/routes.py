@@ -32,7 +32,6 @@ from tailrace.dialects import View
 from tailrace.dialects.bodies import read_json, require_json
 from tailrace.dialects.native import NativeView
 from tailrace.dialects.openai_chunks import ChatView
-from tailrace.dialects.plain import TEXT
 from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.tgi_answers import TGIView
 from tailrace.errors import EngineLost, Forbidden, UnknownModel, UnknownStream
@@ -45,6 +44,7 @@ from tailrace.http.bodies import BodyBudget
 from tailrace.settings import Settings
 from tailrace.streams import Record
 from tailrace.transport.addresses import is_loopback
+from tailrace_plugins.articles.plain import TEXT
 
 __all__ = ["TOKEN_HEADER", "DemoRoutes"]
 

@@ -3,18 +3,23 @@
 Rule: no await, no clock, no state shared between streams. A wire is a table of operations (`wire.py`):
 `parse` turns a request into a `GenerateCall`, the call's `View` opens an encoder for one stream, and the encoder turns
 events into bytes. The tests' golden files have the exact bytes. The server serves the wires in `WIRES`, and those of
-other packages under the entry point `tailrace.wires`. This module exports what their authors need (docs/extending.md).
+plugins under the entry point `tailrace.wires`. This module exports what their authors need (docs/extending.md).
 """
 
 from __future__ import annotations
 
-from tailrace.dialects import anthropic, cumulative, native, ollama, openai, plain, responses, tgi, triton
-from tailrace.dialects.bodies import JsonBody, to_json
+from tailrace.dialects import anthropic, native, ollama, openai, responses, tgi, triton
+from tailrace.dialects.answers import EventStreamView
+from tailrace.dialects.bare import bare_request, bare_sampling
+from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.facts import ServerFacts, StreamFacts, TokenVocabulary
-from tailrace.dialects.native import encode_error
-from tailrace.dialects.shapes import read_fields
+from tailrace.dialects.fields import SamplingFields
+from tailrace.dialects.native import RETRY_MS, encode_error
+from tailrace.dialects.queries import read_count
+from tailrace.dialects.shapes import ignored, read_fields, read_known, refused
 from tailrace.dialects.wire import (
     SSE,
+    CumulativeEncoder,
     Encoder,
     Follow,
     Following,
@@ -25,17 +30,22 @@ from tailrace.dialects.wire import (
     ParsedRequest,
     Reply,
     Show,
+    SocketChat,
     View,
     Wire,
     failure_of,
     finished_end,
 )
+from tailrace.streams import event_id, parse_cursor
 
 __all__ = [
+    "RETRY_MS",
     "SSE",
     "WIRES",
     "WIRES_GROUP",
+    "CumulativeEncoder",
     "Encoder",
+    "EventStreamView",
     "Follow",
     "Following",
     "Generate",
@@ -45,16 +55,27 @@ __all__ = [
     "Operation",
     "ParsedRequest",
     "Reply",
+    "SamplingFields",
     "ServerFacts",
     "Show",
+    "SocketChat",
     "StreamFacts",
     "TokenVocabulary",
     "View",
     "Wire",
+    "bare_request",
+    "bare_sampling",
     "encode_error",
+    "event_id",
     "failure_of",
     "finished_end",
+    "ignored",
+    "parse_cursor",
+    "quote",
+    "read_count",
     "read_fields",
+    "read_known",
+    "refused",
     "to_json",
 ]
 
@@ -65,8 +86,6 @@ WIRES: tuple[Wire, ...] = (
     native.WIRE,
     openai.WIRE,
     responses.WIRE,
-    plain.WIRE,
-    cumulative.WIRE,
     tgi.WIRE,
     anthropic.WIRE,
     ollama.WIRE,

@@ -87,6 +87,10 @@ class ServerFacts(Protocol):
     @property
     def context_tokens(self) -> int: ...
     @property
+    def default_max_tokens(self) -> int:
+        """The length of an answer whose request has no limit."""
+
+    @property
     def max_total_tokens(self) -> int:
         """The largest sum of prompt and answer."""
 

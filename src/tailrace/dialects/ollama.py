@@ -25,6 +25,7 @@ from msgspec.structs import asdict, replace
 
 from tailrace.dialects import ollama_models as models
 from tailrace.dialects.answers import no_embeddings, unsupported
+from tailrace.dialects.bare import bare_request
 from tailrace.dialects.bodies import JsonBody, require_json_or_curl, time_of, to_json
 from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import (
@@ -39,7 +40,6 @@ from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.messages import MAX_MESSAGES, ChatMessage, ToolCallBody, read_messages
 from tailrace.dialects.ollama_answers import OllamaView, encode_error
 from tailrace.dialects.parts import first_asked, omit
-from tailrace.dialects.plain import bare_request
 from tailrace.dialects.reasoning import Effort, effort_values, switch_values, unread_reasoning
 from tailrace.dialects.shapes import Other, ignored, note, read_known, refused
 from tailrace.dialects.tools import Tool, ToolChoice, choose_tools, read_tools

@@ -22,10 +22,10 @@ import msgspec
 
 from tailrace.dialects import triton_models as models
 from tailrace.dialects.answers import EventStreamView, show_live
+from tailrace.dialects.bare import bare_request, bare_sampling
 from tailrace.dialects.bodies import JsonBody, printable, quote, require_json_or_curl, to_json
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.fields import AnswerTokens, SamplingFields
-from tailrace.dialects.plain import bare_request, bare_sampling
 from tailrace.dialects.shapes import ignored, read_fields, read_known, refused, without_unused
 from tailrace.dialects.triton_models import OUTPUTS, VERSION
 from tailrace.dialects.triton_tensors import HEADER_LENGTH, TritonTensor, binary_text, read_tensors, values_of

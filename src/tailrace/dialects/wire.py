@@ -27,6 +27,7 @@ from tailrace.errors import (
     KINDS,
     AdmissionError,
     Cancelled,
+    ContextLengthExceeded,
     EngineError,
     RequestError,
     TailraceError,
@@ -50,6 +51,7 @@ __all__ = [
     "ParsedRequest",
     "Reply",
     "Show",
+    "SocketChat",
     "View",
     "Wire",
     "conformity_json",
@@ -111,6 +113,24 @@ class CumulativeEncoder(Encoder):
     @abstractmethod
     def num_stale(self, events: Sequence[Event]) -> int:
         """Return how many of the next events are contained in a later one of them."""
+
+
+class SocketChat(ABC):
+    """One client's chat on a WebSocket of a wire. Each text frame of the client is a prompt; the answers are sent one
+    after the other, as text frames. An error closes the socket, with its reason."""
+
+    @abstractmethod
+    def ask(self, prompt: str) -> GenerateRequest:
+        """Return the request of a prompt. It is called again after `shorten`. Raises: RequestError."""
+
+    def shorten(self, error: ContextLengthExceeded) -> bool:
+        """Let the next `ask` return a shorter request. Returns False if that is not possible."""
+        return False
+
+    @abstractmethod
+    def encode(self, event: Event) -> bytes:
+        """Return the frame of an event in UTF-8, or b"" for none. The last event of an answer is an `End` whose status
+        is `done`."""
 
 
 class Presentation(Protocol):
@@ -277,6 +297,7 @@ class Wire:
     encode_error: Callable[[TailraceError], tuple[int, bytes]]  # returns the status and the JSON body
     # Returns the model that a request names, of `ParsedRequest.every`; None for an unknown name, which `parse` refuses.
     find_model: Callable[[ParsedRequest], ServerFacts | None] = first_model
+    sockets: Mapping[str, Callable[[ServerFacts], SocketChat]] = field(default_factory=dict)  # by path
     prefix: str = NO_PREFIX  # errors on unknown paths below it have this wire's format
     unused: UnusedFields = field(default_factory=dict)  # fields of the API that this server does not use
     # This wire's names of parameters, by tailrace's names.

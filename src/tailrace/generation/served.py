@@ -197,6 +197,10 @@ class NamedModel:
         return self.served.generator.prompts.context_tokens
 
     @property
+    def default_max_tokens(self) -> int:
+        return self.served.generator.limits.default_max_tokens
+
+    @property
     def max_total_tokens(self) -> int:
         return self.served.generator.limit_tokens()
 

@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import Scope
 
 from tailrace.dialects import WIRES, WIRES_GROUP, Wire
@@ -27,12 +28,14 @@ _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
 class ServedWires:
     """All wires of a server: first the built-in ones, then those of plugins, which are loaded when they are needed.
 
-    A plugin's wire is left out, with a line in the log, if it conflicts with another wire or with one of `paths`, which
-    the server has beside its wires, or if it cannot be described in the OpenAPI document.
+    A plugin's wire is left out, with a line in the log, if it conflicts with another wire or with one of `routes`,
+    which the server has beside its wires, or if it cannot be described in the OpenAPI document.
     """
 
-    def __init__(self, paths: Iterable[str] = ()) -> None:
-        self._paths = tuple(paths)
+    def __init__(self, routes: Iterable[BaseRoute] = ()) -> None:
+        routes = tuple(routes)
+        self._routes = [one for one in routes if isinstance(one, Route)]
+        self._sockets = {one.path for one in routes if isinstance(one, WebSocketRoute)}
 
     @cached_property
     def all(self) -> tuple[Wire, ...]:
@@ -66,12 +69,20 @@ class ServedWires:
     def _conflict_of(self, wire: Wire, others: Mapping[str, Wire]) -> str:
         """Return why a plugin's wire cannot be served, or "". Raises: what the wire raises."""
         served = (*WIRES, *others.values())
-        taken = (*self._paths, *_paths(served))
-        for path in _paths([wire]):
+        taken = [*(route.path for route in self._routes), *(one.path for each in served for one in each.operations)]
+        for operation in wire.operations:
+            path = operation.path
             if not path.startswith("/") or not _LITERAL.fullmatch(_PARAMETER.sub("", path)):
                 return f"{path!r} is not a path"
-            if other := next((other for other in taken if overlap(path, other)), None):
+            shared = {path} if self._is_told_apart(operation, served) else set()
+            if other := next((other for other in taken if other not in shared and overlap(path, other)), None):
                 return f"its path {path} conflicts with {other}"
+        sockets = self._sockets.union(*(other.sockets for other in served))
+        for path in wire.sockets:
+            if not path.startswith("/") or not _LITERAL.fullmatch(path):
+                return f"{path!r} is not a path"
+            if path in sockets:
+                return f"there is another WebSocket at {path}"
         others_begin = (*taken, *(other.prefix for other in served))
         if wire.prefix != NO_PREFIX and any(path.startswith(wire.prefix) for path in others_begin):
             return f"its prefix {wire.prefix!r} is also the prefix of other paths"
@@ -79,6 +90,18 @@ class ServedWires:
         status, body = wire.encode_error(RequestError("…"))
         is_sound = status == RequestError.status and isinstance(msgspec.json.decode(body), dict)
         return "" if is_sound else "encode_error does not return the error's status and a JSON object"
+
+    def _is_told_apart(self, operation: Operation, served: Iterable[Wire]) -> bool:
+        """Return whether a condition tells the requests of an operation apart from all others with exactly its path."""
+        path, method = operation.path, operation.method
+        if any(route.path == path and method in (route.methods or ()) for route in self._routes):
+            return False
+        others = [one for wire in served for one in wire.operations if (one.path, one.method) == (path, method)]
+        return operation.is_conditional and _condition(operation) not in map(_condition, others)
+
+
+def _condition(operation: Operation) -> tuple[str | None, str | None]:
+    return operation.only_with, operation.only_with_header
 
 
 def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[str, str]) -> bool:
@@ -88,10 +111,6 @@ def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[st
     if name and not (query.get(name) == value if equals else name in query):
         return False
     return operation.only_with_header is None or operation.only_with_header in headers
-
-
-def _paths(wires: Iterable[Wire]) -> list[str]:
-    return [operation.path for wire in wires for operation in wire.operations]
 
 
 def overlap(one: str, other: str) -> bool:

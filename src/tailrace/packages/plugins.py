@@ -1,4 +1,4 @@
-"""Plugins: objects that other installed packages add to tailrace with entry points.
+"""Plugins: objects that installed packages add to tailrace with entry points. The package tailrace has some, too.
 
 A plugin that cannot be loaded or does not fit is left out, with a line in the log. The others still work.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, TypeVar
 
@@ -18,6 +19,8 @@ __all__ = ["Plugins", "load_plugins"]
 logger = logging.getLogger("tailrace.plugins")
 
 T = TypeVar("T")
+_installed = cache(lambda: entry_points())  # of all groups, since looking for them reads a file of each package
+_OURS = "tailrace"  # the package whose plugins no other package replaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +39,26 @@ def load_plugins(
     refuses: Callable[[T, Mapping[str, T]], str],
     only: str | None = None,
 ) -> Plugins[T]:
-    """Load the entry points of a group, or only those of one name, sorted by name. Each must be an instance of `shape`
-    whose attribute `name` is the name of the entry point.
+    """Load the entry points of a group, or only those of one name: first those of the package tailrace, and then the
+    others, sorted by name. Each must be an instance of `shape` whose attribute `name` is the name of the entry point.
 
     `taken` are names that no plugin may have. `refuses` gets a plugin and the plugins that were loaded before it; it
     returns why the plugin is left out, or "". Exceptions of plugins are not raised, except KeyboardInterrupt.
     """
     found: dict[str, T] = {}
     left_out: dict[str, str] = {}
-    for point in sorted(entry_points(group=group), key=lambda one: (one.name, _package(one))):
+    owners: dict[str, str] = {}  # the package of each plugin
+    for point in sorted(_installed().select(group=group), key=_order):
         if only is not None and point.name != only:
             continue
         try:
-            if point.name in taken:
+            if point.name in taken or owners.get(point.name) == _OURS:
                 raise _LeftOut("tailrace has one with this name")
             if point.name in found:
                 raise _LeftOut("another package has one with this name")
             loaded = _load(point, shape)
             _check(loaded, point, refuses, found)
-            found[point.name] = loaded
+            found[point.name], owners[point.name] = loaded, _package(point)
         except _LeftOut as why:
             left_out.setdefault(point.name, str(why))
             logger.warning("%s: %s of the package %s is left out: %s.", group, point.name, _package(point), why)
@@ -88,6 +92,10 @@ def _check(loaded: T, point: EntryPoint, refuses: Callable[[T, Mapping[str, T]],
         reason = f"{point.value} does not fit ({in_one_line(error)})"
     if reason:
         raise _LeftOut(reason)
+
+
+def _order(point: EntryPoint) -> tuple[bool, str, str]:
+    return _package(point) != _OURS, point.name, _package(point)
 
 
 def _package(point: EntryPoint) -> str:

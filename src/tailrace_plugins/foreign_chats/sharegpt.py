@@ -7,11 +7,21 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tailrace.conversations.drafts import Draft, Json, as_shape, call_of, clean, draft_of
-from tailrace.conversations.items import Conversation, Item, chained
+from tailrace.conversations import (
+    Conversation,
+    ConversationFormat,
+    Draft,
+    Item,
+    Json,
+    as_shape,
+    call_of,
+    chained,
+    clean,
+    draft_of,
+)
 from tailrace.errors import RequestError
 
-__all__ = ["read_sharegpt", "write_sharegpt"]
+__all__ = ["FORMAT"]
 
 _ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
@@ -101,3 +111,10 @@ def _said_of(item: Item) -> Json:
     if item.kind == "function_call_output":
         return {"from": "observation", "value": item.text}
     return {"from": _NAMES.get(item.role, "human"), "value": item.text}
+
+
+def _fits(value: object) -> bool:
+    return isinstance(value, dict) and "conversations" in value
+
+
+FORMAT = ConversationFormat("sharegpt", "ShareGPT", fits=_fits, read=read_sharegpt, write=write_sharegpt)

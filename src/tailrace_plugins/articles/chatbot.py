@@ -34,24 +34,13 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from tailrace.dialects.websocket import Close
-from tailrace.errors import (
-    KINDS,
-    AdmissionError,
-    ContextLengthExceeded,
-    Draining,
-    Interrupted,
-    LeaseLost,
-    RequestError,
-    StorageError,
-    TailraceError,
-)
-from tailrace.types import GenerateRequest, Message, Sampling, Usage
+from tailrace.dialects import ServerFacts, SocketChat, Wire, encode_error
+from tailrace.errors import ContextLengthExceeded
+from tailrace.types import End, Event, GenerateRequest, Message, Sampling, TextDelta
 
-__all__ = ["FINISHED", "MAX_WAITING", "ChatbotConversation", "close_for"]
+__all__ = ["FINISHED", "WIRE", "ChatbotChat"]
 
 FINISHED = "<<Response Finished>>"
-MAX_WAITING = 16  # prompts
 
 
 class _Turn(NamedTuple):
@@ -60,22 +49,27 @@ class _Turn(NamedTuple):
     num_tokens: int
 
 
-class ChatbotConversation:
+class ChatbotChat(SocketChat):
     """The conversation of one socket, as far as it fits the model's window."""
 
-    def __init__(self, *, has_template: bool, repetition_penalty: float = 1.0) -> None:
-        self._has_template = has_template
-        self._repetition_penalty = repetition_penalty
+    def __init__(self, server: ServerFacts) -> None:
+        self._has_template = server.can_chat
+        self._repetition_penalty = 1.1 if "repetition_penalty" in server.parameters else 1.0
+        self._usual_tokens = min(server.default_max_tokens, max(1, server.max_total_tokens // 2))
+        self._max_tokens: int | None = self._usual_tokens
         self._turns: deque[_Turn] = deque()
+        self._prompt = ""
+        self._answer: list[str] = []
 
     @property
     def num_turns(self) -> int:
         return len(self._turns)
 
-    def ask(self, prompt: str, *, max_tokens: int | None) -> GenerateRequest:
+    def ask(self, prompt: str) -> GenerateRequest:
         """Return a request with the conversation and a new prompt. Sampling is greedy, as in the tutorial, with a small
         repetition penalty if the engine supports it: without it, small models repeat themselves endlessly."""
-        sampling = Sampling(temperature=0.0, repetition_penalty=self._repetition_penalty, max_tokens=max_tokens)
+        self._prompt = prompt
+        sampling = Sampling(temperature=0.0, repetition_penalty=self._repetition_penalty, max_tokens=self._max_tokens)
         if not self._has_template:
             texts = [text for turn in self._turns for text in (turn.prompt, turn.answer)]
             return GenerateRequest(prompts=("".join([*texts, prompt]),), sampling=sampling)
@@ -85,31 +79,35 @@ class ChatbotConversation:
         messages.append(Message("user", prompt))
         return GenerateRequest(messages=tuple(messages), sampling=sampling, split_reasoning=False)
 
-    def add(self, prompt: str, answer: str, usage: Usage) -> None:
-        """Keep a turn. `usage` is that of the whole conversation."""
-        before = sum(turn.num_tokens for turn in self._turns)
-        self._turns.append(_Turn(prompt, answer, max(1, sum(usage) - before)))
-
-    def shorten(self, num_tokens: int) -> bool:
-        """Drop the oldest turns, at least one, until this many tokens are dropped. Returns False without turns."""
+    def shorten(self, error: ContextLengthExceeded) -> bool:
+        """Drop the oldest turns, at least one, until the rest fits. Without turns, the answer may be shorter."""
         if not self._turns:
-            return False
-        num_gone = self._turns.popleft().num_tokens
-        while self._turns and num_gone < num_tokens:
+            had_limit, self._max_tokens = self._max_tokens is not None, None  # as much as fits
+            return had_limit
+        num_gone, num_excess = 0, error.num_prompt_tokens + error.max_tokens - error.limit_tokens
+        while self._turns and num_gone < max(1, num_excess):
             num_gone += self._turns.popleft().num_tokens
         return True
 
+    def encode(self, event: Event) -> bytes:
+        if isinstance(event, TextDelta):
+            self._answer.append(event.text)
+            return event.text.encode()
+        self._add(event)
+        return FINISHED.encode()
 
-def close_for(error: TailraceError) -> Close:
-    """Return how to close the socket after an error."""
-    if isinstance(error, ContextLengthExceeded):
-        code = 1009
-    elif isinstance(error, RequestError):
-        code = 1008
-    elif error.code in (Draining.code, Interrupted.code, LeaseLost.code):
-        code = 1012
-    elif isinstance(error, AdmissionError) or issubclass(KINDS.get(error.code, TailraceError), StorageError):
-        code = 1013
-    else:
-        code = 1011
-    return Close.with_reason(code, error.message)
+    def _add(self, end: End) -> None:
+        """Keep the turn. The usage of its end is that of the whole conversation."""
+        num_before = sum(turn.num_tokens for turn in self._turns)
+        self._turns.append(_Turn(self._prompt, "".join(self._answer), max(1, sum(end.usage) - num_before)))
+        self._answer.clear()
+        self._max_tokens = self._usual_tokens
+
+
+WIRE = Wire(
+    name="chatbot",
+    title="The chatbot of Ray Serve's tutorial",
+    operations=(),
+    encode_error=encode_error,
+    sockets={"/": ChatbotChat},
+)

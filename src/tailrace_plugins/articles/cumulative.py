@@ -15,28 +15,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.dialects.answers import EventStreamView
-from tailrace.dialects.bodies import quote, to_json
-from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.fields import SamplingFields
-from tailrace.dialects.native import RETRY_MS, encode_error
-from tailrace.dialects.plain import bare_request, bare_sampling
-from tailrace.dialects.shapes import ignored, read_known, refused
-from tailrace.dialects.wire import (
+from tailrace.dialects import (
+    RETRY_MS,
     CumulativeEncoder,
     Encoder,
+    EventStreamView,
     Follow,
     Following,
     Generate,
     GenerateCall,
     Operation,
     ParsedRequest,
+    SamplingFields,
+    StreamFacts,
     Wire,
+    bare_request,
+    bare_sampling,
+    encode_error,
+    event_id,
     failure_of,
     finished_end,
+    ignored,
+    parse_cursor,
+    quote,
+    read_known,
+    refused,
+    to_json,
 )
 from tailrace.errors import RequestError
-from tailrace.streams import event_id, parse_cursor
 from tailrace.types import Event, Released, TextDelta
 
 __all__ = ["WIRE"]

@@ -8,11 +8,21 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from tailrace.conversations.drafts import Draft, Json, as_shape, call_of, clean, draft_of, seconds
-from tailrace.conversations.items import Conversation, Item
+from tailrace.conversations import (
+    Conversation,
+    ConversationFormat,
+    Draft,
+    Item,
+    Json,
+    as_shape,
+    call_of,
+    clean,
+    draft_of,
+    seconds,
+)
 from tailrace.errors import RequestError
 
-__all__ = ["read_chatgpt", "write_chatgpt"]
+__all__ = ["FORMAT"]
 
 _ROOT = "root"
 _TO_ALL = ("", "all")
@@ -173,3 +183,12 @@ def _message_of(item: Item) -> Json:
         "metadata": metadata,
         "recipient": recipient,
     }
+
+
+def _fits(value: object) -> bool:
+    return isinstance(value, dict) and "mapping" in value
+
+
+FORMAT = ConversationFormat(
+    "chatgpt", "ChatGPT (conversations.json)", fits=_fits, read=read_chatgpt, write=write_chatgpt
+)

@@ -1,0 +1,1 @@
+"""The file formats of other programs' chats, for export and import: ChatGPT and ShareGPT."""
