@@ -111,7 +111,7 @@ def _signal_all(server: AppServer) -> None:
     server.process.send_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("home", ["disk", "redis"])
+@pytest.mark.parametrize("home", ["disk", pytest.param("redis", marks=pytest.mark.deep)])
 def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer], home: str) -> None:
     """Cancelled requests release everything, a drain lets answers finish, and the journal has old streams after a
     restart."""

@@ -76,8 +76,16 @@ def exact_engine(spec: EngineSpec) -> Iterator[LlamaCppEngine]:
     loaded.close()
 
 
-# Those that take longest and are about the step loop, which the other tests run, too.
-_LONG = ("idle_steps_are_empty", "nothing_leaks", "progress_is_counted", "prompt_of_the_limit")
+# Those that take longest, and are about the step loop, which the other tests run, too, or about one parameter.
+_LONG = (
+    "idle_steps_are_empty",
+    "ignore_eos_is_honoured",
+    "nothing_leaks",
+    "progress_is_counted",
+    "prompt_of_the_limit",
+    "repetition_is_penalised",
+    "starts_are_dense",
+)
 _LAWS = [pytest.param(law, marks=pytest.mark.deep if law.name in _LONG else (), id=str(law)) for law in SHARED_LAWS]
 
 

@@ -59,11 +59,18 @@ def test_it_computes_what_transformers_computes(name: str, tmp_path: Path) -> No
         _close(found, expected[last])
 
 
-def test_adapters(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:  # Any: transformers' model
+    """A model and its export."""
+    directory = tmp_path_factory.mktemp("llama")
+    model = make(TINY["llama"], directory / "model")
+    return model, export(model, directory / "export")
+
+
+def test_adapters(llama: tuple[Any, Path], tmp_path: Path) -> None:
     import torch
 
-    model = make(TINY["llama"], tmp_path / "model")
-    exported = export(model, tmp_path / "export")
+    model, exported = llama
     shapes = {
         "model.layers.0.self_attn.q_proj": (64, 64),
         "model.layers.1.mlp.up_proj": (96, 64),
@@ -94,8 +101,8 @@ def test_adapters(tmp_path: Path) -> None:
         ("model.layers.0.self_attn.k_proj", "the shape 64 x 64, but the model's has 32 x 64"),
     ],
 )
-def test_another_models_adapter(name: str, reason: str, tmp_path: Path) -> None:
-    exported = export(make(TINY["llama"], tmp_path / "model"), tmp_path / "export")
+def test_another_models_adapter(name: str, reason: str, llama: tuple[Any, Path], tmp_path: Path) -> None:
+    _, exported = llama
     adapter = read_adapter(str(save(tmp_path / "adapter", random_pairs({name: (64, 64)}, 1.0))), 1.0)
     with pytest.raises(ModelError, match=rf"adapter_model\.safetensors cannot be used: .*{reason}"):
         read_export(exported, [adapter])

@@ -408,6 +408,7 @@ def llama() -> Iterator[str]:
             process.wait()
 
 
+@pytest.mark.deep  # it computes for half a minute
 def test_llama_cpp(serve: Serve, llama: str) -> None:
     cut = Line(to_client=Flow(end_after_bytes=1100, end="reset"))
     with Chaos(int(llama.rpartition(":")[2]), [Line(), cut]) as chaos:
