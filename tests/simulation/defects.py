@@ -246,7 +246,7 @@ HIDDEN = (
     ),
     Defect(
         "a replay does not know of events that wait",
-        "tailrace.generation.engine_side",
+        "tailrace.generation.run",
         "(*self.log.events, *self.store.queued(self.lease))",
         "self.log.events",
     ),

@@ -35,7 +35,7 @@ from collections.abc import Callable
 
 from tailrace.errors import EngineLost, PoisonRequest
 from tailrace.generation.blame import Blame
-from tailrace.generation.engine_side import EngineSide, SequenceRunner
+from tailrace.generation.run import Run, SequenceRunner
 from tailrace.generation.trial import Suspect, Trial
 
 __all__ = ["Recovery"]
@@ -78,16 +78,16 @@ class Recovery:
         self._num_crashes = 0  # since the last complete recovery
         self._num_rounds = 0  # of trials, since the last complete recovery
         self._num_tried = 0  # in this round
-        self._lost_runs: dict[EngineSide, Suspect] = {}  # those on the engine that died last
-        self._suspended: dict[EngineSide, None] = {}  # in order of suspension
+        self._lost_runs: dict[Run, Suspect] = {}  # those on the engine that died last
+        self._suspended: dict[Run, None] = {}  # in order of suspension
         self._trials: deque[Suspect] = deque()  # not yet started
         self._trial: Trial | None = None
-        self._groups: deque[list[EngineSide]] = deque()  # not yet started; each runs to its end before the next
-        self._group: list[EngineSide] = []  # the running one
-        self._catching_up: set[EngineSide] = set()  # resumed, and not past the position where their engine died
-        self._unproven: set[EngineSide] = set()  # resumed after a crash, and without a new token
-        self._proven: set[EngineSide] = set()
-        self._alone: EngineSide | None = None  # unproven, and alone on the engine
+        self._groups: deque[list[Run]] = deque()  # not yet started; each runs to its end before the next
+        self._group: list[Run] = []  # the running one
+        self._catching_up: set[Run] = set()  # resumed, and not past the position where their engine died
+        self._unproven: set[Run] = set()  # resumed after a crash, and without a new token
+        self._proven: set[Run] = set()
+        self._alone: Run | None = None  # unproven, and alone on the engine
         self._hold_s = _HOLD_S
         self._hold_left_s = _HOLD_S  # the rest of `_hold_s`
         self._ready_s = 0.0  # when the engine became ready
@@ -116,7 +116,7 @@ class Recovery:
         if self._lost_s is None:
             self._lost_s = time.monotonic()
 
-    def on_engine_lost(self, run: EngineSide) -> None:
+    def on_engine_lost(self, run: Run) -> None:
         """The engine died while it ran sequences of this stream. May be called more than once for one death."""
         if run in self._lost_runs:
             return
@@ -132,7 +132,7 @@ class Recovery:
         if run is self._alone and self._crashed:
             self._blame_request(suspect)
 
-    def on_suspended(self, run: EngineSide) -> None:
+    def on_suspended(self, run: Run) -> None:
         """The stream waits to run again on the next engine."""
         self._suspended[run] = None
 
@@ -162,7 +162,7 @@ class Recovery:
 
     # The streams
 
-    def on_progress(self, run: EngineSide) -> bool:
+    def on_progress(self, run: Run) -> bool:
         """A watched stream has a new token. Returns whether it is past its position and proven."""
         is_past = run.num_generated > run.lost_at or run.continuity == "continued"  # `continue_from` counts from 0
         if is_past and run in self._catching_up:
@@ -172,7 +172,7 @@ class Recovery:
             self._prove(run)
         return is_past and run not in self._unproven
 
-    def on_released(self, run: EngineSide) -> None:
+    def on_released(self, run: Run) -> None:
         """The stream has ended, and has left the engine."""
         was_catching_up = run in self._suspended or run in self._catching_up
         self._suspended.pop(run, None)
@@ -212,7 +212,7 @@ class Recovery:
             self._num_tried = 0
             self._trials = deque(sorted(likely, key=lambda one: one.run.age, reverse=True))
 
-    def _halves(self, runs: list[EngineSide]) -> list[list[EngineSide]]:
+    def _halves(self, runs: list[Run]) -> list[list[Run]]:
         """Split into an older and a younger half."""
         runs = sorted((run for run in runs if run.end is None), key=lambda run: run.age)
         middle = (len(runs) + 1) // 2
@@ -235,7 +235,7 @@ class Recovery:
         if not self._unproven:
             self._finish()
 
-    def _resume_all(self, runs: list[EngineSide], *, must_prove: bool) -> None:
+    def _resume_all(self, runs: list[Run], *, must_prove: bool) -> None:
         """Resume all these streams at once."""
         if must_prove:
             self._unproven.update(runs)
@@ -245,7 +245,7 @@ class Recovery:
             self._suspended.pop(run, None)
             run.resume(is_watched=True)
 
-    def _prove(self, run: EngineSide) -> None:
+    def _prove(self, run: Run) -> None:
         self._unproven.discard(run)
         self._proven.add(run)
         run.was_tried = False

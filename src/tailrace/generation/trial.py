@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tailrace.engines.interface import Delta, Prefill, Sequence
 from tailrace.errors import EngineError, EngineLost
 from tailrace.generation.blame import Culprit
-from tailrace.generation.engine_side import EngineSide, SequenceRunner
+from tailrace.generation.run import Run, SequenceRunner
 
 __all__ = ["Suspect", "Trial"]
 
@@ -19,7 +19,7 @@ __all__ = ["Suspect", "Trial"]
 class Suspect:
     """A request that was on an engine when the engine died. It is tried even if its stream was cancelled since."""
 
-    run: EngineSide
+    run: Run
     culprit: Culprit
     sequences: tuple[Sequence, ...]  # those on the engine
     position: int  # tokens of these sequences when the engine died
