@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "glossary.md"
 
 # Former names of things in the glossary, and their names now.
 _REPLACED = {
-    "fell": "on_engine_lost",
+    "fell": "on_lost",
     "strand": "suspend",
     "is_stranded": "is_suspended",
     "lose": "fail_unpersisted",
@@ -24,7 +24,7 @@ _REPLACED = {
     "go_on": "continue_from",
     "renew": "rename",
     "num_heard": "num_generated",
-    "strikes": "num_losses",
+    "strikes": "num_engines",
     "on_trouble": "on_give_up",
     "at_hand": "cached",
     "Told": "StderrProgress",

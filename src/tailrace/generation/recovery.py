@@ -31,10 +31,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from tailrace.errors import EngineLost, PoisonRequest
-from tailrace.generation.blame import Blame
+from tailrace.generation.blame import Blame, Culprit
+from tailrace.generation.choice import Choice
 from tailrace.generation.run import Run, SequenceRunner
 from tailrace.generation.trial import Suspect, Trial
 
@@ -47,6 +50,16 @@ _KILLS_TO_BLAME = 5
 _MAX_PAUSE_S = 15.0
 _HOLD_S = 30.0  # how long new requests wait for a recovery, not counting the loading of engines
 _MAX_HOLD_S = 480.0
+
+
+@dataclass(slots=True)
+class _Deaths:
+    """The engines in a row that died while a stream was at one position."""
+
+    position: int = -1  # tokens generated in all its sequences
+    num_engines: int = 0
+    num_killed: int = 0  # those of them that were killed from outside
+    was_tried: bool = False  # the stream survived a trial; reset when it makes progress
 
 
 class Recovery:
@@ -78,6 +91,7 @@ class Recovery:
         self._num_crashes = 0  # since the last complete recovery
         self._num_rounds = 0  # of trials, since the last complete recovery
         self._num_tried = 0  # in this round
+        self._deaths: WeakKeyDictionary[Run, _Deaths] = WeakKeyDictionary()  # suspects outlive their streams
         self._lost_runs: dict[Run, Suspect] = {}  # those on the engine that died last
         self._suspended: dict[Run, None] = {}  # in order of suspension
         self._trials: deque[Suspect] = deque()  # not yet started
@@ -103,7 +117,7 @@ class Recovery:
     # The engine
 
     def on_engine_down(self, *, crashed: bool) -> None:
-        """The engine died: it crashed or hung, or it was killed from outside. Called before `on_engine_lost`."""
+        """The engine died: it crashed or hung, or it was killed from outside. Called before `on_lost`."""
         self._crashed = crashed
         self._stop_timer()
         if self._is_open:
@@ -116,25 +130,25 @@ class Recovery:
         if self._lost_s is None:
             self._lost_s = time.monotonic()
 
-    def on_engine_lost(self, run: Run) -> None:
-        """The engine died while it ran sequences of this stream. May be called more than once for one death."""
-        if run in self._lost_runs:
+    def on_lost(self, run: Run, choices: Collection[Choice]) -> None:
+        """The engine died while it had the sequences of these choices; of none if it was gone before they were
+        submitted. Unless the stream is complete, it waits to run again on the next engine. May be called more than
+        once for one death."""
+        if not run.is_complete:
+            self._suspended[run] = None
+        if not choices or run in self._lost_runs:
             return
-        sequences = tuple(choice.sequence for choice in run.choices if choice.is_on_engine)
-        position = sum(choice.num_generated for choice in run.choices if choice.is_on_engine)
-        suspect = Suspect(run, run.culprit, sequences, position)
-        if run.num_generated != run.lost_at:
-            run.num_losses = run.num_kills = 0
-        run.num_losses += 1
-        run.num_kills += not self._crashed
-        run.lost_at = run.num_generated
+        sequences = tuple(choice.sequence for choice in choices)
+        position = sum(choice.num_generated for choice in choices)
+        suspect = Suspect(run, Culprit.of_record(run.record), sequences, position)
+        deaths = self._deaths.setdefault(run, _Deaths())
+        if run.num_generated != deaths.position:
+            deaths.position, deaths.num_engines, deaths.num_killed = run.num_generated, 0, 0
+        deaths.num_engines += 1
+        deaths.num_killed += not self._crashed
         self._lost_runs[run] = suspect
         if run is self._alone and self._crashed:
             self._blame_request(suspect)
-
-    def on_suspended(self, run: Run) -> None:
-        """The stream waits to run again on the next engine."""
-        self._suspended[run] = None
 
     def resume(self) -> None:
         """An engine is ready: start trials, or run the streams again."""
@@ -152,7 +166,7 @@ class Recovery:
         elif lost and self._crashed:
             self._plan(suspects)
         elif lost:
-            self._trials.extend(one for one in suspects if one.run.num_kills >= _KILLS_TO_TRY)
+            self._trials.extend(one for one in suspects if self._deaths[one.run].num_killed >= _KILLS_TO_TRY)
         self._stop_timer()
         if self._hold_left_s > 0:
             self._timer = asyncio.get_running_loop().call_later(self._hold_left_s, self._on_hold_timeout)
@@ -164,7 +178,9 @@ class Recovery:
 
     def on_progress(self, run: Run) -> bool:
         """A watched stream has a new token. Returns whether it is past its position and proven."""
-        is_past = run.num_generated > run.lost_at or run.continuity == "continued"  # `continue_from` counts from 0
+        deaths = self._deaths.get(run)  # None: it is from an earlier process
+        # `continue_from` counts from 0.
+        is_past = deaths is None or run.num_generated > deaths.position or run.continuity == "continued"
         if is_past and run in self._catching_up:
             self._catching_up.discard(run)
             self._check_caught_up()
@@ -200,21 +216,21 @@ class Recovery:
     def _plan(self, suspects: list[Suspect]) -> None:
         """Plan the trials or the halves after a crash with these suspects."""
         self._num_crashes += 1
-        likely = [
-            one
-            for one in suspects
-            if not one.run.was_tried and (one.position < _EARLY_TOKENS or one.run.num_losses > 1)
-        ]
+        likely = [one for one in suspects if self._is_likely(one)]
         if self._num_rounds == _ROUNDS or (self._num_crashes > 1 and not likely):
             self._groups.extend(self._halves([run for run in self._suspended if run.is_suspended]))
         else:
             self._num_rounds += 1
             self._num_tried = 0
-            self._trials = deque(sorted(likely, key=lambda one: one.run.age, reverse=True))
+            self._trials = deque(sorted(likely, key=lambda one: one.run.times.arrived_s)[::-1])
+
+    def _is_likely(self, suspect: Suspect) -> bool:
+        deaths = self._deaths[suspect.run]
+        return not deaths.was_tried and (suspect.position < _EARLY_TOKENS or deaths.num_engines > 1)
 
     def _halves(self, runs: list[Run]) -> list[list[Run]]:
         """Split into an older and a younger half."""
-        runs = sorted((run for run in runs if run.end is None), key=lambda run: run.age)
+        runs = sorted((run for run in runs if run.end is None), key=lambda run: run.times.arrived_s)
         middle = (len(runs) + 1) // 2
         return [half for half in (runs[:middle], runs[middle:]) if half]
 
@@ -248,7 +264,8 @@ class Recovery:
     def _prove(self, run: Run) -> None:
         self._unproven.discard(run)
         self._proven.add(run)
-        run.was_tried = False
+        if run in self._deaths:
+            self._deaths[run].was_tried = False
         if run is self._alone:
             self._alone = None
         self._advance()
@@ -268,8 +285,8 @@ class Recovery:
         assert self._trial is not None
         trial, self._trial = self._trial, None
         if trial.is_complete:
-            run = trial.suspect.run
-            run.was_tried, run.num_losses, run.num_kills = True, 0, 0
+            deaths = self._deaths[trial.suspect.run]
+            deaths.was_tried, deaths.num_engines, deaths.num_killed = True, 0, 0
             self._num_tried += 1
         self._advance()
         if self._is_hold_over:
@@ -278,9 +295,9 @@ class Recovery:
     def _on_trial_death(self) -> None:
         assert self._trial is not None
         trial, self._trial = self._trial, None
-        run, is_same_position = trial.suspect.run, trial.num_tokens == trial.suspect.position
-        run.num_kills = run.num_kills + 1 if is_same_position else 0
-        if self._crashed or run.num_kills >= _KILLS_TO_BLAME:
+        deaths, is_same_position = self._deaths[trial.suspect.run], trial.num_tokens == trial.suspect.position
+        deaths.num_killed = deaths.num_killed + 1 if is_same_position else 0
+        if self._crashed or deaths.num_killed >= _KILLS_TO_BLAME:
             self._blame_request(trial.suspect)
         else:
             self._trials.appendleft(trial.suspect)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,7 +22,6 @@ from tailrace.errors import (
     QueueTimeout,
     TailraceError,
 )
-from tailrace.generation.blame import Culprit
 from tailrace.generation.choice import Choice, Problem
 from tailrace.generation.observers import Observers, Times
 from tailrace.generation.prompt_progress import PromptReading
@@ -38,7 +36,6 @@ logger = logging.getLogger("tailrace.generation")
 
 _FIRST_READER_S = 60.0  # how long a stream without linger time may wait for its first reader
 _SETTLED_TOKENS = 4  # when a slowed request has as many tokens, the next one may start
-_ages = itertools.count()
 
 
 class SequenceRunner(Protocol):
@@ -53,17 +50,16 @@ class SequenceRunner(Protocol):
 class Rescuer(Protocol):
     """Resumes streams after their engine was lost."""
 
-    def on_engine_lost(self, run: Run) -> None:
-        """The engine died while it ran sequences of this stream. The stream still lists them."""
-
-    def on_suspended(self, run: Run) -> None:
-        """The stream waits to be resumed on another engine."""
+    def on_lost(self, run: Run, choices: Collection[Choice]) -> None:
+        """The engine died while it had the sequences of these choices; of none if it was gone before they were
+        submitted. Unless the stream is complete, it waits to be resumed on another engine."""
 
     def on_progress(self, run: Run) -> bool:
         """A watched stream has a new token. Returns whether it no longer needs to be watched."""
 
     def on_released(self, run: Run) -> None:
-        """The stream left the engine. Called only for streams that were suspended at some time."""
+        """The stream has ended, and no engine has a sequence of it. Called only for streams that waited to be resumed at
+        some time; for them it may be called more than once."""
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True, weakref_slot=True)
@@ -89,17 +85,11 @@ class Run(Producer):
     on_end: Callable[[Run], None]
     log: StreamLog = field(init=False)
     record: Record = field(init=False)  # keeps prompts and caller, which the log drops at its end
-    age: int = field(init=False, default_factory=_ages.__next__)
     end: End | None = field(init=False, default=None)  # set when it is decided; `log.end` when it can be read
     continuity: Continuity | None = field(init=False, default=None)
     is_handed_over: bool = field(init=False, default=False)  # another server writes the stream, or will
     is_suspended: bool = field(init=False, default=False)
-    was_suspended: bool = field(init=False, default=False)  # at some time: the rescuer has to hear of its release
     is_watched: bool = field(init=False, default=False)  # whether its progress is reported to the rescuer
-    lost_at: int = field(init=False, default=-1)  # its number of generated tokens when its last engine died
-    num_losses: int = field(init=False, default=0)  # engines in a row that died while it was at that position
-    num_kills: int = field(init=False, default=0)  # those of them that were killed from outside
-    was_tried: bool = field(init=False, default=False)  # it survived a trial; reset when it makes progress
     _entry: QueueEntry | None = field(init=False, default=None)  # its place in the queue, then its slot
     _on_engine: dict[int, Choice] = field(init=False, default_factory=dict)  # by the ids of their sequences
     _reading: PromptReading = field(init=False)
@@ -140,6 +130,11 @@ class Run(Producer):
         return sum(known) if len(known) == len(counts) else None
 
     @property
+    def is_complete(self) -> bool:
+        """Whether the log has all events of its choices, or will have them when they are committed."""
+        return all(choice.is_complete for choice in self.choices)
+
+    @property
     def num_generated(self) -> int:
         """Tokens that the engine has generated in all its sequences."""
         return sum(choice.num_generated for choice in self.choices)
@@ -148,11 +143,6 @@ class Run(Producer):
     def was_alone(self) -> bool:
         """Whether an engine has computed some of its tokens alone: it runs again before the others."""
         return any(delta.is_alone for deltas in self._appended() for delta in deltas)
-
-    @property
-    def culprit(self) -> Culprit:
-        """The request and the caller to blame if this stream kills engines."""
-        return Culprit.of_record(self.record)
 
     def _appended(self) -> list[list[TextDelta]]:
         """Return the deltas that were appended, by choice: those that readers can see, and those that wait to be
@@ -202,7 +192,7 @@ class Run(Producer):
         entry, self._entry = self._entry, None
         if entry is not None:
             self.gate.leave(entry)
-        if self.was_suspended:
+        if self.times.num_losses:
             self.rescuer.on_released(self)
 
     # Calls from the engine (engines.Receiver)
@@ -260,10 +250,11 @@ class Run(Producer):
         """The engine is gone. Called for each sequence; the first call handles all of them."""
         if not self._on_engine:
             return
-        self.rescuer.on_engine_lost(self)
-        for choice in list(self._on_engine.values()):
+        choices = list(self._on_engine.values())
+        self.rescuer.on_lost(self, choices)
+        for choice in choices:
             self._leave_engine(choice)
-        if all(choice.is_complete for choice in self.choices):
+        if self.is_complete:
             self._release()
         else:
             self._suspend()
@@ -300,6 +291,7 @@ class Run(Producer):
                 choice.on_submit()
         except EngineLost:
             self._suspend()
+            self.rescuer.on_lost(self, ())
 
     def _take_off(self, choice: Choice) -> None:
         """Abort the sequence of a choice that continues with another one."""
@@ -310,9 +302,8 @@ class Run(Producer):
     def _suspend(self) -> None:
         if not self.is_suspended:
             self._reading.begin_again()
-            self.is_suspended = self.was_suspended = True
+            self.is_suspended = True
             self.times.num_losses += 1
-            self.rescuer.on_suspended(self)
 
     def resume(self, *, is_watched: bool = False) -> None:
         """Run the incomplete choices again, from the last event. With `is_watched`, report progress to the rescuer."""
@@ -426,7 +417,7 @@ class Run(Producer):
             self._end("error", error, Usage(self.record.num_prompt_tokens, num_tokens))
 
     def _end_if_complete(self) -> None:
-        if not all(choice.is_complete for choice in self.choices):
+        if not self.is_complete:
             return
         pairs = to_check(self.record, self._appended()) if self.record.sampling.grammar is not None else []
         if not pairs:
