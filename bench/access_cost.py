@@ -25,7 +25,7 @@ from pathlib import Path
 from servers import RunningServer, serving
 from tailrace.access.quota import Quota
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import KeyStore
+from tailrace.records.key_store import KeyStore
 
 _NUM_REQUESTS = 3000
 _NUM_CLIENTS = 16

@@ -17,8 +17,8 @@ from contextlib import AsyncExitStack
 
 import redis
 
+from tailrace.durable.durable_streams import DurableStreams
 from tailrace.durable.operations import Creation, ProducerBatch
-from tailrace.durable.streams import DurableStreams
 from tailrace.streams.redis import open_redis
 from tailrace.streams.redis._durable_log import Answer, Entry, EntryId
 

@@ -29,7 +29,7 @@ from servers import serving
 from tailrace.access.authentication import Authentication
 from tailrace.errors import Unauthenticated
 from tailrace.measure.bench.load import percentile
-from tailrace.records.keys import KeyStore
+from tailrace.records.key_store import KeyStore
 from tailrace.records.service import Records, open_database
 from tailrace.settings import Settings
 

@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 
 from tailrace.records.database import RecordDatabase
-from tailrace.records.requests import RequestStore
+from tailrace.records.request_store import RequestStore
 from tailrace.records.rows import RequestRow
 
 _DAY_S = 86_400.0

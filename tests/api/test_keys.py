@@ -13,7 +13,7 @@ from tests.api.keyed import House, serving_with_keys
 
 from tailrace.access.keys import NewKey
 from tailrace.api.lifecycle import PUBLIC, build_app, build_routes
-from tailrace.records.keys import KeyStore
+from tailrace.records.key_store import KeyStore
 from tailrace.settings import Settings
 
 _PROMPT = {"prompt": "Mine.", "seed": 1}

@@ -182,7 +182,7 @@ async def test_ended_sessions_are_deleted(house: House, monkeypatch: pytest.Monk
         await _sign_in(house, token)
     assert len(house.records.keys().changed_since(0).sessions) == 103
     now_s = time.time()
-    monkeypatch.setattr("tailrace.records.sessions.time.time", lambda: now_s + 601)
+    monkeypatch.setattr("tailrace.records.session_store.time.time", lambda: now_s + 601)
     await _sign_in(house, token)
     assert len(house.records.keys().changed_since(0).sessions) == 101
 

@@ -15,9 +15,9 @@ from starlette.types import ASGIApp, Message
 from tests.waiting import LONG_S
 
 from tailrace import serve
+from tailrace.apps.app_streams import AppStreams
 from tailrace.apps.front import Front
 from tailrace.apps.pool import HostedApp, Pool
-from tailrace.apps.streams import AppStreams
 from tailrace.records.service import Records
 from tailrace.serve.link import Channel, Link
 from tailrace.settings import Settings

@@ -15,8 +15,8 @@ from websockets.sync.client import connect
 
 from tailrace.access.quota import Quota
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import KeyStore
-from tailrace.records.requests import RequestStore
+from tailrace.records.key_store import KeyStore
+from tailrace.records.request_store import RequestStore
 
 _SOURCE = """
     from fastapi import FastAPI, WebSocket

@@ -15,8 +15,8 @@ from tests.api.process import TAILRACE, environment
 
 from tailrace.access.quota import Quota
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import KeyStore
-from tailrace.records.requests import RequestStore
+from tailrace.records.key_store import KeyStore
+from tailrace.records.request_store import RequestStore
 from tailrace.records.rows import RequestRow
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from tailrace.durable.durable_streams import DurableStreams
 from tailrace.durable.operations import Creation, ProducerBatch, Receipt
 from tailrace.durable.records import Stamp
-from tailrace.durable.streams import DurableStreams
 from tailrace.streams.redis import open_redis
 
 __all__ = ["BUDGET_BYTES", "LEASE_S", "append", "content", "create", "servers"]

@@ -18,9 +18,9 @@ from tests.testing.redis_server import OwnRedis, own_cluster, own_redis, watched
 from tests.waiting import wait_until
 
 from tailrace.durable import stream as stream_module
+from tailrace.durable.durable_streams import DurableStreams
 from tailrace.durable.operations import Creation
 from tailrace.durable.records import Created, Stamp, Used
-from tailrace.durable.streams import DurableStreams
 from tailrace.errors import JournalFull, ModelError, StorageError, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams.redis import durable, open_redis

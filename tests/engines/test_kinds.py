@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 
 from tailrace.engines import KINDS, EngineSpec, choose, kinds, load_engine
-from tailrace.engines.openvino import facts
+from tailrace.engines.openvino import model_files
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 
@@ -130,7 +130,7 @@ def test_missing_packages_are_named_with_the_command(installed: set[str]) -> Non
 def test_openvino_has_eight_bits_for_some_types(
     types: tuple[str, ...], num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(("avx2", "avx_vnni")))
+    monkeypatch.setattr(model_files, "processor_flags", lambda: frozenset(("avx2", "avx_vnni")))
     card = replace(GGUF, tensor_types=types, num_parameters=3_200, weight_bytes=1_900)
     assert KINDS["openvino"].weight_bytes(card, 0) == num_bytes
     assert KINDS["llamacpp"].weight_bytes(card, 0) == 1_900
@@ -146,7 +146,7 @@ def test_openvino_has_the_bits_that_are_asked_for(form: Literal["gguf", "hugging
 
 
 def test_openvino_has_eight_bits_for_small_files_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(("avx2",)))
+    monkeypatch.setattr(model_files, "processor_flags", lambda: frozenset(("avx2",)))
     small = replace(GGUF, tensor_types=("F32", "Q4_1"), num_parameters=3_200, weight_bytes=1_900)
     large = replace(small, weight_bytes=2**30)
     assert KINDS["openvino"].weight_bytes(small, 0) == 3_400
@@ -154,7 +154,7 @@ def test_openvino_has_eight_bits_for_small_files_without_vnni(monkeypatch: pytes
 
 
 def test_the_memory_of_openvino_is_that_of_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(("avx2", "avx_vnni")))
+    monkeypatch.setattr(model_files, "processor_flags", lambda: frozenset(("avx2", "avx_vnni")))
     small = replace(GGUF, tensor_types=("F32", "Q4_1"), num_parameters=16 * 10**7, weight_bytes=10**8)
     large = replace(small, num_parameters=16 * 10**8, weight_bytes=10**9)
 

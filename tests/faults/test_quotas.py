@@ -19,8 +19,8 @@ from tests.waiting import LONG_S, until
 
 from tailrace.access.quota import Quota
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import KeyStore
-from tailrace.records.requests import RequestStore
+from tailrace.records.key_store import KeyStore
+from tailrace.records.request_store import RequestStore
 from tailrace.records.rows import RequestRow
 
 _PROMPT_TOKENS = 2  # of "Hi"

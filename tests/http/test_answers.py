@@ -21,7 +21,7 @@ from tailrace.dialects import Encoder, View, openai
 from tailrace.dialects.responses_events import ResponsesView
 from tailrace.errors import StorageError
 from tailrace.http.answers import StreamAnswer, WholeAnswer
-from tailrace.http.bodies import BodyBudget
+from tailrace.http.body_budget import BodyBudget
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.streams import Record, StreamLog

@@ -18,10 +18,10 @@ from tailrace.errors import ModelError, StorageError
 from tailrace.records import database as databases
 from tailrace.records import postgresql
 from tailrace.records import threads as database_threads
-from tailrace.records.conversations import ConversationStore
+from tailrace.records.conversation_store import ConversationStore
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import KeyStore
-from tailrace.records.requests import RequestStore
+from tailrace.records.key_store import KeyStore
+from tailrace.records.request_store import RequestStore
 from tailrace.records.rows import RequestRow
 from tailrace.records.service import Records
 from tailrace.settings import Settings

@@ -18,7 +18,7 @@ from tailrace.streams import Claim, Reader, Record
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._keys import Keys
+from tailrace.streams.redis._redis_keys import Keys
 from tailrace.streams.redis._scripts import OPEN
 from tailrace.types import ANONYMOUS
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
 from tailrace.access.principal import principal_of
-from tailrace.api.conversations import conversation_json, query_of, reader_of, writer_of
+from tailrace.api.conversation_routes import conversation_json, query_of, reader_of, writer_of
 from tailrace.api.routes import route
 from tailrace.conversations.drafts import Draft
 from tailrace.conversations.files import file_formats, read_file
@@ -22,7 +22,7 @@ from tailrace.conversations.items import Conversation, Item
 from tailrace.dialects.bodies import read_value, require_json, require_plain_utf8, to_json
 from tailrace.errors import RequestError, UnknownConversation
 from tailrace.http.answers import JsonAnswer
-from tailrace.http.bodies import BodyBudget
+from tailrace.http.body_budget import BodyBudget
 from tailrace.records.keeper import ConversationKeeper
 
 __all__ = ["ConversationFileRoutes"]

@@ -14,27 +14,27 @@ from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp
 
 from tailrace.access.audit import AuditLog, open_audit_log
-from tailrace.api.about import AboutRoutes
-from tailrace.api.access import AccessRoutes
-from tailrace.api.audit import StreamAudit
+from tailrace.api.about_routes import AboutRoutes
+from tailrace.api.access_routes import AccessRoutes
 from tailrace.api.conversation_files import ConversationFileRoutes
-from tailrace.api.conversations import ConversationRoutes
-from tailrace.api.durable import DurableRoutes
+from tailrace.api.conversation_routes import ConversationRoutes
+from tailrace.api.durable_routes import DurableRoutes
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
 from tailrace.api.owner_deletion import OwnerDeletion
 from tailrace.api.routes import Routes
-from tailrace.api.sessions import SessionRoutes
+from tailrace.api.session_routes import SessionRoutes
 from tailrace.api.sockets import Sockets
-from tailrace.api.usage import UsageRoutes
+from tailrace.api.stream_audit import StreamAudit
+from tailrace.api.usage_routes import UsageRoutes
 from tailrace.dialects import native
-from tailrace.durable.streams import DurableStreams
+from tailrace.durable.durable_streams import DurableStreams
 from tailrace.errors import Draining, ModelError
 from tailrace.generation.models import Models
 from tailrace.generation.service import Service, start_service
 from tailrace.generation.source import Source
 from tailrace.http.access_log import AccessLog
-from tailrace.http.bodies import BodyBudget
+from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.near_paths import NearPaths
 from tailrace.http.wires import ServedWires

@@ -7,7 +7,7 @@ import contextlib
 from tailrace.access.keys import check_owner
 from tailrace.access.quota import NO_LIMITS
 from tailrace.dialects.durable import owned_key
-from tailrace.durable.streams import DurableStreams
+from tailrace.durable.durable_streams import DurableStreams
 from tailrace.errors import StreamError
 from tailrace.records.service import Records
 from tailrace.streams import LogStore

@@ -55,8 +55,8 @@ from tailrace.generation import Generator
 from tailrace.generation.models import NO_SUCH_MODEL, Models
 from tailrace.generation.served import NamedModel
 from tailrace.http.answers import JsonAnswer, WholeAnswer, WithHeaders
-from tailrace.http.bodies import BodyBudget, BodyReader
-from tailrace.http.streams import StreamActions, id_header
+from tailrace.http.body_budget import BodyBudget, BodyReader
+from tailrace.http.stream_actions import StreamActions, id_header
 from tailrace.http.wires import ServedWires, is_meant
 from tailrace.records.keeper import ConversationKeeper
 from tailrace.settings import Settings

@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message
 from starlette.websockets import WebSocketDisconnect
 
-from tailrace.apps.messages import SentMessages
+from tailrace.apps.sent_messages import SentMessages
 from tailrace.errors import RequestError
 from tailrace.serve.context import RequestContext, set_request_context
 from tailrace.serve.exceptions import BackPressureError

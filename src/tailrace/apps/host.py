@@ -14,10 +14,10 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from tailrace.access.audit import open_audit_log
+from tailrace.apps.app_streams import AppStreams, open_app_streams
 from tailrace.apps.front import PUBLIC, Front
 from tailrace.apps.pool import HostedApp, Pool
 from tailrace.apps.process import BootError, ReplicaProcess
-from tailrace.apps.streams import AppStreams, open_app_streams
 from tailrace.dialects import native
 from tailrace.errors import ModelError
 from tailrace.http.access_log import AccessLog

@@ -10,9 +10,9 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.access.principal import owner_of
+from tailrace.apps.app_streams import AppStreams
 from tailrace.apps.offers import take_offer
 from tailrace.apps.pool import DRAIN_RETRY_S, Pool, ReplicaLease
-from tailrace.apps.streams import AppStreams
 from tailrace.dialects.websocket import Close
 from tailrace.errors import (
     SHUTTING_DOWN,

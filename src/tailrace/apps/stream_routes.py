@@ -6,8 +6,8 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.types import ASGIApp, Scope
 
 from tailrace.access.principal import owner_of, principal_of
+from tailrace.apps.app_streams import AppStreams
 from tailrace.apps.events import EmptyEncoder, encoder_of
-from tailrace.apps.streams import AppStreams
 from tailrace.dialects.bodies import printable
 from tailrace.errors import MethodNotAllowed, SeqOutOfRange
 from tailrace.http.answers import WithHeaders

@@ -20,7 +20,7 @@ from tailrace.settings import Settings
 if TYPE_CHECKING:
     from tailrace.access.audit import AuditLog
     from tailrace.access.keys import Key, NewKey
-    from tailrace.records.keys import KeyStore
+    from tailrace.records.key_store import KeyStore
 
 __all__ = ["keys"]
 
@@ -219,7 +219,7 @@ def _store(
     line. Looking for a key creates no database, because servers record requests as soon as there is one."""
     from tailrace.access.audit import open_audit_log
     from tailrace.errors import ModelError, StorageError, UnknownKey
-    from tailrace.records.keys import KeyStore
+    from tailrace.records.key_store import KeyStore
     from tailrace.records.service import absent_database, open_database
 
     try:

@@ -18,7 +18,7 @@ from tailrace.cli.times import Moment, date_of
 from tailrace.settings import Settings
 
 if TYPE_CHECKING:
-    from tailrace.records.requests import RequestStore
+    from tailrace.records.request_store import RequestStore
 
 __all__ = ["usage"]
 
@@ -119,7 +119,7 @@ def _harmless(value: object) -> object:
 def _store(values: dict[str, Any]) -> Iterator[RequestStore]:  # Any: of each setting's type
     """Open the records in the database of the options. Converts its errors to errors of the command line."""
     from tailrace.errors import ModelError, StorageError
-    from tailrace.records.requests import RequestStore
+    from tailrace.records.request_store import RequestStore
     from tailrace.records.service import absent_database, open_database
 
     settings = Settings(**values)

@@ -40,7 +40,7 @@ from tailrace.generation.models import NO_SUCH_MODEL
 from tailrace.generation.served import Served
 from tailrace.generation.service import Service
 from tailrace.http.answers import STREAM_HEADERS, JsonAnswer, StreamAnswer
-from tailrace.http.bodies import BodyBudget
+from tailrace.http.body_budget import BodyBudget
 from tailrace.settings import Settings
 from tailrace.streams import Record
 from tailrace.transport.addresses import is_loopback

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from tailrace.engines.interface import Engine
-from tailrace.engines.openvino import facts as openvino
+from tailrace.engines.openvino import model_files as openvino
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard

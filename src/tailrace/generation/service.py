@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from tailrace.admission import Gate
-from tailrace.durable.streams import DurableStreams
+from tailrace.durable.durable_streams import DurableStreams
 from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
 from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation.generator import Generator, Limits

@@ -22,7 +22,7 @@ from tailrace.streams import LogStore, Record, StreamLog
 from tailrace.types import TextDelta
 
 if TYPE_CHECKING:
-    from tailrace.records.conversations import ConversationStore
+    from tailrace.records.conversation_store import ConversationStore
     from tailrace.records.kept_streams import KeptStreams
 
 __all__ = ["ConversationKeeper"]

@@ -19,7 +19,7 @@ from tailrace.access.quotas import Quotas
 from tailrace.errors import ModelError, StorageError, TailraceError, UnknownStream
 from tailrace.generation import Generator, Meter, Observer, Times
 from tailrace.records.keeper import ConversationKeeper
-from tailrace.records.requests import RequestStore
+from tailrace.records.request_store import RequestStore
 from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.spool import Spool
 from tailrace.records.threads import UNREACHABLE, DatabaseThreads

@@ -27,13 +27,13 @@ from tailrace.settings import Settings
 from tailrace.streams import LogStore
 
 if TYPE_CHECKING:
-    from tailrace.records.conversations import ConversationStore
+    from tailrace.records.conversation_store import ConversationStore
     from tailrace.records.database import RecordDatabase
     from tailrace.records.kept_streams import KeptStreams
-    from tailrace.records.keys import KeyStore
+    from tailrace.records.key_store import KeyStore
     from tailrace.records.request_log import RequestLog
-    from tailrace.records.requests import RequestStore
-    from tailrace.records.sessions import SessionStore
+    from tailrace.records.request_store import RequestStore
+    from tailrace.records.session_store import SessionStore
 
 __all__ = ["Records", "absent_database", "has_keys", "open_database", "open_records"]
 
@@ -125,25 +125,25 @@ class Records:
 
     def keys(self) -> KeyStore:
         """Blocks, the first time for long. Raises: ModelError."""
-        from tailrace.records.keys import KeyStore
+        from tailrace.records.key_store import KeyStore
 
         return KeyStore(self._opened())
 
     def sessions(self) -> SessionStore:
         """Blocks, the first time for long. Raises: ModelError."""
-        from tailrace.records.sessions import SessionStore
+        from tailrace.records.session_store import SessionStore
 
         return SessionStore(self._opened())
 
     def requests(self) -> RequestStore:
         """Blocks, the first time for long. Raises: ModelError."""
-        from tailrace.records.requests import RequestStore
+        from tailrace.records.request_store import RequestStore
 
         return RequestStore(self._opened())
 
     def _conversations(self) -> ConversationStore:
         """Blocks, the first time for long. Raises: ModelError."""
-        from tailrace.records.conversations import ConversationStore
+        from tailrace.records.conversation_store import ConversationStore
 
         return ConversationStore(self._opened())
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tests.engines.openvino.tiny_models import TINY, make, write_gguf
 from tests.models.parts import split
 
-from tailrace.engines.openvino import facts, packer
+from tailrace.engines.openvino import model_files, packer
 from tailrace.engines.openvino import prepared as openvino_prepared
 from tailrace.engines.openvino.prepared import Weights, prepare, prepared_path, remove_unused
 from tailrace.errors import ModelError
@@ -121,7 +121,7 @@ def test_processors_keep_the_forms_of_each_other(model: Path, monkeypatch: pytes
     """They may share a cache directory. A large model has the same form for all."""
 
     def path_for(*flags: str) -> Path:
-        monkeypatch.setattr(facts, "processor_flags", lambda: frozenset(flags))
+        monkeypatch.setattr(model_files, "processor_flags", lambda: frozenset(flags))
         return prepared_path(model, model.parent)
 
     assert path_for("avx2", "avx_vnni") == path_for("avx2", "avx512_vnni") == path_for("asimd")

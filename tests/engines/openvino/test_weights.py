@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.engines.openvino.tiny_models import EXACT, Tiny, logits, make, random_rows, write_gguf
 from tests.engines.openvino.unpacking import unpacked, unpacked_model
 
-from tailrace.engines.openvino import facts
+from tailrace.engines.openvino import model_files
 from tailrace.engines.openvino.adapters import Branches
 from tailrace.engines.openvino.decoder import build
 from tailrace.engines.openvino.prepared import prepare
@@ -23,7 +23,7 @@ from tailrace.models.gguf_header import read_metadata
 
 Numbers = NDArray[np.float32]
 
-_TYPES = sorted(facts.TENSOR_TYPES)
+_TYPES = sorted(model_files.TENSOR_TYPES)
 _ROWS, _COLUMNS = 6, 512
 
 
@@ -60,7 +60,7 @@ def test_the_bits_of_the_file(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "bits"),
-    [(kind, bits) for kind in _TYPES for bits in (4, 8, 16) if bits > 4 or kind not in facts.FOUR_BITS],
+    [(kind, bits) for kind in _TYPES for bits in (4, 8, 16) if bits > 4 or kind not in model_files.FOUR_BITS],
 )
 def test_other_bits(kind: str, bits: Any) -> None:  # Any: a literal type
     raw = _raw(kind)
@@ -145,7 +145,7 @@ _WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 def test_a_model_computes_with_the_packed_numbers(
     kind: str, config: dict[str, Any], least_bits: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(facts, "processor_flags", lambda: {"avx2", *(("avx_vnni",) if least_bits == 4 else ())})
+    monkeypatch.setattr(model_files, "processor_flags", lambda: {"avx2", *(("avx_vnni",) if least_bits == 4 else ())})
     tiny = Tiny("Llama", "llama", _WIDE | config)
     model = make(tiny, tmp_path / "model")
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from starlette.types import ASGIApp
 
+from tailrace.apps.app_streams import STORE_KIND
 from tailrace.apps.on_ray.cluster import deploy, on_cluster, say, wait_for_signal
 from tailrace.apps.on_ray.resumable import ResumableApp
 from tailrace.apps.on_ray.spec import RayError, check_redis
 from tailrace.apps.on_ray.stream_thread import StreamThread
-from tailrace.apps.on_ray.streams import STREAMS_NAME, streams_application
+from tailrace.apps.on_ray.streams_application import STREAMS_NAME, streams_application
 from tailrace.apps.stream_routes import STREAMS_PATH
-from tailrace.apps.streams import STORE_KIND
 from tailrace.apps.target import load, options_of
 from tailrace.serve.calling import call
 from tailrace.serve.deployment import Application, nodes, replaced

@@ -11,10 +11,10 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.apps.answer_body import QueuedBody
+from tailrace.apps.app_streams import AppStreams
 from tailrace.apps.offers import take_offer
 from tailrace.apps.on_ray.stream_thread import StreamThread, reporting_disconnects
 from tailrace.apps.stream_routes import event_id_of, resumed
-from tailrace.apps.streams import AppStreams
 from tailrace.compat.ray import OwnRequest
 from tailrace.dialects import native
 from tailrace.errors import TailraceError

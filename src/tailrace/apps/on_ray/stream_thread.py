@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.apps.streams import AppStreams, open_app_streams
+from tailrace.apps.app_streams import AppStreams, open_app_streams
 from tailrace.dialects import native
 from tailrace.errors import TailraceError
 from tailrace.http.answers import error_answer

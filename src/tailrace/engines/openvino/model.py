@@ -16,7 +16,7 @@ from tailrace.engines.openvino.adapters import Branches, split_fused
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
 from tailrace.engines.openvino.decoder import build, layer_names
 from tailrace.engines.openvino.exports import read_export
-from tailrace.engines.openvino.facts import has_lone_form, has_plain_form
+from tailrace.engines.openvino.model_files import has_lone_form, has_plain_form
 from tailrace.engines.openvino.prepared import Weights, prepare
 from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.engines.protocol import EngineSpec

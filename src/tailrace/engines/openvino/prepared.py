@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.engines.openvino.facts import least_bits
 from tailrace.engines.openvino.families import Decoder
+from tailrace.engines.openvino.model_files import least_bits
 from tailrace.engines.openvino.packer import DTYPES, MATRICES_FILE, WEIGHTS_FILE, Packer
 from tailrace.engines.openvino.sources import TensorSource, open_source
 from tailrace.engines.openvino.weights import Bits, Form, Packed

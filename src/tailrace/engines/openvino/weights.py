@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.engines.openvino.facts import FOUR_BITS
+from tailrace.engines.openvino.model_files import FOUR_BITS
 from tailrace.engines.openvino.sources import Raw
 
 __all__ = ["GROUP", "Bits", "Form", "Packed", "floats", "form_of", "pack"]

@@ -13,8 +13,8 @@ from tailrace.streams._rows import Rows
 from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._keys import DAY_MS
 from tailrace.streams.redis._members import Members
+from tailrace.streams.redis._redis_keys import DAY_MS
 from tailrace.streams.redis._scripts import COMPACT, DELETE
 
 __all__ = ["FinishedStreams", "lifetimes_ms"]

@@ -17,7 +17,7 @@ from typing import Any
 
 from tailrace.errors import StorageError
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._keys import DAY_MS
+from tailrace.streams.redis._redis_keys import DAY_MS
 from tailrace.streams.redis._scripts import DECLARE_DEAD, NEW_EPOCH, READ_LEASES, RENEW
 
 __all__ = ["Members"]

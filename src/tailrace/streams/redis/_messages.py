@@ -11,10 +11,10 @@ from tailrace.errors import StorageError
 from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._follower import Entries
-from tailrace.streams.redis._keys import DAY_MS
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._mirror import Message, Mirror
 from tailrace.streams.redis._patience import RETRY_S
+from tailrace.streams.redis._redis_keys import DAY_MS
 from tailrace.streams.redis._scripts import STOP
 
 __all__ = ["Messages"]

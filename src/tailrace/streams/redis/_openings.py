@@ -7,8 +7,8 @@ from collections.abc import Container
 
 from tailrace.errors import ClaimTaken
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._keys import DAY_MS
 from tailrace.streams.redis._members import Members
+from tailrace.streams.redis._redis_keys import DAY_MS
 from tailrace.streams.redis._scripts import DELETE_UNANSWERED
 
 __all__ = ["Openings"]

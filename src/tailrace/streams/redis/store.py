@@ -18,9 +18,9 @@ from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.producer import Ender
 from tailrace.streams.redis._claims import TAKEN, Claims
 from tailrace.streams.redis._connection import Connection, start_error
-from tailrace.streams.redis._facts import check_facts
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._follower import Followers
+from tailrace.streams.redis._format import check_format
 from tailrace.streams.redis._inventory import Inventory
 from tailrace.streams.redis._lookup import Lookup
 from tailrace.streams.redis._members import Members
@@ -308,7 +308,7 @@ class RedisLogStore:
 
     async def start(self) -> None:
         """Join the other servers. Raises: ModelError."""
-        await check_facts(self._connection, self._rows)
+        await check_format(self._connection, self._rows)
         await self._members.join()
         self._follow_inboxes()
 

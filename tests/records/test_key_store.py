@@ -20,7 +20,7 @@ from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.sessions import Sessions
 from tailrace.errors import ModelError, Unauthenticated, UnknownKey
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import KeyStore, find_forgotten, next_version
+from tailrace.records.key_store import KeyStore, find_forgotten, next_version
 from tailrace.records.service import has_keys, open_database, open_records
 from tailrace.records.tables import keys
 from tailrace.settings import Settings

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from tailrace.conversations.items import MAX_CHARACTERS, MAX_ITEMS, Conversation, Item, chained
 from tailrace.conversations.turns import Spoken, Turn
 from tailrace.errors import ConversationLocked, RequestError, UnknownConversation
-from tailrace.records.conversations import ConversationStore
+from tailrace.records.conversation_store import ConversationStore
 from tailrace.records.database import RecordDatabase
 from tailrace.records.tables import conversation_items
 from tailrace.types import CallReading

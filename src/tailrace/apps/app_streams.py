@@ -30,7 +30,7 @@ from tailrace.errors import (
     UnknownStream,
 )
 from tailrace.generation.service import open_log_store
-from tailrace.http.streams import StreamActions
+from tailrace.http.stream_actions import StreamActions
 from tailrace.serve.failures import Refusal
 from tailrace.serve.link import ChannelClosed, LinkLost
 from tailrace.serve.stream import StreamOffer, StreamPart

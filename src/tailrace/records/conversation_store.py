@@ -29,7 +29,7 @@ from tailrace.records._conversation_rows import (
     write,
 )
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import find_forgotten
+from tailrace.records.key_store import find_forgotten
 from tailrace.records.tables import conversation_items, conversations, requests
 
 __all__ = ["AnswerFacts", "ConversationStore"]

@@ -8,9 +8,9 @@ from ray import serve
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tailrace.apps.app_streams import AppStreams
 from tailrace.apps.on_ray.stream_thread import StreamThread
 from tailrace.apps.stream_routes import STREAMS_PATH, stream_answer
-from tailrace.apps.streams import AppStreams
 from tailrace.errors import NotFound
 from tailrace.settings import Settings
 

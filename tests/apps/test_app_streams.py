@@ -14,8 +14,8 @@ from tests.apps.one_app import client_of, one_app
 from tests.testing.redis_server import own_redis, prefix_of, shared_url
 from tests.waiting import LONG_S, wait_until
 
+from tailrace.apps.app_streams import AppStreams
 from tailrace.apps.events import Memo
-from tailrace.apps.streams import AppStreams
 from tailrace.errors import SeqOutOfRange
 from tailrace.settings import Settings
 from tailrace.streams import Record, new_stream_id

@@ -78,7 +78,7 @@ class UsageRoutes:
 
 def _groups(text: str) -> list[str]:
     """Raises: RequestError."""
-    from tailrace.records.requests import GROUPS
+    from tailrace.records.request_store import GROUPS
 
     names = ["key_id" if name == "key" else name for name in text.split(",") if name]
     if any(name not in GROUPS for name in names) or len(set(names)) != len(names):

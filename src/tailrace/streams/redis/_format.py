@@ -1,4 +1,4 @@
-"""What all servers that share a store must have in common."""
+"""The form of the data in Redis, which all servers that share a store must have in common."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from tailrace.errors import JournalDamaged, ModelError
 from tailrace.streams._rows import Rows
 from tailrace.streams.redis._connection import Connection
 
-__all__ = ["check_facts"]
+__all__ = ["check_format"]
 
 _FORMAT = "1"  # of keys and values
 _DURABLE_FORMAT = "1"  # of the log of durable streams
 
 
-async def check_facts(connection: Connection, rows: Rows) -> None:
-    """Store the facts if this is the first server, else compare them.
+async def check_format(connection: Connection, rows: Rows) -> None:
+    """Store the form of the data if this is the first server, else compare them.
 
     Raises: ModelError if the other servers write the store in another way, StorageError.
     """

@@ -21,12 +21,12 @@ from tailrace.dialects.bodies import read_json, require_plain_utf8
 from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import ModelError, RequestError, StorageError
 from tailrace.http.answers import JsonAnswer
-from tailrace.http.bodies import BodyBudget
+from tailrace.http.body_budget import BodyBudget
 from tailrace.records.service import Records
 from tailrace.streams import is_stream_id
 
 if TYPE_CHECKING:
-    from tailrace.records.keys import KeyStore
+    from tailrace.records.key_store import KeyStore
 
 __all__ = ["AccessRoutes", "key_json"]
 

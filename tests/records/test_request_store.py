@@ -12,8 +12,8 @@ from sqlalchemy import func, select
 
 from tailrace.access.quotas import Spending
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import KeyStore
-from tailrace.records.requests import RequestStore
+from tailrace.records.key_store import KeyStore
+from tailrace.records.request_store import RequestStore
 from tailrace.records.rows import RequestRow
 from tailrace.records.tables import requests, usage_days
 

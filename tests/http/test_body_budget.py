@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace.errors import AdmissionError
-from tailrace.http.bodies import BodyBudget
+from tailrace.http.body_budget import BodyBudget
 from tailrace.settings import Settings
 
 SETTINGS = Settings()

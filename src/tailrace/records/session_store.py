@@ -9,7 +9,7 @@ from sqlalchemy import delete, func, insert, select, update
 
 from tailrace.access.sessions import Session
 from tailrace.records.database import RecordDatabase
-from tailrace.records.keys import next_version
+from tailrace.records.key_store import next_version
 from tailrace.records.tables import sessions
 
 __all__ = ["SessionStore"]
