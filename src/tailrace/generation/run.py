@@ -58,8 +58,8 @@ class Rescuer(Protocol):
         """A watched stream has a new token. Returns whether it no longer needs to be watched."""
 
     def on_released(self, run: Run) -> None:
-        """The stream has ended, and no engine has a sequence of it. Called only for streams that waited to be resumed at
-        some time; for them it may be called more than once."""
+        """The stream has ended, and no engine has a sequence of it. Called only for streams that waited to be resumed
+        at some time; for them it may be called more than once."""
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True, weakref_slot=True)
