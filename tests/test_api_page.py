@@ -25,7 +25,8 @@ def test_the_page_has_its_sections() -> None:
         "tailrace", "tailrace.serve", "tailrace.serve.exceptions", "tailrace.serve.huggingface", "tailrace.testing",
     ]  # fmt: skip
     assert list(PARTS) == [
-        "tailrace.engines", "tailrace.dialects", "tailrace.conversations", "tailrace.types", "tailrace.errors",
+        "tailrace.engines", "tailrace.dialects", "tailrace.commands", "tailrace.client", "tailrace.conversations",
+        "tailrace.types", "tailrace.errors",
     ]  # fmt: skip
 
 

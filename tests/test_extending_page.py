@@ -126,6 +126,11 @@ def test_it_is_served(parrot: Path) -> None:
             for prompt in ("Hello.", "Bye."):
                 socket.send(prompt)
                 assert "".join(iter(lambda: str(socket.recv()), "(silence)")) == prompt
+        told = subprocess.run(
+            [TAILRACE, "parrot", "--url", server.url, "Hello."],
+            capture_output=True, text=True, timeout=LONG_S, check=True, env=environment(),
+        )  # fmt: skip
+        assert told.stdout.strip() == "Hello."
         talks = [{"parrot": ["Hello.", "Hello."]}]
         assert server.post("/v1/conversations/import", talks).json()["data"][0]["title"] == "Parrot"
         assert server.http.get("/v1/conversations/export?format=parrot").json() == talks
@@ -143,6 +148,13 @@ def test_auto_takes_no_engine_of_another_package(parrot: Path) -> None:
 
 def test_a_setting_that_the_engine_does_not_use_is_refused(parrot: Path) -> None:
     assert "The engine parrot does not support --threads." in _errors_of("--engine", "parrot", "--threads", "2")
+
+
+def test_help_shows_its_command(parrot: Path) -> None:
+    shown = subprocess.run(
+        [TAILRACE, "--help"], capture_output=True, text=True, timeout=LONG_S, check=True, env=environment()
+    )
+    assert re.search(r"^  parrot +Say something to the parrot of a server\.$", shown.stdout, re.M), shown.stdout
 
 
 def test_doctor_shows_it(parrot: Path) -> None:

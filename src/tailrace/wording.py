@@ -1,5 +1,5 @@
-"""Parts of messages for users: suggestions for misspelled names, lists in words, exceptions of libraries, and paths in
-a form that is safe to print."""
+"""Parts of messages for users: suggestions for misspelled names, lists in words, exceptions of libraries, and paths and
+foreign text in a form that is safe to print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable
 from urllib.parse import quote
 
-__all__ = ["closest", "did_you_mean", "in_one_line", "listed", "shown_path"]
+__all__ = ["closest", "did_you_mean", "in_one_line", "listed", "printable_text", "shown_path"]
 
 _MAX_PATH = 200  # characters shown
 _PATH_CHARACTERS = "/:@!$&'()*+,;=-._~"  # the others are shown percent-encoded
@@ -42,3 +42,21 @@ def in_one_line(error: BaseException) -> str:
 def shown_path(path: str) -> str:
     """Return a request's path for a log: one line, without control characters."""
     return quote(path, safe=_PATH_CHARACTERS, errors="replace")[:_MAX_PATH]
+
+
+_PICTURES = 0x2400  # Unicode's pictures of the first 32 control characters start here
+
+
+def _table() -> dict[int, str | None]:
+    table: dict[int, str | None] = {code: chr(_PICTURES + code) for code in range(0x20) if chr(code) not in "\n\t"}
+    table |= {0x7F: "\u2421", **dict.fromkeys(range(0x80, 0xA0), "\ufffd")}
+    return table | {ord("\r"): None}  # a lone carriage return would overwrite the line
+
+
+_TABLE = _table()
+
+
+def printable_text(text: str) -> str:
+    """Replace control characters, except line ends and tabs, with their Unicode pictures. A terminal would run them as
+    commands, which can set its title, its clipboard or its input."""
+    return text.translate(_TABLE)

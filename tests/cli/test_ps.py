@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import TAILRACE, Server, environment
-from tests.terminal.openai_server import OpenAIServer
+from tests.client.openai_server import OpenAIServer
 from tests.waiting import until
 
-from tailrace.terminal.text import printable_text
 from tailrace.testing import Chaos, Flow, Line
+from tailrace.wording import printable_text
 
 _ENDLESS = {"prompt": "Hi.", "max_tokens": 60_000}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -18,13 +19,16 @@ from tailrace.wording import did_you_mean
 __all__ = ["main"]
 
 
+_GROUP = "tailrace.commands"  # of entry points
+
+
 class _Subcommands(click.Group):
-    """Imports a subcommand when it is called, so that `--help` is fast. Prints all errors in the same format."""
+    """Imports a subcommand when it is called, so that `--help` is fast: for this, only those of plugins are. Prints all
+    errors in the same format."""
 
     _summaries = {  # noqa: RUF012 - never changed
         "bench": "Measure what the server adds to the engine.",
         "certify": "Measure how exactly the engine repeats itself after a crash.",
-        "chat": "Chat with a model in the terminal or in a pipe.",
         "completion": "Print a script that makes a shell complete commands with Tab.",
         "config": "Show the settings in force, and where each comes from.",
         "demo": "Show on a page how streaming works, and which failures it survives.",
@@ -42,11 +46,13 @@ class _Subcommands(click.Group):
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(self._summaries)
+        from tailrace.packages.plugins import plugin_names
+
+        return sorted({*self._summaries, *plugin_names(_GROUP)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._summaries:
-            return None
+            return self._of_plugins(cmd_name).get(cmd_name)
         command = getattr(import_module(f"tailrace.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command
@@ -55,12 +61,24 @@ class _Subcommands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self._summaries and not args[0].startswith("-"):
-            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], self._summaries)}")
+            known = self.list_commands(ctx)
+            if args[0] not in known:
+                ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], known)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        found = {name: command.get_short_help_str(100) for name, command in self._of_plugins().items()}
         with formatter.section("Commands"):
-            formatter.write_dl(sorted(self._summaries.items()))
+            formatter.write_dl(sorted((self._summaries | found).items()))
+
+    def _of_plugins(self, only: str | None = None) -> Mapping[str, click.Command]:
+        from tailrace.packages.plugins import (
+            load_plugins,  # imports importlib.metadata, which other commands do without
+        )
+
+        return load_plugins(
+            _GROUP, click.Command, taken=self._summaries, refuses=lambda command, others: "", only=only
+        ).found
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:  # Any: as click declares it
         """Run a subcommand and exit: status 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""

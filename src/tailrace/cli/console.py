@@ -56,7 +56,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, number
     from rich.table import Table
     from rich.text import Text
 
-    from tailrace.terminal.text import printable_text
+    from tailrace.wording import printable_text
 
     table = Table(box=None)
     for column in columns:

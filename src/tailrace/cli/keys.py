@@ -186,7 +186,7 @@ def forget(owner: str, yes: bool, as_json: bool, url: str | None, key: str) -> N
     import asyncio
     from urllib.parse import quote
 
-    from tailrace.terminal.client import connect
+    from tailrace.client import connect
 
     if not yes:
         if not sys.stdin.isatty():

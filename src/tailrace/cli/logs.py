@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from tailrace.cli.answers import PlainScreen, until_interrupted
 from tailrace.cli.console import INTERRUPTED, say_error
 from tailrace.cli.servers import default_url, server_failures, server_options
 
@@ -35,9 +36,7 @@ async def _show(stream_id: str, url: str, key: str, *, follow: bool, choice: int
     """Print the text. Returns the exit status. Raises: AnswerFailed."""
     from urllib.parse import quote
 
-    from tailrace.terminal.client import connect
-    from tailrace.terminal.screen import PlainScreen
-    from tailrace.terminal.session import until_interrupted
+    from tailrace.client import connect
 
     stream_id = quote(stream_id, safe="")
     async with connect(url, key) as client:

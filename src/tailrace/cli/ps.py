@@ -43,7 +43,7 @@ def _row(stream: dict[str, Any]) -> list[str]:  # Any: what JSON can be
 
 async def _fetch(url: str, key: str) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:  # Any: what JSON can be
     """Return the models and the streams. Raises: AnswerFailed."""
-    from tailrace.terminal.client import connect
+    from tailrace.client import connect
 
     async with connect(url, key) as client:
         client.require_tailrace()

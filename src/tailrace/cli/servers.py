@@ -4,21 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import click
 
-from tailrace.settings import Settings
-
-__all__ = ["default_url", "server_failures", "server_options"]
+__all__ = ["default_url", "server_failures", "server_options", "tailrace_child"]
 
 Command = Callable[..., None]
+
+_CHILD = """
+import sys
+from tailrace.__main__ import main
+from tailrace.system.child import begin_child
+begin_child(int(sys.argv.pop(1)))
+main()
+"""
 
 
 def default_url() -> str:
     """Return the default URL of a server on this machine. Reads the same environment as `tailrace serve`."""
+    from tailrace.settings import Settings  # imported late: `tailrace --help` needs none
+
     port = os.environ.get("TAILRACE_PORT", "")
     return f"http://127.0.0.1:{port if port.isdigit() and int(port) else Settings().port}"
+
+
+def tailrace_child(*arguments: str) -> list[str]:
+    """Return the command line of `tailrace ARGUMENTS` for a child process, which ends when this process ends."""
+    return [sys.executable, "-P", "-c", _CHILD, str(os.getpid()), *arguments]
 
 
 def server_options(command: Command) -> Command:
@@ -40,7 +54,7 @@ def server_options(command: Command) -> Command:
 @contextlib.contextmanager
 def server_failures() -> Iterator[None]:
     """Convert failures of a server to errors of the command line."""
-    from tailrace.terminal.client import AnswerFailed, NoServer, ServerRefused
+    from tailrace.client import AnswerFailed, NoServer, ServerRefused
 
     try:
         yield

@@ -12,6 +12,7 @@ import os
 import secrets
 import signal
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -28,7 +29,7 @@ from tailrace.api.pages import PageFiles, answer_without_libraries, has_librarie
 from tailrace.api.request_headers import is_cross_origin
 from tailrace.api.routes import route
 from tailrace.demo.plain import PlainAnswer, PlainBody
-from tailrace.dialects import View
+from tailrace.dialects import Encoder, StreamFacts, View, failure_of
 from tailrace.dialects.bodies import read_json, require_json
 from tailrace.dialects.native import NativeView
 from tailrace.dialects.openai_chunks import ChatView
@@ -44,17 +45,41 @@ from tailrace.http.body_budget import BodyBudget
 from tailrace.settings import Settings
 from tailrace.streams import Record
 from tailrace.transport.addresses import is_loopback
-from tailrace_plugins.articles.plain import TEXT
+from tailrace.types import Event, Released, TextDelta
 
 __all__ = ["TOKEN_HEADER", "DemoRoutes"]
 
 TOKEN_HEADER = "x-tailrace-demo"  # noqa: S105 - the name of a header
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")  # what proxies add
 _MAX_TIMES = 256
+
+
+class _TextView:
+    """Bare text, as on the wire `plain`, which is a plugin."""
+
+    media_type = "text/plain; charset=utf-8"
+    heartbeat = b""
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return _TextEncoder()
+
+
+class _TextEncoder(Encoder):
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if isinstance(event, TextDelta):
+            return event.text.encode()
+        if event.status != "done":
+            raise failure_of(event)  # bare text has no place for it: the answer is cut off
+        return b""
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        raise NotImplementedError  # the page only follows streams
+
+
 _VIEWS: dict[str, View] = {
     "native": NativeView(),
     "openai": ChatView(),
-    "plain": TEXT,
+    "plain": _TextView(),
     "tgi": TGIView(whole_in_list=False, details=False, prefill=False, full_text=False, sampled=True),
 }
 

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from tailrace.wording import in_one_line
 
-__all__ = ["Plugins", "load_plugins"]
+__all__ = ["Plugins", "load_plugins", "plugin_names"]
 
 logger = logging.getLogger("tailrace.plugins")
 
@@ -63,6 +63,11 @@ def load_plugins(
             left_out.setdefault(point.name, str(why))
             logger.warning("%s: %s of the package %s is left out: %s.", group, point.name, _package(point), why)
     return Plugins(found, left_out)
+
+
+def plugin_names(group: str) -> set[str]:
+    """Return the names of the entry points of a group. Whether they can be loaded is not known."""
+    return set(_installed().select(group=group).names)
 
 
 class _LeftOut(Exception):

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import IO
 
-from tailrace.terminal.client import AnswerFailed
+from tailrace.client import AnswerFailed
+from tailrace.commands import tailrace_child
 
 __all__ = ["own_server"]
 
 _LISTENING = "Listening on "
-_PROGRAM = """
-import sys
-from tailrace.__main__ import main
-from tailrace.system.child import begin_child
-begin_child(int(sys.argv.pop(1)))
-main()
-"""
 
 
 @contextlib.asynccontextmanager
@@ -34,11 +26,10 @@ async def own_server(model: str, say: Callable[[str], None]) -> AsyncIterator[st
     Raises: AnswerFailed if it does not start. Its messages give the reason.
     """
     with tempfile.TemporaryDirectory(prefix="tailrace-chat-") as directory:
-        command = [
-            sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), "serve", model,
-            "--for", "one", "--host", "127.0.0.1", "--port", "0", "--drain-s", "0",
+        command = tailrace_child(
+            "serve", model, "--for", "one", "--host", "127.0.0.1", "--port", "0", "--drain-s", "0",
             "--journal", "memory", "--database", f"sqlite:///{directory}/records.sqlite",
-        ]  # fmt: skip
+        )  # fmt: skip
         process = subprocess.Popen(  # noqa: ASYNC220 - starting one is quick
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             start_new_session=True,  # Ctrl-C on the terminal goes only to this process

@@ -17,7 +17,7 @@ import httpx
 import msgspec
 from httpx_sse import EventSource, ServerSentEvent, SSEError
 
-from tailrace.terminal.text import printable_text
+from tailrace.wording import printable_text
 
 __all__ = ["AnswerFailed", "Client", "NoServer", "ServerRefused", "Turn", "connect"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 import termios
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.terminal.client import AnswerFailed, Client, Turn
-from tailrace.terminal.screen import MarkdownScreen, PlainScreen, Screen
-from tailrace.terminal.text import printable_text
+from tailrace.client import AnswerFailed, Client, Turn
+from tailrace.commands import PlainScreen, printable_text, until_interrupted
+from tailrace_plugins.terminal_chat.screen import MarkdownScreen, Screen
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-__all__ = ["Chat", "converse", "new_screen", "until_interrupted"]
+__all__ = ["Chat", "converse", "new_screen"]
 
 _HELP = """\
 /model [NAME]    show the models, or switch to another one
@@ -70,22 +69,6 @@ class Chat:
         finally:
             if text := "".join(pieces):
                 self.turns += [question_turn, {"role": "assistant", "content": text}]
-
-
-async def until_interrupted(task: asyncio.Future[None]) -> bool:
-    """Wait for a task, which SIGINT cancels. Returns whether it ended normally."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
-    try:
-        await task
-    except asyncio.CancelledError:
-        current = asyncio.current_task()
-        if current is not None and current.cancelling():
-            raise
-        return False
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-    return True
 
 
 def new_screen(*, is_plain: bool) -> Screen:

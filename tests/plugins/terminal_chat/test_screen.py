@@ -6,8 +6,9 @@ from collections.abc import Iterable
 import pytest
 from rich.console import Console
 
+from tailrace.commands import PlainScreen
 from tailrace.engines.scripted.texts import TEXTS
-from tailrace.terminal.screen import MarkdownScreen, PlainScreen
+from tailrace_plugins.terminal_chat.screen import MarkdownScreen
 
 _ANSWER = """\
 # Rivers

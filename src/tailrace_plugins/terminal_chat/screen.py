@@ -1,18 +1,18 @@
-"""Shows a streamed answer: rendered Markdown on a terminal, else plain text."""
+"""Shows a streamed answer on a terminal as rendered Markdown."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tailrace.terminal.text import printable_text
+from tailrace.commands import printable_text
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-__all__ = ["MarkdownScreen", "PlainScreen", "Screen"]
+__all__ = ["MarkdownScreen", "Screen"]
 
 
 _SHOWN_THOUGHTS = 4000  # characters
@@ -33,31 +33,6 @@ class Screen(Protocol):
 
     def close(self) -> None:
         """End the answer. Its text stays on the screen, and the cursor is on a new line."""
-
-
-class PlainScreen:
-    """Prints the text as it arrives, without control characters. Does not print reasoning."""
-
-    def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._is_in_line = False
-
-    def show(self, piece: str) -> None:
-        if text := printable_text(piece):
-            self._out.write(text)
-            self._out.flush()
-            self._is_in_line = not text.endswith("\n")
-
-    def think(self, piece: str) -> None:
-        pass
-
-    def read(self, progress: Mapping[str, Any]) -> None:
-        pass
-
-    def close(self) -> None:
-        if self._is_in_line:
-            self._out.write("\n")
-        self._out.flush()
 
 
 class MarkdownScreen:

@@ -13,15 +13,15 @@ import psutil
 import pytest
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
+from tests.client.openai_server import OpenAIServer
 from tests.http.certificates import write_certificate
+from tests.plugins.terminal_chat.pty_process import terminal
 from tests.processes import wait_ended
-from tests.terminal.openai_server import OpenAIServer
-from tests.terminal.pty_process import terminal
 from tests.waiting import until
 
 from tailrace.engines.scripted.texts import TEXTS
-from tailrace.terminal.text import printable_text
 from tailrace.testing import Chaos, Flow, Line
+from tailrace.wording import printable_text
 
 _COUNT = 40
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -14,11 +13,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailrace import DEFAULT_MODEL
-from tailrace.cli.console import INTERRUPTED, say, say_error
-from tailrace.cli.servers import default_url, server_failures, server_options
+from tailrace.commands import (
+    INTERRUPTED,
+    data_path,
+    default_url,
+    printable_text,
+    say,
+    say_error,
+    server_failures,
+    server_options,
+)
 
 if TYPE_CHECKING:
-    from tailrace.terminal.client import Client
+    from tailrace.client import Client
 
 __all__ = ["chat"]
 
@@ -34,7 +41,7 @@ def _check_temperature(
     return value
 
 
-@click.command()
+@click.command(short_help="Chat with a model in the terminal or in a pipe.")
 @click.argument("model", default="")
 @click.argument("prompt", nargs=-1)
 @click.option("--system", default="", help="The system message.")
@@ -74,6 +81,8 @@ def chat(
     git diff | tailrace chat smollm2 "What is wrong here?" -
     tailrace chat --url https://api.example.com/v1 some-model
     """
+    import asyncio  # imported late, as all that `tailrace --help` does not need
+
     words = [model, *prompt] if model == "-" else list(prompt)
     if not words and not sys.stdin.isatty():
         words = ["-"]
@@ -100,8 +109,7 @@ def _question(words: list[str]) -> str:
 async def _chat(
     model: str, question: str, system: str, sampling: dict[str, Any], *, plain: bool, url: str | None, key: str
 ) -> int:  # Any: numbers
-    from tailrace.models.places import data_path
-    from tailrace.terminal.session import Chat, converse, new_screen
+    from tailrace_plugins.terminal_chat.session import Chat, converse, new_screen
 
     with server_failures():
         try:
@@ -131,8 +139,8 @@ async def _server(model: str, url: str | None, key: str) -> AsyncIterator[tuple[
 
     Raises: AnswerFailed, ValueError; click.UsageError if the server does not have the model.
     """
-    from tailrace.terminal.client import NoServer, connect
-    from tailrace.terminal.own_server import own_server
+    from tailrace.client import NoServer, connect
+    from tailrace_plugins.terminal_chat.own_server import own_server
 
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -167,8 +175,6 @@ def _name_of(model: str, client: Client) -> str:
 
 
 def _no_model(client: Client, model: str) -> str:
-    from tailrace.terminal.text import printable_text
-
     if not model:
         return "This server does not list its models. Give a MODEL."
     hint = ' Give the model before the prompt: tailrace chat MODEL "…"' if " " in model else ""

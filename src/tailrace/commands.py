@@ -1,0 +1,36 @@
+"""What authors of commands need (docs/extending.md).
+
+Rule: it imports little, since `tailrace --help` imports the modules of all commands of plugins.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailrace.cli.answers import PlainScreen, until_interrupted
+from tailrace.cli.console import INTERRUPTED, print_json, print_table, say, say_error
+from tailrace.cli.servers import default_url, server_failures, server_options, tailrace_child
+from tailrace.wording import printable_text
+
+__all__ = [
+    "INTERRUPTED",
+    "PlainScreen",
+    "data_path",
+    "default_url",
+    "print_json",
+    "print_table",
+    "printable_text",
+    "say",
+    "say_error",
+    "server_failures",
+    "server_options",
+    "tailrace_child",
+    "until_interrupted",
+]
+
+
+def data_path() -> Path:
+    """Return the directory of the data that tailrace keeps."""
+    from tailrace.models.places import data_path
+
+    return data_path()
