@@ -1,4 +1,4 @@
-"""The types that several packages use: requests and events.
+"""What several packages use: the types of requests and events, and the ids of streams and events.
 
 What every token or every request makes is a msgspec struct: a struct is created in a sixth of the time of a frozen
 dataclass (0.08 instead of 0.5 microseconds), and a copy of one in far less. With `gc=False`, the garbage
@@ -7,11 +7,15 @@ collector does not visit the millions of events in logs. At full speed, these vi
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
+
+from tailrace.errors import ForeignCursor, SeqOutOfRange
 
 __all__ = [
     "ANONYMOUS",
@@ -41,11 +45,18 @@ __all__ = [
     "ToolCall",
     "TopLogprobs",
     "Usage",
+    "event_id",
+    "is_stream_id",
     "means_any_model",
+    "new_stream_id",
+    "parse_cursor",
 ]
 
 ANONYMOUS = "anonymous"  # the owner of all streams before the first key is created
 _ANY_MODEL = ("tgi", "dummy", "default")
+_SEQ = re.compile(r"(?:0|[1-9][0-9]{0,14})", re.ASCII)
+_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,64})-(0|[1-9][0-9]{0,14})", re.ASCII)
+_STREAM_ID = re.compile(r"[A-Za-z0-9_-]{22}", re.ASCII)
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 Status: TypeAlias = Literal["done", "error", "cancelled", "interrupted"]
@@ -318,3 +329,36 @@ class Released:
 def means_any_model(name: str) -> bool:
     """Return whether clients send this name if any model is right."""
     return name in _ANY_MODEL
+
+
+def new_stream_id() -> str:
+    """Return 128 random bits as text. Nobody can guess the id of another client's stream. It never begins with `-`,
+    which commands such as `tailrace logs ID` would take for an option."""
+    while (stream_id := secrets.token_urlsafe(16)).startswith("-"):
+        pass
+    return stream_id
+
+
+def is_stream_id(text: str) -> bool:
+    """Return whether the text has the form of a stream id."""
+    return _STREAM_ID.fullmatch(text) is not None
+
+
+def event_id(stream_id: str, seq: int) -> str:
+    """Return the event id for the wire. It names stream and position, so a Last-Event-ID alone is enough to resume."""
+    return f"{stream_id}-{seq}"
+
+
+def parse_cursor(cursor: str, stream_id: str | None = None) -> tuple[str, int]:
+    """Parse an event id or, if `stream_id` is given, a plain number. Returns the stream id and the last `seq` seen.
+
+    Raises: SeqOutOfRange if it is neither, ForeignCursor if it names another stream than `stream_id`.
+    """
+    if stream_id is not None and _SEQ.fullmatch(cursor):
+        return stream_id, int(cursor)
+    match = _EVENT_ID.fullmatch(cursor)
+    if match is None:
+        raise SeqOutOfRange("This is not an event id of this server.", param="last-event-id")
+    if stream_id is not None and match[1] != stream_id:
+        raise ForeignCursor("This event id belongs to another stream.", param="last-event-id")
+    return match[1], int(match[2])

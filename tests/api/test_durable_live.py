@@ -17,7 +17,7 @@ from tests.api.process import Server
 from tests.streams import virtual_time
 
 from tailrace.api.durable_live import LongPoll, Tail
-from tailrace.dialects.durable_answers import DurableTokenStream
+from tailrace.api.durable_tokens import DurableTokenStream
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import Page
 from tailrace.durable.store import DurableStore

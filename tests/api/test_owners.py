@@ -24,8 +24,7 @@ from tailrace.generation.source import find_source
 from tailrace.http.wires import ServedWires
 from tailrace.models import NoProgress
 from tailrace.settings import Settings
-from tailrace.streams import new_stream_id
-from tailrace.types import ANONYMOUS, GenerateRequest
+from tailrace.types import ANONYMOUS, GenerateRequest, new_stream_id
 
 _PROMPT = {"prompt": "Mine.", "seed": 1}
 

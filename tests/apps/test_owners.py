@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from tests.api.test_owners import OwnerEdge
 from tests.apps.one_app import client_of, one_app
 
-from tailrace.streams import new_stream_id
+from tailrace.types import new_stream_id
 
 
 async def _two() -> AsyncIterator[str]:

@@ -7,8 +7,8 @@ import pytest
 from tailrace.records.database import RecordDatabase
 from tailrace.records.kept_streams import KeptStreams
 from tailrace.records.key_store import KeyStore
-from tailrace.streams import Record, StreamLog, new_stream_id
-from tailrace.types import End, Event, Failure, Prompt, Sampling, Spent, TextDelta, Usage
+from tailrace.streams import Record, StreamLog
+from tailrace.types import End, Event, Failure, Prompt, Sampling, Spent, TextDelta, Usage, new_stream_id
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import ForeignCursor, SeqOutOfRange
-from tailrace.streams import event_id, new_stream_id, parse_cursor
+from tailrace.types import event_id, new_stream_id, parse_cursor
 
 stream_ids = st.text("abcXYZ019_-", min_size=1, max_size=64)
 seqs = st.integers(0, 10**15 - 1)

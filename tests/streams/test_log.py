@@ -10,8 +10,19 @@ from tests.streams.virtual_time import run
 from tests.waiting import idle
 
 from tailrace.errors import LeaseLost
-from tailrace.streams import Producer, Reader, Record, StreamLog, is_stream_id, new_stream_id
-from tailrace.types import End, Event, Failure, PromptProgress, Released, Status, TextDelta, Usage
+from tailrace.streams import Producer, Reader, Record, StreamLog
+from tailrace.types import (
+    End,
+    Event,
+    Failure,
+    PromptProgress,
+    Released,
+    Status,
+    TextDelta,
+    Usage,
+    is_stream_id,
+    new_stream_id,
+)
 
 END = End("done", Usage(1, 1))
 

@@ -23,7 +23,7 @@ from tailrace.errors import ModelError, RequestError, StorageError
 from tailrace.http.answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.records.service import Records
-from tailrace.streams import is_stream_id
+from tailrace.types import is_stream_id
 
 if TYPE_CHECKING:
     from tailrace.records.key_store import KeyStore

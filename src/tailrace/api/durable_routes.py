@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.access.principal import owner_of, principal_of
 from tailrace.api.durable_live import PAGE_BYTES, LongPoll, Tail, WholePage
+from tailrace.api.durable_tokens import DurableTokenStream
 from tailrace.dialects.bodies import require_plain_utf8
 from tailrace.dialects.durable import (
     ROOT,
@@ -32,7 +33,6 @@ from tailrace.dialects.durable import (
     parse_reading,
 )
 from tailrace.dialects.durable_answers import (
-    DurableTokenStream,
     etag_of,
     lifetime_headers,
     next_cursor,

@@ -18,9 +18,9 @@ from tailrace.dialects.native import RETRY_MS, NativeView, cut_json
 from tailrace.dialects.wire import Encoder, failure_of
 from tailrace.errors import SeqOutOfRange
 from tailrace.serve.stream import ItemWire, StreamPart, StreamWire, item_chunk
-from tailrace.streams import StreamLog, event_id
+from tailrace.streams import StreamLog
 from tailrace.system.frames import FrameBuffer
-from tailrace.types import End, Event, Failure, Released, TextDelta
+from tailrace.types import End, Event, Failure, Released, TextDelta, event_id
 
 __all__ = [
     "AppEncoder",

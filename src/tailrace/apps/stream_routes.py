@@ -11,7 +11,7 @@ from tailrace.apps.events import EmptyEncoder, encoder_of
 from tailrace.dialects.bodies import printable
 from tailrace.errors import MethodNotAllowed, SeqOutOfRange
 from tailrace.http.answers import WithHeaders
-from tailrace.streams import is_stream_id, parse_cursor
+from tailrace.types import is_stream_id, parse_cursor
 
 __all__ = ["STREAMS_PATH", "event_id_of", "resumed", "stream_answer"]
 

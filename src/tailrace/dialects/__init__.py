@@ -36,7 +36,7 @@ from tailrace.dialects.wire import (
     failure_of,
     finished_end,
 )
-from tailrace.streams import event_id, parse_cursor
+from tailrace.types import event_id, parse_cursor
 
 __all__ = [
     "RETRY_MS",

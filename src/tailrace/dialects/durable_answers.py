@@ -1,5 +1,4 @@
-"""Answers of the Durable Streams protocol: pages, server-sent events and refusals; and streams of tokens as durable
-streams."""
+"""Answers of the Durable Streams protocol: pages, server-sent events and refusals."""
 
 from __future__ import annotations
 
@@ -7,23 +6,19 @@ import base64
 import codecs
 import io
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from tailrace.dialects.bodies import to_json
-from tailrace.dialects.native import encode_error, event_json
-from tailrace.dialects.wire import failure_of
+from tailrace.dialects.native import encode_error
 from tailrace.durable.operations import Receipt
-from tailrace.durable.page import Page, offset_text
+from tailrace.durable.page import Page
 from tailrace.durable.records import Created
 from tailrace.durable.stream import is_json
 from tailrace.errors import SequenceGap, StaleEpoch, StreamClosed, TailraceError
-from tailrace.streams import Reader, StreamLog
-from tailrace.types import Released
 
 __all__ = [
     "EXPOSED_HEADERS",
-    "DurableTokenStream",
     "body_of",
     "etag_of",
     "lifetime_headers",
@@ -53,7 +48,6 @@ EXPOSED_HEADERS = (
     "stream-up-to-date",
 )
 
-_TAKE_EVENTS = 512  # at once, like readers of the log
 _CURSOR_S = 20  # cursors count intervals of this length
 _CURSOR_EPOCH_S = 1_728_432_000  # since 9 October 2024, as proposed by the protocol
 _PIECE_BYTES = 48 * 2**10  # of a body that is being sent; a multiple of three, for base64
@@ -211,45 +205,3 @@ def _prefix(line: str) -> str:
 
 def _is_text(content_type: str) -> bool:
     return is_json(content_type) or content_type.lstrip().lower().startswith("text/")
-
-
-# Streams of tokens
-
-
-class DurableTokenStream:
-    """A stream of tokens, read as a durable stream: one JSON message per event. Offsets count events."""
-
-    content_type = "application/json"
-
-    def __init__(self, log: StreamLog) -> None:
-        self._log = log
-        self.incarnation = log.stream_id
-
-    @property
-    def tail(self) -> int:
-        return self._log.last_seq
-
-    @property
-    def is_closed(self) -> bool:
-        return self._log.end is not None
-
-    @property
-    def released(self) -> TailraceError | None:
-        taken = self.follower(self.tail).take()
-        return failure_of(taken) if isinstance(taken, Released) else None
-
-    def offset(self, position: int) -> str:
-        return offset_text(position, 0)
-
-    def take(self, position: int, limit_bytes: int) -> tuple[Sequence[bytes], int]:
-        pieces: list[bytes] = []
-        num_bytes = 0
-        for event in self._log.events[position : position + _TAKE_EVENTS]:
-            pieces.append(event_json(event, reasoning_name="reasoning").encode("ascii"))
-            num_bytes += len(pieces[-1])
-            if num_bytes >= limit_bytes:
-                break
-        return pieces, position + len(pieces)
-
-    def follower(self, position: int) -> Reader:
-        return Reader(self._log, position)

@@ -53,8 +53,17 @@ from tailrace.dialects.wire import (
     usage_json,
 )
 from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
-from tailrace.streams import event_id, parse_cursor
-from tailrace.types import End, Event, GenerateRequest, Message, PromptProgress, Released, TextDelta
+from tailrace.types import (
+    End,
+    Event,
+    GenerateRequest,
+    Message,
+    PromptProgress,
+    Released,
+    TextDelta,
+    event_id,
+    parse_cursor,
+)
 
 __all__ = [
     "RETRY_MS",

@@ -25,8 +25,7 @@ from tailrace.dialects.native import encode_error, event_json, parse_body
 from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.wire import progress_json
 from tailrace.errors import RequestError, TailraceError
-from tailrace.streams import parse_cursor
-from tailrace.types import Event, GenerateRequest, PromptProgress, Released, TextDelta
+from tailrace.types import Event, GenerateRequest, PromptProgress, Released, TextDelta, parse_cursor
 
 __all__ = [
     "Cancel",

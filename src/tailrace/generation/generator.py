@@ -36,8 +36,8 @@ from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.schemas import PORTABLE
 from tailrace.schemas.answers import AnswerCheck
-from tailrace.streams import Claim, Lease, LogStore, Record, StreamLog, new_stream_id
-from tailrace.types import NO_LIMIT, Allowance, GenerateRequest, Grammar, Sampling, means_any_model
+from tailrace.streams import Claim, Lease, LogStore, Record, StreamLog
+from tailrace.types import NO_LIMIT, Allowance, GenerateRequest, Grammar, Sampling, means_any_model, new_stream_id
 
 __all__ = ["Generator", "Limits"]
 

@@ -16,7 +16,8 @@ from tailrace.dialects.wire import Presentation
 from tailrace.errors import StreamExpired, UnknownStream
 from tailrace.http.answers import JsonAnswer, StreamAnswer
 from tailrace.settings import Settings
-from tailrace.streams import LogStore, StreamLog, is_stream_id
+from tailrace.streams import LogStore, StreamLog
+from tailrace.types import is_stream_id
 
 __all__ = ["KeptLonger", "StreamActions", "id_header"]
 

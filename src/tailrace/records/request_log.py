@@ -23,8 +23,8 @@ from tailrace.records.request_store import RequestStore
 from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.spool import Spool
 from tailrace.records.threads import UNREACHABLE, DatabaseThreads
-from tailrace.streams import LogStore, Record, StreamLog, new_stream_id
-from tailrace.types import Allowance, Arrival, End, Failure, Usage
+from tailrace.streams import LogStore, Record, StreamLog
+from tailrace.types import Allowance, Arrival, End, Failure, Usage, new_stream_id
 
 __all__ = ["RequestLog"]
 

@@ -14,10 +14,6 @@ from tailrace.streams.log import (
     Record,
     StreamLog,
     Taken,
-    event_id,
-    is_stream_id,
-    new_stream_id,
-    parse_cursor,
 )
 from tailrace.streams.log_store import Lease, LogStore, StoreState
 from tailrace.streams.memory_store import MemoryLogStore
@@ -39,10 +35,6 @@ __all__ = [
     "StreamLog",
     "Taken",
     "WriteErrors",
-    "event_id",
-    "is_stream_id",
-    "new_stream_id",
     "open_sqlite",
-    "parse_cursor",
     "read_key",
 ]

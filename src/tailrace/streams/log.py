@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-import secrets
 import time
 from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 import msgspec
 
-from tailrace.errors import ForeignCursor, SeqOutOfRange, TailraceError
+from tailrace.errors import SeqOutOfRange, TailraceError
 from tailrace.streams.producer import Producer
 from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, PromptProgress, Released, Sampling, TextDelta
 
@@ -23,52 +21,12 @@ __all__ = [
     "StreamLog",
     "Taken",
     "enqueue",
-    "event_id",
-    "is_stream_id",
-    "new_stream_id",
-    "parse_cursor",
 ]
 
 logger = logging.getLogger("tailrace.streams")
 
 _TAKE_EVENTS = 512  # so that a long replay neither blocks the event loop nor fills the buffer of a slow socket
-_SEQ = re.compile(r"(?:0|[1-9][0-9]{0,14})", re.ASCII)
-_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,64})-(0|[1-9][0-9]{0,14})", re.ASCII)
-_STREAM_ID = re.compile(r"[A-Za-z0-9_-]{22}", re.ASCII)
 _EVENT_BYTES = 200  # memory of one event without its text (CPython 3.11, measured over 100,000 events)
-
-
-def new_stream_id() -> str:
-    """Return 128 random bits as text. Nobody can guess the id of another client's stream. It never begins with `-`,
-    which commands such as `tailrace logs ID` would take for an option."""
-    while (stream_id := secrets.token_urlsafe(16)).startswith("-"):
-        pass
-    return stream_id
-
-
-def is_stream_id(text: str) -> bool:
-    """Return whether the text has the form of a stream id."""
-    return _STREAM_ID.fullmatch(text) is not None
-
-
-def event_id(stream_id: str, seq: int) -> str:
-    """Return the event id for the wire. It names stream and position, so a Last-Event-ID alone is enough to resume."""
-    return f"{stream_id}-{seq}"
-
-
-def parse_cursor(cursor: str, stream_id: str | None = None) -> tuple[str, int]:
-    """Parse an event id or, if `stream_id` is given, a plain number. Returns the stream id and the last `seq` seen.
-
-    Raises: SeqOutOfRange if it is neither, ForeignCursor if it names another stream than `stream_id`.
-    """
-    if stream_id is not None and _SEQ.fullmatch(cursor):
-        return stream_id, int(cursor)
-    match = _EVENT_ID.fullmatch(cursor)
-    if match is None:
-        raise SeqOutOfRange("This is not an event id of this server.", param="last-event-id")
-    if stream_id is not None and match[1] != stream_id:
-        raise ForeignCursor("This event id belongs to another stream.", param="last-event-id")
-    return match[1], int(match[2])
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
