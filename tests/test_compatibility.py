@@ -48,7 +48,7 @@ class _Server(FakeServer):
 
     def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
         said = [{"role": "user", "content": "Before."}]
-        return replace(facts(), memo=msgspec.json.encode({"said": said})), [End("done", Usage(1, 1))]
+        return facts(memo=msgspec.json.encode({"said": said})), [End("done", Usage(1, 1))]
 
     def count_tokens(self, request: GenerateRequest) -> int:
         return crc32(repr(request).encode())  # another number for another prompt

@@ -37,6 +37,7 @@ __all__ = [
     "PromptProgress",
     "ReasoningFormat",
     "Released",
+    "RequestContext",
     "Sampling",
     "Spent",
     "Status",
@@ -146,7 +147,28 @@ SHAPING = frozenset(
 )  # fmt: skip
 
 
-class GenerateRequest(msgspec.Struct, frozen=True):
+class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What a stream's record takes from the request as it is. Both have these fields, which are declared only here.
+
+    `caller` is held responsible if the request crashes the engine: the key, or the client's address ("" within a
+    process). It contains nothing that a client can choose.
+    """
+
+    memo: bytes = b""  # data that the wire keeps with the stream, JSON
+    turn: bytes = b""  # an encoded `Turn`: what to keep in the conversation
+    keep: bool = False  # keep the stream in the database, for longer than the retention
+    exact: bool = False  # after a lost engine, end the stream if a token differs
+    caller: str = ""
+    owner: str = ANONYMOUS  # only the owner can follow, stop or delete the stream
+    key_id: str = ""  # of the key that the request came with
+    wire: str = ""
+
+    def context(self) -> dict[str, Any]:  # Any: of each field's type
+        """Return these fields by their names."""
+        return {name: getattr(self, name) for name in RequestContext.__struct_fields__}
+
+
+class GenerateRequest(RequestContext, frozen=True):
     """A client's request, the same for all wires. Either `prompts` or `messages` are given.
 
     Each prompt is text or token ids, and gets `sampling.n` answers: choice number `i * n + j` is answer j to prompt i.
@@ -154,8 +176,6 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     other variables, such as `enable_thinking`.
     `on_disconnect` says what happens when the last reader disconnects. A detached stream without a reader for
     `linger_s` is cancelled, too.
-    `caller` is held responsible if the request crashes the engine: the key, or the client's address ("" within a
-    process). It contains nothing that a client can choose.
     """
 
     model: str | None = None
@@ -173,14 +193,6 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     truncate: int | None = None  # use only this many tokens at the end of the prompt
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     linger_s: float | None = None  # None: the server's default
-    memo: bytes = b""  # data that the wire keeps with the stream, JSON
-    turn: bytes = b""  # an encoded `Turn`: what to keep in the conversation
-    keep: bool = False  # keep the stream in the database, for longer than the retention
-    exact: bool = False  # after a lost engine, end the stream if a token differs
-    caller: str = ""
-    owner: str = ANONYMOUS
-    key_id: str = ""  # of the key that the request came with
-    wire: str = ""
 
 
 @dataclass(frozen=True, slots=True)

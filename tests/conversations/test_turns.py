@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from tests.dialects.fake_server import FakeServer, parsed
@@ -62,7 +61,7 @@ def _turn(call: GenerateCall) -> Turn:
 def test_calls_have_the_ids_that_the_client_has_seen(text: str) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [_TOOL], "conversation": "c"}
     call = openai.parse_chat(parsed(body, server=FakeServer()))
-    seen = replace(facts(), stream_id="s", memo=call.request.memo)
+    seen = facts(stream_id="s", memo=call.request.memo)
     message = json.loads(call.view.open(seen).whole(_ended(text)))["choices"][0]["message"]
     kept = _turn(call).answer("s", Spoken(text, "completed"), None, 0.0)
     calls = [item for item in kept if item.kind == "function_call"]
@@ -76,7 +75,7 @@ def test_calls_have_the_ids_that_the_client_has_seen(text: str) -> None:
 def test_items_of_a_response_are_those_of_the_conversation(text: str) -> None:
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
     call = responses.parse(parsed({"input": "Hi", "tools": [tool], "conversation": "c"}, server=FakeServer()))
-    seen = replace(facts(), stream_id="s", memo=call.request.memo)
+    seen = facts(stream_id="s", memo=call.request.memo)
     output = json.loads(call.view.open(seen).whole(_ended(text)))["output"]
     kept = _turn(call).answer("s", Spoken(text, "completed"), None, 0.0)
     assert [item.item_id for item in kept] == [item["id"] for item in output]

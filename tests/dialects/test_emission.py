@@ -150,9 +150,9 @@ def test_tgi_streams_are_as_tgi_serialises_them(path: Path) -> None:
 def test_native_streams_number_their_events_and_end_once(path: Path) -> None:
     messages = parse(path.read_bytes())
     *ids, last = [message.last_event_id for message in messages]
-    assert ids == [f"{facts().stream_id}-{seq}" for seq in range(1, len(messages))]
+    assert ids == [f"{facts().record.stream_id}-{seq}" for seq in range(1, len(messages))]
     # A reader that is sent away comes back to where it was.
-    assert last == (ids[-1] if path.stem == "released" else f"{facts().stream_id}-{len(messages)}")
+    assert last == (ids[-1] if path.stem == "released" else f"{facts().record.stream_id}-{len(messages)}")
     events = {message.event for message in messages[:-1]}
     assert events <= ({"message", "reasoning"} if path.stem == "thinking" else {"message"})
     assert messages[-1].event in ("done", "error", "cancelled", "interrupted", "released")
@@ -298,7 +298,7 @@ def test_tgi_events_carry_the_whole_text_outside_special_tokens(events: list[Eve
     shown = [objects(message.text) for message in parse(stream)]
     text = texts_of(events)[0]
     assert "".join(event["token"]["text"] for event in shown if not event["token"]["special"]) == text
-    assert shown[-1]["generated_text"] == facts().prompts[0] + text
+    assert shown[-1]["generated_text"] == facts().record.prompts[0].text + text
     ids = [token_id for event in events if isinstance(event, TextDelta) for token_id in event.token_ids]
     assert [event["token"]["id"] for event in shown] == ids
     assert shown[-1]["details"]["generated_tokens"] == len(ids)
@@ -314,6 +314,6 @@ def test_whole_answers_equal_the_streams(events: list[Event]) -> None:
     completion = objects(VIEWS["completion_logprobs"].open(facts()).whole(events).decode())
     assert completion["choices"][0]["text"] == text
     tgi = objects(VIEWS["tgi_details"].open(facts()).whole(events).decode())
-    assert tgi["generated_text"] == facts().prompts[0] + text
+    assert tgi["generated_text"] == facts().record.prompts[0].text + text
     streamed = [objects(message.text)["token"] for message in parse(transcript("tgi_details", events))]
     assert tgi["details"]["tokens"] == streamed

@@ -54,7 +54,7 @@ def test_the_accept_header_decides_about_streaming(accept: str, streams: bool) -
 
 
 def test_a_post_with_a_cursor_follows_the_stream() -> None:
-    stream_id = facts().stream_id
+    stream_id = facts().record.stream_id
     found = native.parse(parsed({"nonsense": 1}, headers={"last-event-id": f"{stream_id}-7"}))
     assert isinstance(found, Following)
     assert (found.stream_id, found.after, found.replay) == (stream_id, 7, False)
@@ -212,13 +212,13 @@ def test_errors(error: TailraceError, status: int, kind: str, code: str) -> None
 
 def test_the_state_of_a_stream_that_has_ended() -> None:
     shown = json.loads(native.NativeEncoder(facts()).whole(STREAMS["stop"]))
-    path = f"/v1/streams/{facts().stream_id}"
+    path = f"/v1/streams/{facts().record.stream_id}"
     assert shown == {
-        "id": facts().stream_id,
+        "id": facts().record.stream_id,
         "status": facts().status,
         "model": "scripted",
         "created": 1_700_000_000,
-        "last_event_id": f"{facts().stream_id}-5",
+        "last_event_id": f"{facts().record.stream_id}-5",
         "events_url": path + "/events",
         "cancel_url": path + "/cancel",
         "expires_in_s": None,
@@ -229,10 +229,10 @@ def test_the_state_of_a_stream_that_has_ended() -> None:
 def test_the_state_of_a_stream_that_has_just_begun() -> None:
     encoder = native.NativeEncoder(facts())
     shown = json.loads(encoder.whole([]))
-    assert (shown["status"], shown["text"], shown["last_event_id"]) == ("running", "", f"{facts().stream_id}-0")
+    assert (shown["status"], shown["text"], shown["last_event_id"]) == ("running", "", f"{facts().record.stream_id}-0")
     assert not {"usage", "choices", "error"} & set(shown)
     shown = json.loads(encoder.whole(STREAMS["plain"][:2]))
-    assert (shown["text"], shown["last_event_id"]) == (" the river", f"{facts().stream_id}-2")
+    assert (shown["text"], shown["last_event_id"]) == (" the river", f"{facts().record.stream_id}-2")
 
 
 def test_the_state_shows_every_choice_and_why_it_failed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import TextView
 from tailrace.dialects.wire import GenerateCall, View
 from tailrace.errors import RequestError
-from tailrace.types import End, PromptLogprob, TextDelta, Usage
+from tailrace.types import End, Prompt, PromptLogprob, TextDelta, Usage
 
 CHAT: JsonBody = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: JsonBody = {"prompt": "Hi"}
@@ -46,7 +45,7 @@ _KNOWN = (PromptLogprob(-1.5, 2, ((72, -0.5), (105, -1.5))), PromptLogprob(-3.0,
 def _scored(view: View, *, stream: bool) -> Any:  # Any: JSON
     """Return the first choice of an answer to "Hi!" whose prompt has logprobs."""
     first = TextDelta("a", (97,), 0, (-0.25,), "length", None, (((97, -0.25), (98, -2.0)),), prompt_logprobs=_KNOWN)
-    encoder = view.open(replace(facts(), prompts=("Hi!",), prompt_ids=((72, 105, 33),), num_choices=1))
+    encoder = view.open(facts(prompts=(Prompt("Hi!", (72, 105, 33)),)))
     end = End("done", Usage(3, 1))
     if stream:
         return json.loads(encoder.encode(1, first).removeprefix(b"data: "))["choices"][0]

@@ -73,7 +73,7 @@ def refused(body: JsonBody, *, server: FakeServer | None = None) -> TailraceErro
 
 
 def facts_of(body: JsonBody) -> StreamFacts:
-    return replace(facts(), memo=request_of(body).memo)
+    return facts(memo=request_of(body).memo)
 
 
 def events_of(*texts: str, end: bool = True) -> list[Event]:
@@ -302,7 +302,7 @@ def test_neutral_values_are_accepted(name: str) -> None:
 def test_parallel_calls_can_be_disabled(parallel: bool | None) -> None:
     call = call_of({"tools": [LOOK], "parallel_tool_calls": parallel})
     assert call.ignored == ()
-    seen = replace(facts(), memo=call.request.memo)
+    seen = facts(memo=call.request.memo)
     shown = json.loads(call.view.open(seen).whole(events_of(CALL, CALL, " Done.")))
     kinds = [item["type"] for item in shown["output"]]
     assert kinds == (["function_call"] if parallel is False else ["function_call", "function_call", "message"])
@@ -331,7 +331,7 @@ class Remembering(FakeServer):
     def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
         if stream_id != "s":
             raise UnknownStream("There is no such stream.")
-        return replace(facts(), stream_id="s", memo=self.memo), self.events
+        return facts(stream_id="s", memo=self.memo), self.events
 
 
 def test_a_response_continues_another() -> None:
@@ -423,7 +423,7 @@ def test_a_reader_can_resume_after_every_event(path: Path) -> None:
     stream = path.read_bytes()
     blocks = [block + b"\n\n" for block in stream.removesuffix(b"\n\n").split(b"\n\n")]
     events = STREAMS[path.stem]
-    known = replace(facts_for(events), memo=MEMOS[path.parent.name])
+    known = facts_for(events, memo=MEMOS[path.parent.name])
     for number in range(-1, len(blocks) + 1):
         encoder = ResponsesEncoder(known, ResponsesView(starting_after=number))
         rest = b"".join(encoder.encode(seq, event) for seq, event in enumerate(events, 1))
@@ -435,7 +435,7 @@ def test_states_name_their_stream() -> None:
         assert find(parsed(path={"response_id": "resp_s"}))[0] == "s"
     _, view = responses.find_to_delete(parsed(path={"response_id": "resp_s"}))
     found = json.loads(view.open(facts()).whole(events_of("a", end=False)))
-    assert found == {"id": f"resp_{facts().stream_id}", "object": "response", "deleted": True}
+    assert found == {"id": f"resp_{facts().record.stream_id}", "object": "response", "deleted": True}
 
 
 # What is shown
@@ -558,7 +558,7 @@ def test_every_token_of_the_text_has_its_logprob_once() -> None:
 
 def test_the_answer_as_a_message() -> None:
     assert answer_message(facts_of({"tools": [LOOK]}), events_of("a", CALL, "b")) == Message(
-        "assistant", "ab", (ToolCall(f"call_{facts().stream_id}_1", "look", '{"a": 1}'),)
+        "assistant", "ab", (ToolCall(f"call_{facts().record.stream_id}_1", "look", '{"a": 1}'),)
     )
     assert answer_message(facts_of({}), []) == Message("assistant", "")
 

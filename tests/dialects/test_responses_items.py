@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
@@ -178,7 +177,7 @@ def _events(step: int) -> list[Event]:
 
 @pytest.mark.parametrize("step", [1, 5, 1_000])
 def test_calls_come_back_in_the_form_of_their_tools(step: int) -> None:
-    seen = replace(facts(), memo=call_of(CODEX).request.memo)
+    seen = facts(memo=call_of(CODEX).request.memo)
     output = json.loads(ResponsesView().open(seen).whole(_events(step)))["output"]
     Response.model_validate_json(ResponsesView().open(seen).whole(_events(step)), strict=True)
     patch, close, send = output
@@ -201,7 +200,7 @@ def test_calls_come_back_in_the_form_of_their_tools(step: int) -> None:
 
 def test_calls_that_come_back_are_read_as_they_were_said() -> None:
     """By the client, and by `previous_response_id`."""
-    seen = replace(facts(), memo=call_of(CODEX).request.memo)
+    seen = facts(memo=call_of(CODEX).request.memo)
     said = answer_message(seen, _events(9))
     sent_back = messages(*json.loads(ResponsesView().open(seen).whole(_events(9)))["output"])
     assert sent_back == (said,)
@@ -213,15 +212,15 @@ def test_calls_that_come_back_are_read_as_they_were_said() -> None:
 
 
 def test_only_the_tools_in_use_are_repeated() -> None:
-    shown = json.loads(ResponsesView().open(replace(facts(), memo=call_of(CODEX).request.memo)).whole(_events(9)))
+    shown = json.loads(ResponsesView().open(facts(memo=call_of(CODEX).request.memo)).whole(_events(9)))
     assert [tool["name"] for tool in shown["tools"]] == [tool["name"] for tool in CODEX["tools"][:3]]
     choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]}
     memo = call_of({"tools": [LOOK], "tool_choice": choice}).request.memo
-    assert json.loads(ResponsesView().open(replace(facts(), memo=memo)).whole(_events(9)))["tool_choice"] == choice
+    assert json.loads(ResponsesView().open(facts(memo=memo)).whole(_events(9)))["tool_choice"] == choice
 
 
 def test_the_fields_of_the_open_responses_schema_are_there() -> None:
-    seen = replace(facts(), memo=call_of({"presence_penalty": 0.5}).request.memo)
+    seen = facts(memo=call_of({"presence_penalty": 0.5}).request.memo)
     shown = json.loads(ResponsesView().open(seen).whole(_events(9)))
     fields = ("completed_at", "max_tool_calls", "prompt_cache_key", "safety_identifier", "user")
     assert [shown[name] for name in fields] == [None] * len(fields)
@@ -232,9 +231,7 @@ def test_the_fields_of_the_open_responses_schema_are_there() -> None:
 def test_repeated_tools_have_the_nullable_fields_of_the_schema() -> None:
     custom = {"type": "custom", "name": "patch"}
     tools = [{"type": "function", "name": "a"}, LOOK, custom]
-    shown = json.loads(
-        ResponsesView().open(replace(facts(), memo=call_of({"tools": tools}).request.memo)).whole(_events(9))
-    )
+    shown = json.loads(ResponsesView().open(facts(memo=call_of({"tools": tools}).request.memo)).whole(_events(9)))
     assert shown["tools"] == [
         {"description": None, "parameters": None, "strict": None, "type": "function", "name": "a"},
         {"description": None, "parameters": None, "strict": None} | LOOK,
@@ -256,7 +253,7 @@ def test_a_prompt_that_is_too_long_has_its_code_in_the_stream() -> None:
 @pytest.mark.parametrize(("length", "expected"), [(None, "completed"), (45, "incomplete")])
 def test_a_single_complete_call_is_not_incomplete(length: int | None, expected: str) -> None:
     call = call_of({"tools": [LOOK], "parallel_tool_calls": False})
-    seen = replace(facts(), memo=call.request.memo)
+    seen = facts(memo=call.request.memo)
     text = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call> And then'[:length]
     events: list[Event] = [TextDelta(text, (65,), finish_reason="length"), End("done", Usage(1, 1))]
     assert json.loads(call.view.open(seen).whole(events))["status"] == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -124,7 +123,7 @@ class Heavy(str):
 
 @pytest.mark.parametrize("name", [name for name in MEMOS if name.startswith("responses")])
 def test_only_written_events_are_encoded(name: str, rendered: list[int]) -> None:
-    known = replace(facts(), memo=MEMOS[name])
+    known = facts(memo=MEMOS[name])
     body = ResponsesEncoder(known, ResponsesView()).whole(LONG)
     assert rendered == [len(body)]
     rendered.clear()
@@ -150,7 +149,7 @@ def test_a_growing_text_is_not_copied_for_each_piece() -> None:
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", [name for name in MEMOS if name.startswith("responses")])
 def test_the_current_response_is_the_sum_of_its_events(name: str, stream: str) -> None:
-    known = replace(facts(), memo=MEMOS[name])
+    known = facts(memo=MEMOS[name])
     events = STREAMS[stream]
     for num_seen in range(len(events) + 1):
         one_by_one, folded = (ResponsesEncoder(known, ResponsesView()) for _ in range(2))

@@ -313,7 +313,7 @@ def test_the_full_text(read: object, given: bool | None) -> None:
     call = read(parsed({"inputs": "Hi", "parameters": {"return_full_text": given}}))
     answer = json.loads(call.view.open(facts()).whole(STREAMS["plain"]))
     shown = read is tgi.parse_root if given is None else given
-    expected = {"generated_text": (facts().prompts[0] if shown else "") + " the river"}
+    expected = {"generated_text": (facts().record.prompts[0].text if shown else "") + " the river"}
     assert answer == ([expected] if read is tgi.parse_root else expected)
 
 

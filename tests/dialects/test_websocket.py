@@ -29,6 +29,7 @@ from tailrace.dialects.websocket import (
     read,
 )
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
+from tailrace.streams import Record
 from tailrace.types import End, Event, Failure, Released, TextDelta, Usage
 
 STREAM_ID = "Jk0vX1u3T0m3nq5lW8e1Rw"
@@ -45,9 +46,7 @@ class _NoVocabulary:
 
 
 def _frames(name: str | None = NAME) -> Frames:
-    facts: dict[str, Any] = {"stream_id": STREAM_ID, "model": "m", "created_s": 1, "seed": 2, "num_prompt_tokens": 3}
-    empty: dict[str, Any] = {name: () for name in StreamFacts.__slots__ if name in ("prompts", "prompt_ids")}
-    return Frames(name, StreamFacts(**facts, **empty, vocabulary=_NoVocabulary()))
+    return Frames(name, StreamFacts(Record(STREAM_ID, 1.0, "m"), _NoVocabulary()))
 
 
 # Commands

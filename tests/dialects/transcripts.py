@@ -7,15 +7,28 @@ follow from 264. A test holds the texts below against them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from msgspec import structs
 from tests.dialects.fake_server import chat, completion, generate, native, parsed, tutorial, view_of, vocabulary
 
 from tailrace.dialects import Encoder, StreamFacts, View, anthropic, ollama, responses, tgi, triton
 from tailrace.dialects.native import NativeView
 from tailrace.engines.scripted.engine import EOS_ID
-from tailrace.types import End, Event, Failure, FinishReason, PromptProgress, Released, TextDelta, Usage
+from tailrace.streams import Record
+from tailrace.types import (
+    End,
+    Event,
+    Failure,
+    FinishReason,
+    Prompt,
+    PromptProgress,
+    Released,
+    Sampling,
+    TextDelta,
+    Usage,
+)
 from tailrace_plugins.articles import cumulative
 
 __all__ = [
@@ -330,28 +343,30 @@ WHOLE: dict[str, tuple[str, ...]] = {
 }
 
 
-def facts(num_choices: int = 1) -> StreamFacts:
-    return StreamFacts(
-        stream_id=_STREAM_ID,
-        model="scripted",
-        created_s=1_700_000_000,
-        seed=7,
-        num_prompt_tokens=4,
-        prompts=("Wo\u00df?",),
-        prompt_ids=((1, 2, 3, 4),),
-        vocabulary=vocabulary(),
-        num_choices=num_choices,
-    )
+_RECORD = Record(
+    _STREAM_ID,
+    1_700_000_000.0,
+    "scripted",
+    prompts=(Prompt("Wo\u00df?", (1, 2, 3, 4)),),
+    sampling=Sampling(seed=7),
+    num_prompt_tokens=4,
+)
 
 
-def facts_for(events: Sequence[Event]) -> StreamFacts:
-    """Return facts of a stream with as many choices as in these events."""
-    return facts(1 + max((event.choice for event in events if isinstance(event, TextDelta)), default=0))
+def facts(num_choices: int = 1, **changes: Any) -> StreamFacts:  # Any: of each field's type
+    """Return facts of a stream, with these changes of its record."""
+    return StreamFacts(structs.replace(_RECORD, num_choices=num_choices, **changes), vocabulary())
+
+
+def facts_for(events: Sequence[Event], **changes: Any) -> StreamFacts:  # Any: of each field's type
+    """Return facts of a stream with as many choices as in these events, with these changes of its record."""
+    num_choices = 1 + max((event.choice for event in events if isinstance(event, TextDelta)), default=0)
+    return facts(num_choices, **changes)
 
 
 def encoder_for(view: str, events: Sequence[Event]) -> Encoder:
     """Return an encoder of this view."""
-    return VIEWS[view].open(replace(facts_for(events), memo=MEMOS.get(view, b"")))
+    return VIEWS[view].open(facts_for(events, memo=MEMOS.get(view, b"")))
 
 
 def transcript(view: str, events: list[Event]) -> bytes:

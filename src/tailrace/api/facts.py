@@ -12,22 +12,14 @@ __all__ = ["facts_of", "running_streams"]
 
 def facts_of(served: Served, log: StreamLog) -> StreamFacts:
     """Return what an encoder needs to know about a stream of this model."""
-    record, status = log.record, log.status
+    status = log.status
     return StreamFacts(
-        stream_id=log.stream_id,
-        model=record.model,
-        created_s=int(record.created_s),
-        seed=record.seed,
-        num_prompt_tokens=record.num_prompt_tokens,
-        prompts=tuple(prompt.text for prompt in record.prompts),
-        prompt_ids=tuple(prompt.ids for prompt in record.prompts),
-        vocabulary=served.generator.prompts.tokenizer,
-        num_choices=record.num_choices,
+        log.record,
+        served.generator.prompts.tokenizer,
         status=status,
         num_ahead=served.generator.num_ahead(log) if status == "queued" else None,
         progress=log.progress if not log.events else None,
         expires_in_s=log.expires_in_s,
-        memo=record.memo,
         root_path=served.settings.root_path,
     )
 

@@ -51,16 +51,13 @@ def overflow_answer(
     call: GenerateCall, named: NamedModel, error: ContextLengthExceeded, headers: dict[str, str]
 ) -> ASGIApp:
     """Return the stream of a prompt that is too long. Nothing is kept of it."""
-    facts = StreamFacts(
-        stream_id=new_stream_id(),
-        model=named.model,
-        created_s=int(time.time()),
-        seed=0,
+    record = Record(
+        new_stream_id(),
+        time.time(),
+        named.model,
         num_prompt_tokens=error.num_prompt_tokens,
-        prompts=(),
-        prompt_ids=(),
-        vocabulary=named.served.generator.prompts.tokenizer,
         memo=call.request.memo,
     )
+    facts = StreamFacts(record, named.served.generator.prompts.tokenizer)
     end = End("error", Usage(error.num_prompt_tokens, 0), Failure(error.code, error.message))
     return Response(call.view.open(facts).encode(1, end), 200, headers, call.view.media_type)

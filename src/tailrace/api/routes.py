@@ -243,10 +243,9 @@ class Routes:
             notes += left_open(log.record)
             ignored = ignored_header(notes, is_strict=False)
             facts = facts_of(served, log)
-            if not facts.prompts:  # an Idempotency-Key found an ended stream
+            if not log.record.prompts:  # an Idempotency-Key found an ended stream
                 prompts = await served.generator.prompts.encode(call.request)
-                texts, ids = tuple(prompt.text for prompt in prompts), tuple(prompt.ids for prompt in prompts)
-                facts = replace(facts, prompts=texts, prompt_ids=ids)
+                facts = replace(facts, record=msgspec.structs.replace(log.record, prompts=prompts))
             encoder, headers = call.view.open(facts), id_header(log) | ignored
             if call.stream:
                 return self._streams.follow(log, encoder, call.view, headers=headers.items())

@@ -99,7 +99,7 @@ class MessagesEncoder(Encoder):
 
     def _start(self) -> str:
         self._has_begun = True
-        before = End("done", Usage(self._facts.num_prompt_tokens, 0))
+        before = End("done", Usage(self._facts.record.num_prompt_tokens, 0))
         message = self._message([], {"stop_reason": None, "stop_sequence": None}, before)
         return _frame("message_start", {"message": message})
 
@@ -114,7 +114,7 @@ class MessagesEncoder(Encoder):
         content: list[JsonBody] = []
         thinking = "".join(delta.reasoning for delta in deltas)
         if thinking and self._view.shows_thinking:
-            content.append({"type": "thinking", "thinking": thinking, "signature": self._facts.stream_id})
+            content.append({"type": "thinking", "thinking": thinking, "signature": self._facts.record.stream_id})
         num_calls = 0
         for part in parts:
             if isinstance(part, WholeCall):
@@ -129,10 +129,10 @@ class MessagesEncoder(Encoder):
 
     def _message(self, content: Sequence[JsonBody], stop: JsonBody, end: End) -> JsonBody:
         return {
-            "id": f"msg_{self._facts.stream_id}",
+            "id": f"msg_{self._facts.record.stream_id}",
             "type": "message",
             "role": "assistant",
-            "model": self._facts.model,
+            "model": self._facts.record.model,
             "content": content,
             **stop,
             "usage": _usage(end),
@@ -140,7 +140,7 @@ class MessagesEncoder(Encoder):
         }
 
     def _call_id(self, number: int) -> str:
-        return f"toolu_{self._facts.stream_id}_{number}"
+        return f"toolu_{self._facts.record.stream_id}_{number}"
 
     def _thinking(self, text: str) -> str:
         block = {"type": "thinking", "thinking": "", "signature": ""}
@@ -175,7 +175,7 @@ class MessagesEncoder(Encoder):
             return ""
         signed = ""
         if self._open_kind == "thinking":
-            signed = self._delta(f'{{"type":"signature_delta","signature":{quote(self._facts.stream_id)}}}')
+            signed = self._delta(f'{{"type":"signature_delta","signature":{quote(self._facts.record.stream_id)}}}')
         self._open_kind = ""
         return signed + _frame("content_block_stop", {"index": self._block})
 

@@ -16,7 +16,7 @@ __all__ = ["by_name", "prompt_json", "token_name", "token_starts"]
 def prompt_json(facts: StreamFacts, number: int, known: Sequence[PromptLogprob]) -> list[JsonBody | None]:
     """Return the logprobs of a prompt in vLLM's form: for each token the asked ones and its own, by id."""
     found: list[JsonBody | None] = [None]
-    for token_id, one in zip(facts.prompt_ids[number][1:], known, strict=False):
+    for token_id, one in zip(facts.record.prompts[number].ids[1:], known, strict=False):
         entries = {top_id: (logprob, rank) for rank, (top_id, logprob) in enumerate(one.top, 1)}
         entries.setdefault(token_id, (one.logprob, one.rank))
         found.append(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from tailrace.streams import Record
 from tailrace.types import GenerateRequest, Message, PromptProgress
 
 __all__ = ["ServerFacts", "StreamFacts", "TokenVocabulary", "capabilities_of"]
@@ -24,21 +25,18 @@ class TokenVocabulary(Protocol):
 class StreamFacts:
     """A stream without its events, for encoders."""
 
-    stream_id: str
-    model: str
-    created_s: int  # since the epoch
-    seed: int
-    num_prompt_tokens: int
-    prompts: tuple[str, ...]  # texts; only while the stream runs
-    prompt_ids: tuple[tuple[int, ...], ...]
+    record: Record  # its request; has prompts only if the stream ran when the encoder was made
     vocabulary: TokenVocabulary
-    num_choices: int = 1
     status: str = "running"  # current status: queued, running, or the status of its end
     num_ahead: int | None = None  # while it is queued: requests that have their turn before it
     progress: PromptProgress | None = None  # before its first event, if this server writes it
     expires_in_s: float | None = None
-    memo: bytes = b""  # data of the wire that began the stream (GenerateRequest.memo)
     root_path: str = ""  # in front of the server's paths, for clients behind a proxy
+
+    @property
+    def created_s(self) -> int:
+        """Whole seconds since the epoch."""
+        return int(self.record.created_s)
 
 
 class ServerFacts(Protocol):

@@ -222,7 +222,7 @@ class NativeEncoder(Encoder):
     def __init__(self, facts: StreamFacts, *, shows_progress: bool = False) -> None:
         self.shows_progress = shows_progress
         self._facts = facts
-        self._id = f"id: {facts.stream_id}-"
+        self._id = f"id: {facts.record.stream_id}-"
 
     def encode(self, seq: int, event: Event | Released) -> bytes:
         if (
@@ -246,7 +246,7 @@ class NativeEncoder(Encoder):
     def whole(self, events: Sequence[Event]) -> bytes:
         """Return the state of the stream, its text so far, and its reasoning, if there is any."""
         facts = self._facts
-        choices = deltas_by_choice(events, facts.num_choices)
+        choices = deltas_by_choice(events, facts.record.num_choices)
         texts = ["".join(delta.text for delta in deltas) for deltas in choices]
         reasonings = ["".join(delta.reasoning for delta in deltas) for deltas in choices]
         state = _state(facts, len(events)) | {"expires_in_s": facts.expires_in_s, "text": texts[0]}
@@ -268,13 +268,13 @@ class _EmptyEncoder(NativeEncoder):
 
 def _state(facts: StreamFacts, num_events: int) -> JsonBody:
     """Return the state of a stream without its text."""
-    path = f"{facts.root_path}/v1/streams/{facts.stream_id}"
+    path = f"{facts.root_path}/v1/streams/{facts.record.stream_id}"
     state: JsonBody = {
-        "id": facts.stream_id,
+        "id": facts.record.stream_id,
         "status": facts.status,
-        "model": facts.model,
+        "model": facts.record.model,
         "created": facts.created_s,
-        "last_event_id": event_id(facts.stream_id, num_events),
+        "last_event_id": event_id(facts.record.stream_id, num_events),
         "events_url": path + "/events",
         "cancel_url": path + "/cancel",
     }

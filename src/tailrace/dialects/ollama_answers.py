@@ -38,7 +38,7 @@ class OllamaEncoder(Encoder):
     def __init__(self, facts: StreamFacts, view: OllamaView) -> None:
         self._facts = facts
         self._view = view
-        self._named: JsonBody = {"model": facts.model, "created_at": time_of(facts.created_s)}
+        self._named: JsonBody = {"model": facts.record.model, "created_at": time_of(facts.created_s)}
         self._head = to_json(self._named)[:-1].decode()
         self._reader = WholeCallReader(view.calls, cut_is_text=True) if view.calls is not None else None
         self._num_calls = 0

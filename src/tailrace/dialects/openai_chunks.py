@@ -70,10 +70,10 @@ class _Encoder(Encoder):
         self._usage = view.usage
         self._logprobs = view.logprobs
         self._num_tokens = 0
-        self._running = list(range(facts.num_choices))  # the choices without a finish_reason
+        self._running = list(range(facts.record.num_choices))  # the choices without a finish_reason
         self._head = (
-            f'data: {{"id":{quote(self.id_prefix + facts.stream_id)},"object":"{self.object_name}",'
-            f'"created":{facts.created_s},"model":{quote(facts.model)},"system_fingerprint":null,"choices":['
+            f'data: {{"id":{quote(self.id_prefix + facts.record.stream_id)},"object":"{self.object_name}",'
+            f'"created":{facts.created_s},"model":{quote(facts.record.model)},"system_fingerprint":null,"choices":['
         )
         self._tail = "}\n\n" if view.usage == "never" else ',"usage":null}\n\n'
 
@@ -81,7 +81,7 @@ class _Encoder(Encoder):
         """Add tokens to the usage in the next chunks, if each chunk has it."""
         if self._usage == "always":
             self._num_tokens += num_tokens
-            prompt, answer = self._facts.num_prompt_tokens, self._num_tokens
+            prompt, answer = self._facts.record.num_prompt_tokens, self._num_tokens
             self._tail = (
                 f',"usage":{{"prompt_tokens":{prompt},"completion_tokens":{answer},'
                 f'"total_tokens":{prompt + answer}}}}}\n\n'
@@ -117,10 +117,10 @@ class _Encoder(Encoder):
         facts = self._facts
         return to_json(
             {
-                "id": self.id_prefix + facts.stream_id,
+                "id": self.id_prefix + facts.record.stream_id,
                 "object": self.object_name.removesuffix(".chunk"),
                 "created": facts.created_s,
-                "model": facts.model,
+                "model": facts.record.model,
                 "choices": choices,
                 "usage": usage_json(end),
                 **conformity_json(end),
@@ -141,7 +141,7 @@ class ChatChunkEncoder(_Encoder):
         super().__init__(facts, view)
         self._opened: set[int] = set()
         self._pending: dict[int, list[TextDelta]] = {}  # by choice: deltas whose logprobs wait for the next chunk
-        self._readers = [view.reader() for _ in range(facts.num_choices)]
+        self._readers = [view.reader() for _ in range(facts.record.num_choices)]
         self._view = view
         self._custom: dict[tuple[int, int], CustomCallReader] = {}  # by choice and index of the call
 
@@ -187,7 +187,7 @@ class ChatChunkEncoder(_Encoder):
 
     def whole(self, events: Sequence[Event]) -> bytes:
         end = finished_end(events)
-        choices = deltas_by_choice(events, self._facts.num_choices)
+        choices = deltas_by_choice(events, self._facts.record.num_choices)
         more = {}
         if self._view.prompt_logprobs:
             more["prompt_logprobs"] = prompt_json(self._facts, 0, choices[0][0].prompt_logprobs)
@@ -230,7 +230,7 @@ class ChatChunkEncoder(_Encoder):
         return {"function_call": calls[0]["function"]} if self._view.has_older_calls else {"tool_calls": calls}
 
     def _call_id(self, choice: int, index: int) -> str:
-        return f"call_{self._facts.stream_id}_{choice}_{index}"
+        return f"call_{self._facts.record.stream_id}_{choice}_{index}"
 
     def _tool_deltas(self, choice: int, parts: Sequence[str | CallPart], *, is_over: bool) -> Iterator[str]:
         """Yield the deltas of an answer with tools, as JSON. `is_over` says that no more parts follow."""
@@ -289,8 +289,8 @@ class TextEncoder(_Encoder):
     def __init__(self, facts: StreamFacts, view: TextView) -> None:
         super().__init__(facts, view)
         self._view = view
-        self._each = facts.num_choices // max(len(facts.prompt_ids), 1)  # answers to each prompt
-        self._offsets = [0] * facts.num_choices
+        self._each = facts.record.num_choices // max(len(facts.record.prompts), 1)  # answers to each prompt
+        self._offsets = [0] * facts.record.num_choices
         self._begun: set[int] = set()  # choices whose prompt was shown
 
     def encode(self, seq: int, event: Event | Released) -> bytes:
@@ -325,7 +325,7 @@ class TextEncoder(_Encoder):
 
     def whole(self, events: Sequence[Event]) -> bytes:
         end = finished_end(events)
-        choices = deltas_by_choice(events, self._facts.num_choices)
+        choices = deltas_by_choice(events, self._facts.record.num_choices)
         return self._whole(end, [self._whole_choice(*one) for one in enumerate(choices)])
 
     def _whole_choice(self, index: int, deltas: Sequence[TextDelta]) -> JsonBody:
@@ -346,13 +346,13 @@ class TextEncoder(_Encoder):
         return TextDelta("", (), delta.choice, finish_reason=finish, prompt_logprobs=delta.prompt_logprobs)
 
     def _echo(self, choice: int) -> str:
-        return self._facts.prompts[choice // self._each] if self._view.echo else ""
+        return self._facts.record.prompts[choice // self._each].text if self._view.echo else ""
 
     def _prompt_tokens(self, choice: int, first: TextDelta) -> list[tuple[int, PromptLogprob | None]]:
         """Return the tokens of an echo, each with its logprob. The first one has none."""
         if not self._view.echo:
             return []
-        ids = self._facts.prompt_ids[choice // self._each]
+        ids = self._facts.record.prompts[choice // self._each].ids
         return list(zip(ids, (None, *first.prompt_logprobs), strict=True))
 
     def _logprobs_json(

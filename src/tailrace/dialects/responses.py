@@ -192,7 +192,7 @@ def _earlier_messages(request: ParsedRequest, response_id: str | None) -> tuple[
     if request.past is None:
         raise UnknownResponse("Previous response not found.", param="previous_response_id")
     facts, events = request.past
-    kept = msgspec.json.decode(facts.memo).get("said") if facts.memo else None
+    kept = msgspec.json.decode(facts.record.memo).get("said") if facts.record.memo else None
     if kept is None:
         raise UnknownResponse(
             "Previous response not found: it was not stored (store: false).", param="previous_response_id"

@@ -54,7 +54,7 @@ class ResponsesEncoder(Encoder):
     """Encodes a stream. Events are numbered from 0, equally for every reader."""
 
     def __init__(self, facts: StreamFacts, view: ResponsesView) -> None:
-        memo = msgspec.json.decode(facts.memo) if facts.memo else {}
+        memo = msgspec.json.decode(facts.record.memo) if facts.record.memo else {}
         self._facts = facts
         self._view = view
         self._starting_after = view.starting_after
@@ -124,7 +124,7 @@ class ResponsesEncoder(Encoder):
 
     @property
     def _id(self) -> str:
-        return f"resp_{self._facts.stream_id}"
+        return f"resp_{self._facts.record.stream_id}"
 
     def _status(self, end: End | None) -> str:
         if end is None or end.status != "done":
@@ -157,7 +157,7 @@ class ResponsesEncoder(Encoder):
 
     def _add_reasoning(self, text: str) -> None:
         if not self.items:
-            name = f"rs_{self._facts.stream_id}"
+            name = f"rs_{self._facts.record.stream_id}"
             item: JsonBody = {"id": name, "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
             self._begin(item)
             item["content"] = [{"type": "reasoning_text", "text": ""}]
@@ -190,7 +190,7 @@ class ResponsesEncoder(Encoder):
     def _next_name(self) -> str:
         """The unique part of the next item's id: its number, without counting reasoning."""
         num_items = sum(item["type"] != "reasoning" for item in self.items)
-        return f"{self._facts.stream_id}_{num_items}"
+        return f"{self._facts.record.stream_id}_{num_items}"
 
     def _add_call(self, part: CallPart) -> None:
         self._pending_logprobs = []  # calls have no logprobs
@@ -292,7 +292,7 @@ class ResponsesEncoder(Encoder):
             "instructions": echo.get("instructions"),
             "max_output_tokens": echo.get("max_output_tokens"),
             "max_tool_calls": None,
-            "model": self._facts.model,
+            "model": self._facts.record.model,
             "output": list(self.items),
             "parallel_tool_calls": echo.get("parallel_tool_calls", True),
             "presence_penalty": echo.get("presence_penalty", 0.0),

@@ -84,7 +84,7 @@ class TGIEncoder(Encoder):
     def whole(self, events: Sequence[Event]) -> bytes:
         finished_end(events)
         facts, view = self._facts, self._view
-        choices = deltas_by_choice(events, facts.num_choices)
+        choices = deltas_by_choice(events, facts.record.num_choices)
         order = sorted(range(len(choices)), key=lambda choice: -_mean_logprob(choices[choice]))
         texts = [self._full("".join(delta.text for delta in choices[choice])) for choice in order]
         answer: JsonBody = {"generated_text": texts[0]}
@@ -92,7 +92,7 @@ class TGIEncoder(Encoder):
             logprobs = chain((None,), (finite(one.logprob) for one in choices[0][0].prompt_logprobs), repeat(None))
             prefill = [
                 {"id": token_id, "text": facts.vocabulary.token_text(token_id), "logprob": logprob}
-                for token_id, logprob in zip(facts.prompt_ids[0], logprobs, strict=False)
+                for token_id, logprob in zip(facts.record.prompts[0].ids, logprobs, strict=False)
             ]
             answers = [self._details(choice, choices[choice], prefill if view.prefill else []) for choice in order]
             answer["details"] = answers[0]
@@ -119,10 +119,10 @@ class TGIEncoder(Encoder):
 
     @property
     def _seed(self) -> int | None:
-        return self._facts.seed if self._view.sampled else None
+        return self._facts.record.seed if self._view.sampled else None
 
     def _full(self, text: str) -> str:
-        return self._facts.prompts[0] + text if self._view.full_text else text
+        return self._facts.record.prompts[0].text + text if self._view.full_text else text
 
     def _tokens(self, delta: TextDelta) -> list[str]:
         """Return the JSON of each token. Special tokens have their name as text."""
@@ -156,7 +156,7 @@ class TGIEncoder(Encoder):
             "finish_reason": _finish_reason(last),
             "generated_tokens": self._num_tokens,
             "seed": self._seed,
-            "input_length": self._facts.num_prompt_tokens,
+            "input_length": self._facts.record.num_prompt_tokens,
         }
 
 

@@ -200,7 +200,7 @@ class TritonView(EventStreamView):
 class TritonEncoder(Encoder):
     def __init__(self, facts: StreamFacts, view: TritonView) -> None:
         self._view = view
-        self._named: JsonBody = {"model_name": facts.model, "model_version": VERSION}
+        self._named: JsonBody = {"model_name": facts.record.model, "model_version": VERSION}
         if view.request_id is not None:
             self._named = {"id": view.request_id, **self._named}
         self._head = f"data: {to_json(self._named)[:-1].decode()},{quote(view.output)}:"

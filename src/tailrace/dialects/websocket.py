@@ -162,7 +162,8 @@ class Frames:
     __slots__ = ("_delta", "_head", "_reasoning")
 
     def __init__(self, name: str | None, facts: StreamFacts) -> None:
-        self._head = f'"id":{quote(name or facts.stream_id)},"stream_id":"{facts.stream_id}"'.encode("ascii")
+        stream_id = facts.record.stream_id
+        self._head = f'"id":{quote(name or stream_id)},"stream_id":"{stream_id}"'.encode("ascii")
         self._delta = b'{"type":"delta",%b,"seq":' % self._head
         self._reasoning = b'{"type":"reasoning",%b,"seq":' % self._head
 

@@ -176,23 +176,16 @@ class Generator:
         assert sampling.max_tokens is not None
         linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
         record = Record(
-            stream_id=new_stream_id(),
-            created_s=time.time(),
-            model=request.model if request.model in self.names else self.model,
-            memo=request.memo,
-            turn=request.turn,
-            keep=request.keep,
+            new_stream_id(),
+            time.time(),
+            request.model if request.model in self.names else self.model,
             prompts=prompts,
             sampling=sampling,
             num_prompt_tokens=num_prompt_tokens,
             num_choices=num_choices,
             linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
-            exact=request.exact,
             claim=claim,
-            caller=request.caller,
-            owner=request.owner,
-            key_id=request.key_id,
-            wire=request.wire,
+            **request.context(),
         )
         self._blame.check(record)
         is_slowed = self._blame.is_slowed(request.caller)

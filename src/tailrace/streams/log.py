@@ -12,7 +12,7 @@ import msgspec
 
 from tailrace.errors import SeqOutOfRange, TailraceError
 from tailrace.streams.producer import Producer
-from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, PromptProgress, Released, Sampling, TextDelta
+from tailrace.types import End, Event, Failure, Prompt, PromptProgress, Released, RequestContext, Sampling, TextDelta
 
 __all__ = [
     "Claim",
@@ -36,27 +36,19 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
     fingerprint: bytes
 
 
-class Record(msgspec.Struct, frozen=True):
+class Record(RequestContext, frozen=True):
     """The request of a stream: enough to show the stream on any wire, and to run it again. Written before a client gets
-    the stream's id."""
+    the stream's id. It has prompts and a caller only while the stream runs."""
 
     stream_id: str
     created_s: float  # since the epoch
     model: str = ""
-    memo: bytes = b""  # opaque data of the wire that began it
-    turn: bytes = b""  # what a conversation keeps of it (GenerateRequest.turn)
-    keep: bool = False  # GenerateRequest.keep
-    prompts: tuple[Prompt, ...] = ()  # only while it runs
+    prompts: tuple[Prompt, ...] = ()
     sampling: Sampling = Sampling()  # seed and max_tokens are set
     num_prompt_tokens: int = 0
     num_choices: int = 1
     linger_s: float = 0.0  # how long it runs without a reader before it is cancelled
-    exact: bool = False  # GenerateRequest.exact
     claim: Claim | None = None
-    caller: str = ""  # GenerateRequest.caller; only while it runs
-    owner: str = ANONYMOUS  # only the owner can follow, stop or delete it
-    key_id: str = ""  # the key that began it
-    wire: str = ""  # the wire that began it
 
     @property
     def seed(self) -> int:

@@ -80,7 +80,7 @@ class _View(EventStreamView):
     with_ids: bool = False
 
     def open(self, facts: StreamFacts) -> Encoder:
-        return _Encoder(facts.stream_id if self.with_ids else "")
+        return _Encoder(facts.record.stream_id if self.with_ids else "")
 
 
 class _Encoder(CumulativeEncoder):
