@@ -24,8 +24,8 @@ from pathlib import Path
 
 from servers import RunningServer, serving
 from tailrace.access.quota import Quota
-from tailrace.records.database import RecordDatabase
 from tailrace.records.key_store import KeyStore
+from tailrace.records.record_database import RecordDatabase
 
 _NUM_REQUESTS = 3000
 _NUM_CLIENTS = 16

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from tailrace.records.database import RecordDatabase
+from tailrace.records.record_database import RecordDatabase
+from tailrace.records.request_rows import RequestRow
 from tailrace.records.request_store import RequestStore
-from tailrace.records.rows import RequestRow
 
 _DAY_S = 86_400.0
 _NUM_OWNERS = 100

@@ -19,7 +19,7 @@ from tailrace.generation.served import Served
 from tailrace.http.edge import Edge
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
-from tailrace.transport.flow import SEND_MANY
+from tailrace.transport.websocket_parts import SEND_MANY
 
 __all__ = ["SocketClient", "app_of", "models_of"]
 

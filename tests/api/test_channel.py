@@ -10,7 +10,7 @@ from tests.streams.virtual_time import scenario
 from tests.waiting import idle
 
 from tailrace.generation import Limits
-from tailrace.transport.flow import WriteTurns
+from tailrace.transport.websocket_parts import WriteTurns
 from tailrace.types import ANONYMOUS
 
 

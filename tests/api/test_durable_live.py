@@ -18,9 +18,9 @@ from tests.streams import virtual_time
 
 from tailrace.api.durable_live import LongPoll, Tail
 from tailrace.api.durable_tokens import DurableTokenStream
+from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import Page
-from tailrace.durable.store import DurableStore
 from tailrace.errors import LeaseLost, TailraceError
 from tailrace.streams import Record, StreamLog
 from tailrace.types import TextDelta

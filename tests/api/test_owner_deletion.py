@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 
 from tailrace.access.quota import Quota
 from tailrace.api.lifecycle import build_app
-from tailrace.records.database import RecordDatabase
+from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import METADATA
 
 _CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}

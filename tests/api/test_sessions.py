@@ -17,7 +17,7 @@ from tests.api.keyed import House, serving_with_keys
 from tailrace.access.keys import hash_of
 from tailrace.access.sessions import LIFETIME_S, Sessions, cookie_name, new_session, session_token
 from tailrace.records import service, tables
-from tailrace.records.database import RecordDatabase
+from tailrace.records.record_database import RecordDatabase
 
 _OWN = {"origin": "http://localhost"}
 _FOREIGN = "http://evil.example"

@@ -14,8 +14,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from tailrace.access.quota import Quota
-from tailrace.records.database import RecordDatabase
 from tailrace.records.key_store import KeyStore
+from tailrace.records.record_database import RecordDatabase
 from tailrace.records.request_store import RequestStore
 
 _SOURCE = """

@@ -14,10 +14,10 @@ import pytest
 from tests.api.process import TAILRACE, environment
 
 from tailrace.access.quota import Quota
-from tailrace.records.database import RecordDatabase
 from tailrace.records.key_store import KeyStore
+from tailrace.records.record_database import RecordDatabase
+from tailrace.records.request_rows import RequestRow
 from tailrace.records.request_store import RequestStore
-from tailrace.records.rows import RequestRow
 
 
 def _tailrace(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:

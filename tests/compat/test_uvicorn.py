@@ -14,7 +14,7 @@ def test_versions() -> None:
 
 
 def test_names() -> None:
-    """The attributes are those that `transport/protocol.py` reads of a connection, of a request and of the server."""
+    """`transport/http_protocol.py` reads these attributes of a connection, of a request and of the server."""
     assert parameters(HttpToolsProtocol._start_asgi_task) == ["self", "cycle", "app"]
     for name in (
         "_should_upgrade", "_unset_keepalive_if_required", "handle_websocket_upgrade", "on_response_complete",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from hypothesis import strategies as st
 
+from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.records import Created, Stamp
-from tailrace.durable.store import DurableStore
 from tailrace.errors import RequestError, StreamError
 
 __all__ = ["outcome", "state", "steps", "take", "unnamed"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tailrace.durable.damage import damaged_until_s
+from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.operations import Creation, ProducerBatch
-from tailrace.durable.store import DurableStore
 from tailrace.errors import JournalDamaged, StreamError, UnknownStream
 from tailrace.streams.disk import DiskJournal
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 from tests.streams import virtual_time
 
+from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import page_of, position_of
 from tailrace.durable.records import Stamp
-from tailrace.durable.store import DurableStore
 from tailrace.errors import (
     RequestError,
     SeqOutOfRange,

@@ -16,10 +16,10 @@ from tests.durable.homes import append, content, create, servers
 from tests.testing.redis_server import delete_keys, prefix_of, shared_url
 from tests.waiting import wait_until
 
+from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.durable_streams import DurableStreams
 from tailrace.durable.operations import Creation
 from tailrace.durable.records import Stamp
-from tailrace.durable.store import DurableStore
 from tailrace.errors import SequenceGap, StreamClosed, StreamConflict, StreamExpired, UnknownStream
 
 

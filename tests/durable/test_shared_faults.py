@@ -17,7 +17,7 @@ from tests.streams.broken_links import breaking, slow
 from tests.testing.redis_server import OwnRedis, own_cluster, own_redis, watched_redis
 from tests.waiting import wait_until
 
-from tailrace.durable import stream as stream_module
+from tailrace.durable import durable_stream as stream_module
 from tailrace.durable.durable_streams import DurableStreams
 from tailrace.durable.operations import Creation
 from tailrace.durable.records import Created, Stamp, Used

@@ -27,7 +27,7 @@ from tests.missing import skip_missing
 from tests.waiting import until, wait_until
 
 from tailrace.errors import ModelError
-from tailrace.records.database import RecordDatabase
+from tailrace.records.record_database import RecordDatabase
 from tailrace.streams import Record, StreamLog
 from tailrace.streams.disk import DiskJournal
 from tailrace.types import Event, TextDelta

@@ -18,10 +18,10 @@ from tests.records.postgresql import OwnPostgresql
 from tests.waiting import LONG_S, until
 
 from tailrace.access.quota import Quota
-from tailrace.records.database import RecordDatabase
 from tailrace.records.key_store import KeyStore
+from tailrace.records.record_database import RecordDatabase
+from tailrace.records.request_rows import RequestRow
 from tailrace.records.request_store import RequestStore
-from tailrace.records.rows import RequestRow
 
 _PROMPT_TOKENS = 2  # of "Hi"
 

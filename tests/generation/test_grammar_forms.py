@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.generation.grammar_forms import engine_form
 from tailrace.schemas import GUIDANCE, PASSED_ON, PORTABLE, looser
-from tailrace.schemas.answers import SchemasAsked
+from tailrace.schemas.answer_check import SchemasAsked
 from tailrace.schemas.calls import AskedCalls, AskedTool
 from tailrace.schemas.conjunction import SchemaError
 from tailrace.text.calls import FORMATS, WholeCall, WholeCallReader, parameters_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.records.databases import KINDS, own_database
 
-from tailrace.records.database import RecordDatabase
+from tailrace.records.record_database import RecordDatabase
 
 
 @pytest.fixture(params=KINDS)

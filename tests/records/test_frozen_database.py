@@ -15,14 +15,14 @@ from tests.records.postgresql import OwnPostgresql
 from tests.waiting import LONG_S
 
 from tailrace.errors import ModelError, StorageError
-from tailrace.records import database as databases
 from tailrace.records import postgresql
+from tailrace.records import record_database as databases
 from tailrace.records import threads as database_threads
 from tailrace.records.conversation_store import ConversationStore
-from tailrace.records.database import RecordDatabase
 from tailrace.records.key_store import KeyStore
+from tailrace.records.record_database import RecordDatabase
+from tailrace.records.request_rows import RequestRow
 from tailrace.records.request_store import RequestStore
-from tailrace.records.rows import RequestRow
 from tailrace.records.service import Records
 from tailrace.settings import Settings
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.records.database import RecordDatabase
 from tailrace.records.kept_streams import KeptStreams
 from tailrace.records.key_store import KeyStore
+from tailrace.records.record_database import RecordDatabase
 from tailrace.streams import Record, StreamLog
 from tailrace.types import End, Event, Failure, Prompt, Sampling, Spent, TextDelta, Usage, new_stream_id
 

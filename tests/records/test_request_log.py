@@ -16,13 +16,13 @@ from tailrace.access.quota import Quota
 from tailrace.access.quotas import Quotas
 from tailrace.errors import EngineLost, QuotaExceeded, StorageError, UnknownModel
 from tailrace.generation.observers import Observers
+from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.records.conversation_store import ConversationStore
-from tailrace.records.database import RecordDatabase
-from tailrace.records.keeper import ConversationKeeper
 from tailrace.records.kept_streams import KeptStreams
+from tailrace.records.record_database import RecordDatabase
 from tailrace.records.request_log import RequestLog
+from tailrace.records.request_rows import RequestRow
 from tailrace.records.request_store import RequestStore
-from tailrace.records.rows import RequestRow
 from tailrace.records.spool import Spool
 from tailrace.records.threads import DatabaseThreads
 from tailrace.types import Arrival, GenerateRequest, Sampling

@@ -13,7 +13,7 @@ from tailrace.errors import StorageError
 from tailrace.generation.service import Service, start_service
 from tailrace.generation.source import find_source
 from tailrace.models import NoProgress
-from tailrace.records import keeper
+from tailrace.records import conversation_keeper
 from tailrace.records.service import Records
 from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings
@@ -45,8 +45,8 @@ async def test_reads_that_time_out_do_not_displace_turns(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While the database is unreachable, the queue keeps all turns, however often somebody reads."""
-    monkeypatch.setattr(keeper, "FLUSH_TIMEOUT_S", 0.001)
-    monkeypatch.setattr(keeper, "MAX_QUEUED", 2)
+    monkeypatch.setattr(conversation_keeper, "FLUSH_TIMEOUT_S", 0.001)
+    monkeypatch.setattr(conversation_keeper, "MAX_QUEUED", 2)
 
     def never() -> Any:
         raise AssertionError
@@ -54,7 +54,9 @@ async def test_reads_that_time_out_do_not_displace_turns(
     async def nothing() -> None: ...
 
     threads = DatabaseThreads(1)
-    turns = keeper.ConversationKeeper(never, never, lambda: True, nothing, threads, threads)  # and nothing writes
+    turns = conversation_keeper.ConversationKeeper(
+        never, never, lambda: True, nothing, threads, threads
+    )  # and nothing writes
     turns.on_begun(Record("first", 1.0, "scripted", turn=b"turn"))
     for _ in range(10):
         with pytest.raises(StorageError):

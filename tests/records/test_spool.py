@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tailrace.errors import StorageError
-from tailrace.records.rows import RUNNING, RequestRow
+from tailrace.records.request_rows import RUNNING, RequestRow
 from tailrace.records.spool import Spool
 
 _MANY = 2**30

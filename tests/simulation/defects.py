@@ -33,7 +33,7 @@ DEFECTS = (
     # What random deaths of real servers have found.
     Defect(
         "an opening without an answer stays, and nobody writes it",
-        _STORE + "store",
+        _STORE + "redis_store",
         "                await self._openings.settle()\n                if self._openings.recalled:\n",
         "                if self._openings.recalled:\n",
         seeds=1000,
@@ -102,7 +102,7 @@ DEFECTS = (
     ),
     Defect(
         "a server that lost its lease goes on",
-        _STORE + "store",
+        _STORE + "redis_store",
         "        if log.producer is not None:\n            log.producer.lease_lost()\n",
         "",
         seeds=100,
@@ -182,7 +182,7 @@ DEFECTS = (
     ),
     Defect(
         "a mirror is not looked after",
-        _STORE + "store",
+        _STORE + "redis_store",
         "                await self._mirrors.check()\n",
         "                pass\n",
         seeds=1000,
@@ -216,7 +216,7 @@ DEFECTS = (
 HIDDEN = (
     Defect(
         "a stream without its idempotency key goes on",
-        _STORE + "store",
+        _STORE + "redis_store",
         "        if not has_claim:  #",
         "        if False:  #",
     ),
@@ -234,7 +234,7 @@ HIDDEN = (
     ),
     Defect(
         "Redis is never compared with what a server has",
-        _STORE + "store",
+        _STORE + "redis_store",
         "                    await self._inventory.take()\n",
         "                    pass\n",
     ),

@@ -15,7 +15,7 @@ from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import shows_progress
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, UnknownModel
 from tailrace.generation.models import NO_SUCH_MODEL, Models
-from tailrace.http.websocket import Over, Socket
+from tailrace.http.accepted_websocket import Over, Socket
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, Released

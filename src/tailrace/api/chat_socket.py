@@ -23,7 +23,7 @@ from tailrace.errors import (
 )
 from tailrace.generation import Run
 from tailrace.generation.models import Models
-from tailrace.http.websocket import Over, Socket
+from tailrace.http.accepted_websocket import Over, Socket
 from tailrace.settings import Settings
 from tailrace.streams import Reader
 from tailrace.types import End

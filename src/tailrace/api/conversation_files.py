@@ -23,7 +23,7 @@ from tailrace.dialects.bodies import read_value, require_json, require_plain_utf
 from tailrace.errors import RequestError, UnknownConversation
 from tailrace.http.answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
-from tailrace.records.keeper import ConversationKeeper
+from tailrace.records.conversation_keeper import ConversationKeeper
 
 __all__ = ["ConversationFileRoutes"]
 

@@ -26,7 +26,7 @@ from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import RequestError
 from tailrace.http.answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
-from tailrace.records.keeper import ConversationKeeper
+from tailrace.records.conversation_keeper import ConversationKeeper
 
 __all__ = ["ConversationRoutes", "conversation_json", "query_of", "reader_of", "writer_of"]
 

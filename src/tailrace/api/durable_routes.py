@@ -42,11 +42,11 @@ from tailrace.dialects.durable_answers import (
     sse_headers,
 )
 from tailrace.dialects.queries import read_query
+from tailrace.durable.durable_store import DurableStore
+from tailrace.durable.durable_stream import DurableStream, is_json
 from tailrace.durable.durable_streams import DurableStreams
 from tailrace.durable.operations import Creation
 from tailrace.durable.page import Page, Readable, asked_position, page_of, position_of
-from tailrace.durable.store import DurableStore
-from tailrace.durable.stream import DurableStream, is_json
 from tailrace.errors import MethodNotAllowed, SeqOutOfRange, TailraceError
 from tailrace.http.answers import STREAM_HEADERS
 from tailrace.http.body_budget import BodyBudget

@@ -58,7 +58,7 @@ from tailrace.http.answers import JsonAnswer, WholeAnswer, WithHeaders
 from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.http.stream_actions import StreamActions, id_header
 from tailrace.http.wires import ServedWires, is_meant
-from tailrace.records.keeper import ConversationKeeper
+from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.settings import Settings
 from tailrace.streams import Claim, StreamLog
 from tailrace.types import GenerateRequest

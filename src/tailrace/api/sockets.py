@@ -21,7 +21,7 @@ from tailrace.api.chat_socket import ChatSocket
 from tailrace.dialects import ServerFacts, SocketChat, native
 from tailrace.errors import SHUTTING_DOWN, Draining, QueueFull, UpgradeRequired
 from tailrace.generation.models import Models
-from tailrace.http.websocket import Socket, end_of
+from tailrace.http.accepted_websocket import Socket, end_of
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.access.audit import note_refusal
 from tailrace.access.principal import arrival_of, principal_of
+from tailrace.apps.app_metrics import AppMetrics
 from tailrace.apps.app_streams import AppStreams
-from tailrace.apps.metrics import AppMetrics
 from tailrace.apps.pool import HostedApp, Pool
 from tailrace.apps.relay import Relay
 from tailrace.apps.stream_routes import event_id_of, resumed, stream_answer

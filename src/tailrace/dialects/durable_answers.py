@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 
 from tailrace.dialects.bodies import to_json
 from tailrace.dialects.native import encode_error
+from tailrace.durable.durable_stream import is_json
 from tailrace.durable.operations import Receipt
 from tailrace.durable.page import Page
 from tailrace.durable.records import Created
-from tailrace.durable.stream import is_json
 from tailrace.errors import SequenceGap, StaleEpoch, StreamClosed, TailraceError
 
 __all__ = [

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 
+from tailrace.durable.durable_store import DurableStore
+from tailrace.durable.durable_stream import DurableStream
 from tailrace.durable.records import DurableRecord
-from tailrace.durable.store import DurableStore
-from tailrace.durable.stream import DurableStream
 
 __all__ = ["DraftStore"]
 

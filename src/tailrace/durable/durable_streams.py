@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from tailrace.durable.store import DurableStore
-from tailrace.durable.stream import DurableStream
+from tailrace.durable.durable_store import DurableStore
+from tailrace.durable.durable_stream import DurableStream
 
 __all__ = ["DurableStreams", "LocalDurableStreams"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from tailrace.durable.durable_stream import DurableStream, is_json
 from tailrace.durable.page import position_of
 from tailrace.durable.records import Fork, Stamp
-from tailrace.durable.stream import DurableStream, is_json
 from tailrace.errors import RequestError, SeqOutOfRange, SequenceGap, StaleEpoch
 
 __all__ = ["Creation", "ProducerBatch", "Receipt", "fork_of", "is_duplicate", "matches_creation", "media_type"]

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tailrace.durable.durable_store import DurableStore
+from tailrace.durable.durable_stream import Chunk, DurableStream
 from tailrace.durable.records import Appended, Created, DurableRecord, Hidden, Stamp
-from tailrace.durable.store import DurableStore
-from tailrace.durable.stream import Chunk, DurableStream
 
 __all__ = ["snapshot"]
 

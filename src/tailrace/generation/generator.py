@@ -35,7 +35,7 @@ from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.schemas import PORTABLE
-from tailrace.schemas.answers import AnswerCheck
+from tailrace.schemas.answer_check import AnswerCheck
 from tailrace.streams import Claim, Lease, LogStore, Record, StreamLog
 from tailrace.types import NO_LIMIT, Allowance, GenerateRequest, Grammar, Sampling, means_any_model, new_stream_id
 

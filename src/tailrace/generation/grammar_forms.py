@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tailrace.schemas import Reach, plain_form
-from tailrace.schemas.answers import SchemasAsked
+from tailrace.schemas.answer_check import SchemasAsked
 from tailrace.schemas.calls import AskedCalls, PlainCalls, plain_calls, schema_of_call
 from tailrace.schemas.conjunction import SchemaError
 from tailrace.schemas.portable import check_portable

@@ -26,7 +26,7 @@ from tailrace.generation.choice import Choice, Problem
 from tailrace.generation.observers import Observers, Times
 from tailrace.generation.prompt_progress import PromptReading
 from tailrace.generation.whole_answers import Pair, to_check
-from tailrace.schemas.answers import AnswerCheck
+from tailrace.schemas.answer_check import AnswerCheck
 from tailrace.streams import Lease, LogStore, Producer, Record, StreamLog
 from tailrace.types import Continuity, End, Failure, Status, TextDelta, Usage
 

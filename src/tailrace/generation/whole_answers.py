@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import structs
 
-from tailrace.schemas.answers import SchemasAsked
+from tailrace.schemas.answer_check import SchemasAsked
 from tailrace.streams import Record
 from tailrace.text.calls import WholeCall, WholeCallReader, parameters_of
 from tailrace.types import TextDelta

@@ -28,8 +28,8 @@ from tailrace.records._conversation_rows import (
     require_room,
     write,
 )
-from tailrace.records.database import RecordDatabase
 from tailrace.records.key_store import find_forgotten
+from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import conversation_items, conversations, requests
 
 __all__ = ["AnswerFacts", "ConversationStore"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import delete, insert, select
 
-from tailrace.records.database import RecordDatabase
 from tailrace.records.key_store import find_forgotten
+from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import kept_streams
 from tailrace.streams import Record, StreamLog
 from tailrace.types import Event, is_stream_id

@@ -13,7 +13,7 @@ from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey, check_owner, new_k
 from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.sessions import Session
 from tailrace.errors import UnknownKey
-from tailrace.records.database import RecordDatabase
+from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import key_changes, keys, owners, sessions
 
 __all__ = ["Changes", "KeyStore", "find_forgotten", "next_version"]

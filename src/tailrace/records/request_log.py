@@ -18,9 +18,9 @@ import msgspec
 from tailrace.access.quotas import Quotas
 from tailrace.errors import ModelError, StorageError, TailraceError, UnknownStream
 from tailrace.generation import Generator, Meter, Observer, Times
-from tailrace.records.keeper import ConversationKeeper
+from tailrace.records.conversation_keeper import ConversationKeeper
+from tailrace.records.request_rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.request_store import RequestStore
-from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.spool import Spool
 from tailrace.records.threads import UNREACHABLE, DatabaseThreads
 from tailrace.streams import LogStore, Record, StreamLog

@@ -21,16 +21,16 @@ from tailrace.access.sessions import Sessions
 from tailrace.errors import ModelError, StorageError
 from tailrace.generation import Generator
 from tailrace.models.places import data_path, expanded
-from tailrace.records.keeper import ConversationKeeper
+from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings
 from tailrace.streams import LogStore
 
 if TYPE_CHECKING:
     from tailrace.records.conversation_store import ConversationStore
-    from tailrace.records.database import RecordDatabase
     from tailrace.records.kept_streams import KeptStreams
     from tailrace.records.key_store import KeyStore
+    from tailrace.records.record_database import RecordDatabase
     from tailrace.records.request_log import RequestLog
     from tailrace.records.request_store import RequestStore
     from tailrace.records.session_store import SessionStore
@@ -68,7 +68,7 @@ def absent_database(settings: Settings) -> Path | None:
 def open_database(settings: Settings) -> RecordDatabase:
     """Open the database of the settings, and migrate its tables. The default is an SQLite file in the data directory.
     Blocks. Raises: ModelError."""
-    from tailrace.records.database import RecordDatabase
+    from tailrace.records.record_database import RecordDatabase
 
     database = RecordDatabase(_url(settings))
     try:
@@ -82,7 +82,7 @@ def open_database(settings: Settings) -> RecordDatabase:
 def has_keys(settings: Settings) -> bool:
     """Return whether the database of the settings has keys. Creates and migrates nothing: a server with a database
     records its requests. Blocks. Raises: ModelError."""
-    from tailrace.records.database import RecordDatabase
+    from tailrace.records.record_database import RecordDatabase
 
     if absent_database(settings) is not None:
         return False

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace.errors import StorageError
-from tailrace.records.rows import RequestRow
+from tailrace.records.request_rows import RequestRow
 
 __all__ = ["Spool"]
 

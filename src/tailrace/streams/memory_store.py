@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.durable_streams import DurableStreams, LocalDurableStreams
-from tailrace.durable.store import DurableStore
 from tailrace.errors import LeaseLost
 from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.log import Record, StreamLog

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tailrace.durable.damage import damaged_until_s
+from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.durable_streams import DurableStreams, LocalDurableStreams
-from tailrace.durable.store import DurableStore
 from tailrace.errors import LeaseLost
 from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.disk import DiskJournal

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from tailrace.compat.uvicorn import ServerWithoutSignals
 from tailrace.settings import Settings
 from tailrace.transport.connections import Connections, EncodeError
-from tailrace.transport.protocol import HttpProtocol
+from tailrace.transport.http_protocol import HttpProtocol
 from tailrace.transport.tls import Tls
 from tailrace.transport.websocket_protocol import WebSocketProtocol
 

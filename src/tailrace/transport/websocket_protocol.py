@@ -43,7 +43,7 @@ from tailrace.compat.uvicorn import ServerState, get_local_addr, get_remote_addr
 from tailrace.compat.websockets import Core
 from tailrace.errors import SHUTTING_DOWN, RequestError
 from tailrace.transport.connections import EncodeError, Slot
-from tailrace.transport.flow import SEND_MANY, Deadline, MessageAssembler, WriteTurns, frames_of
+from tailrace.transport.websocket_parts import SEND_MANY, Deadline, MessageAssembler, WriteTurns, frames_of
 
 __all__ = ["WebSocketProtocol"]
 

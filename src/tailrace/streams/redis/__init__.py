@@ -12,6 +12,6 @@ them together. Streams that clients create have no writer of their own: `durable
 
 from __future__ import annotations
 
-from tailrace.streams.redis.store import RedisLogStore, open_redis
+from tailrace.streams.redis.redis_store import RedisLogStore, open_redis
 
 __all__ = ["RedisLogStore", "open_redis"]

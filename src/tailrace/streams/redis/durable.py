@@ -25,10 +25,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tailrace.durable.draft import DraftStore
+from tailrace.durable.durable_store import DurableStore
+from tailrace.durable.durable_stream import DurableStream
 from tailrace.durable.records import Dropped
 from tailrace.durable.snapshot import snapshot
-from tailrace.durable.store import DurableStore
-from tailrace.durable.stream import DurableStream
 from tailrace.errors import SHUTTING_DOWN, JournalDamaged, JournalFull, StorageError, StreamError, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams.redis._connection import Connection

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.schemas.answers import AnswerCheck
+from tailrace.schemas.answer_check import AnswerCheck
 
 NOT_CHECKED = "the answer could not be checked within the limits of time and memory"
 

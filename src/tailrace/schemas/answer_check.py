@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.schemas import check_answers
+from tailrace.schemas import checking_process
 
 __all__ = ["AnswerCheck", "SchemasAsked"]
 
@@ -49,7 +49,7 @@ class AnswerCheck:
 
 
 def _run(pairs: Sequence[tuple[Any, str]]) -> list[list[str]]:
-    command = [sys.executable, "-I", str(Path(check_answers.__file__))]
+    command = [sys.executable, "-I", str(Path(checking_process.__file__))]
     try:
         done = subprocess.run(
             command, input=msgspec.json.encode(pairs), capture_output=True, timeout=_TIMEOUT_S, check=False

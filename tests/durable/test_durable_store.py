@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.durable.any_steps import outcome, state, steps, take, unnamed
 
 from tailrace.durable.draft import DraftStore
+from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import position_of
 from tailrace.durable.records import DurableRecord
 from tailrace.durable.snapshot import snapshot
-from tailrace.durable.store import DurableStore
 from tailrace.errors import (
     RequestError,
     StorageError,

@@ -20,8 +20,9 @@ import time
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Literal
 
+from tailrace.durable.append_body import read_pieces
 from tailrace.durable.damage import missing_stream_error
-from tailrace.durable.messages import read_pieces
+from tailrace.durable.durable_stream import DurableStream, is_json
 from tailrace.durable.operations import (
     Creation,
     ProducerBatch,
@@ -32,7 +33,6 @@ from tailrace.durable.operations import (
     media_type,
 )
 from tailrace.durable.records import Appended, Created, Dropped, DurableRecord, Hidden, Stamp, Used
-from tailrace.durable.stream import DurableStream, is_json
 from tailrace.errors import (
     JournalDamaged,
     RequestError,

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from tailrace.access.principal import principal_of
 from tailrace.dialects.websocket import Close
 from tailrace.system.eventloop import first_error
-from tailrace.transport.flow import SEND_MANY
+from tailrace.transport.websocket_parts import SEND_MANY
 
 __all__ = ["Over", "Socket", "end_of"]
 
