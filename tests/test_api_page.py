@@ -22,7 +22,8 @@ PARTS = {
 
 def test_the_page_has_its_sections() -> None:
     assert list(WHOLE) == [
-        "tailrace", "tailrace.serve", "tailrace.serve.exceptions", "tailrace.serve.huggingface", "tailrace.testing",
+        "tailrace", "tailrace.serve", "tailrace.serve.exceptions", "tailrace.serve.folders",
+        "tailrace.serve.huggingface", "tailrace.testing",
     ]  # fmt: skip
     assert list(PARTS) == [
         "tailrace.engines", "tailrace.dialects", "tailrace.commands", "tailrace.client", "tailrace.conversations",

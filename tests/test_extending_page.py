@@ -10,9 +10,11 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 from tests.api.process import TAILRACE, Server, environment
+from tests.apps.process import AppServer
 from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
@@ -150,6 +152,18 @@ def test_a_setting_that_the_engine_does_not_use_is_refused(parrot: Path) -> None
     assert "The engine parrot does not support --threads." in _errors_of("--engine", "parrot", "--threads", "2")
 
 
+def test_its_folders_are_served(parrot: Path, tmp_path: Path) -> None:
+    (tmp_path / "polly").mkdir()
+    (tmp_path / "polly" / "parrot.txt").write_text("Hello.")
+    with contextlib.closing(AppServer("./polly", "--port", "0", "--concurrency", "2", directory=tmp_path)) as server:
+        server.wait_ready()
+        assert server.http.get("/").text == "Hello."
+        assert "The parrot knows one text." in server.log
+    (tmp_path / "polly" / "parrot.txt").write_text("")
+    with contextlib.closing(AppServer("./polly", "--port", "0", directory=tmp_path)) as server:
+        server.wait_line("parrot.txt is empty.")
+
+
 def test_help_shows_its_command(parrot: Path) -> None:
     shown = subprocess.run(
         [TAILRACE, "--help"], capture_output=True, text=True, timeout=LONG_S, check=True, env=environment()
@@ -256,6 +270,32 @@ def test_a_faulty_plugin_is_left_out_with_a_log_line(site: Path) -> None:
         assert not {"/odd", "/{rest}", "/{name}"} & set(paths)
         assert server.http.get("/v1/models").json()["data"][0]["id"] == "scripted"
         assert server.http.get("/metrics").status_code == 200
+
+
+_FOLDERS_LEFT_OUT = {
+    "no_function": "'nowhere' is not module:function",
+    "no_package": "there is no package nowhere",
+    "not_one": "odd:not_one is not an AppFolder",
+    "same_file": "inferless has the file app.py, too",
+}
+
+
+def test_a_faulty_kind_of_folder_is_left_out(site: Path, tmp_path: Path) -> None:
+    source = """
+        from tailrace.serve.folders import AppFolder
+
+        no_function = AppFolder("no_function", "", "a.txt", "nowhere")
+        no_package = AppFolder("no_package", "", "b.txt", "nowhere:load")
+        not_one = object()
+        same_file = AppFolder("same_file", "", "app.py", "email:load")
+        """
+    points = {"tailrace.app_folders": {name: f"odd:{name}" for name in _FOLDERS_LEFT_OUT}}
+    install(site, "odd", {"odd.py": dedent(source)}, points)
+    with contextlib.closing(AppServer(".", "--port", "0", directory=tmp_path)) as server:
+        assert server.wait() == 2
+    for name, reason in _FOLDERS_LEFT_OUT.items():
+        assert f"tailrace.app_folders: {name} of the package odd is left out: {reason}." in server.log
+    assert "is a folder without app.py." in server.log
 
 
 def _errors_of(*flags: str) -> str:

@@ -100,6 +100,31 @@ def test_an_interpreter_of_a_file_is_refused_on_ray(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+def test_a_folder_is_loaded_by_a_package_that_the_interpreter_does_not_have(tmp_path: Path) -> None:
+    package, folder = tmp_path / "elsewhere" / "kinds", tmp_path / "folder"
+    for directory in (package, folder):
+        directory.mkdir(parents=True)
+    write(package, "__init__.py", "")
+    loader = """
+        from tailrace import serve
+        from tailrace.serve.folders import FolderApp
+
+        def load_folder(folder, *, concurrency, queue_s):
+            return FolderApp(serve.deployment(name=folder.name)(type("App", (), {})).bind(), [str(concurrency)])
+        """
+    write(package, "loading.py", loader)
+    program = f"""
+from tailrace.apps.target import load
+from tailrace.serve.boot import AppTarget, FolderKind
+
+kind = FolderKind("a folder", "kinds.loading:load_folder", {str(package)!r})
+app, notes = load(AppTarget({str(folder)!r}, directory={str(folder)!r}, kind=kind, concurrency=3, python="another"))
+print(app.deployment.name, *notes)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "folder 3\n"
+
+
 def test_invalid_interpreters_are_refused(tmp_path: Path, run: Callable[..., AppServer]) -> None:
     write(tmp_path, "where.py", _APP)
     for given, told in (("nowhere", "No such file"), ("/bin/false", "cannot run apps"), (".", "No such file")):

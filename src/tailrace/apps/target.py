@@ -8,20 +8,20 @@ import os
 import pickle
 import sys
 from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tailrace.serve.boot import AppTarget, Described, Part
+from tailrace.serve.boot import AppTarget, Described, FolderKind, Part
 from tailrace.serve.deployment import Application, Deployment, nodes
 from tailrace.serve.failures import TargetError
+from tailrace.serve.folders import FolderApp
 from tailrace.serve.ingress import ingress, is_asgi
 from tailrace.serve.options import REMARKS, DeploymentOptions, read_options
 
 __all__ = ["describe", "load", "options_of"]
-
-_INFERLESS_CHECK_S = 2.0  # short, since one hanging `infer` blocks the whole app
 
 
 def load(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
@@ -35,9 +35,9 @@ def load(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
     os.environ.update(target.environment)
     if target.target.endswith(".pickle"):
         return pickle.loads(Path(target.target).read_bytes()), ()  # noqa: S301  # written by `serve.run`
-    if Path(target.target).is_dir():
-        _expect_no_arguments(f"{Path(target.target).name} is an Inferless app", target)
-        return _inferless(target)
+    if target.kind is not None:
+        app, notes = _of_folder(target, target.kind)
+        return app, tuple(notes)
     module_name, _, attribute = target.target.partition(":")
     module = importlib.import_module(module_name)
     found: Any = module  # Any: whatever the user put there
@@ -136,18 +136,20 @@ def _build(builder: Callable[..., Any], arguments: dict[str, Any]) -> Any:  # An
     return builder(validate(arguments) if validate is not None else arguments)
 
 
-def _inferless(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
-    from tailrace.serve.inferless import AppError, load_app
-
-    try:
-        app = load_app(Path(target.target).resolve(), concurrency=target.concurrency, queue_s=target.queue_s)
-    except AppError as error:
-        raise TargetError(str(error)) from None
-    options = DeploymentOptions(
-        name=app.name, max_ongoing_requests=app.max_ongoing_requests, health_check_period_s=_INFERLESS_CHECK_S
-    )
-    body = type("InferlessApp", (), {"check_health": lambda _: app.check_health()})
-    return Deployment(ingress(app)(body), options).bind(), tuple(app.notes)
+def _of_folder(target: AppTarget, kind: FolderKind) -> FolderApp:
+    """Raises: TargetError, or what the user's code raises."""
+    _expect_no_arguments(f"{Path(target.target).name} is {kind.text}", target)
+    module, _, function = kind.load.partition(":")
+    top = module.partition(".")[0]
+    if target.python and top not in sys.modules:
+        # Of this copy of the package, whether or not the app's environment has one of its own: as for tailrace.
+        spec = spec_from_file_location(top, f"{kind.package}/__init__.py", submodule_search_locations=[kind.package])
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[top] = package = module_from_spec(spec)
+        spec.loader.exec_module(package)
+    load_folder: Callable[..., FolderApp] = getattr(importlib.import_module(module), function)
+    return load_folder(Path(target.target).resolve(), concurrency=target.concurrency, queue_s=target.queue_s)
 
 
 def _suggestion(module: Any) -> str:

@@ -7,6 +7,7 @@ import re
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import yaml
 
 from tailrace.apps.host import AppSpec
 from tailrace.apps.interpreters import InterpreterError, find_interpreter
-from tailrace.serve.boot import AppTarget
+from tailrace.packages.plugins import load_plugins
+from tailrace.serve.boot import AppTarget, FolderKind
+from tailrace.serve.folders import AppFolder
 from tailrace.settings import checked_settings
 from tailrace.wording import did_you_mean
 
 __all__ = ["Plan", "PlanError", "plan_of"]
 
+_FOLDERS_GROUP = "tailrace.app_folders"  # of entry points
 _IMPORT = re.compile(r"[^\W\d][\w-]*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _APP_KEYS = {"name", "route_prefix", "import_path", "args", "deployments", "runtime_env"}
 _IGNORED_APP_KEYS = {"logging_config", "autoscaling_policy", "external_scaler_enabled"}
@@ -95,14 +99,41 @@ def _plan_of(target: str, arguments: Sequence[str], *, directory: str, route_pre
     if directory != "." and (path.is_dir() or target.partition(":")[0].endswith(".py")):
         raise PlanError("--app-dir is for the name of a module: a file and a folder have directories of their own.")
     if path.is_dir():
-        if not (path / "app.py").is_file():
-            raise PlanError(f"{target} is a folder without app.py. Name a module and its attribute: textbot:app.")
-        found = AppTarget(str(path.resolve()), name, str(path.resolve()), given)
+        found = AppTarget(str(path.resolve()), name, str(path.resolve()), given, kind=_kind_of(path))
     else:
         module, directory = _module(target, directory)
         found = AppTarget(module, name, directory, given)
     source = found.target if path.is_dir() else f"{found.directory}/{found.target}"
     return Plan((AppSpec(found, _prefix(route_prefix, "--route-prefix")),), source)
+
+
+def _kind_of(folder: Path) -> FolderKind:
+    """Raises: PlanError if a folder is of no kind."""
+    kinds = load_plugins(_FOLDERS_GROUP, AppFolder, taken=(), refuses=_misfit).found.values()
+    kind = next((kind for kind in kinds if (folder / kind.file).is_file()), None)
+    if kind is None:
+        files = " and ".join(kind.file for kind in kinds) or "an app"
+        raise PlanError(f"{folder} is a folder without {files}. Name a module and its attribute: textbot:app.")
+    return FolderKind(kind.text, kind.load, _package_of(kind))
+
+
+def _misfit(kind: AppFolder, others: Mapping[str, AppFolder]) -> str:
+    if not re.fullmatch(r"[\w.]+:\w+", kind.load):
+        return f"{kind.load!r} is not module:function"
+    if not _package_of(kind):
+        return f"there is no package {_top(kind)}"
+    return next((f"{other} has the file {one.file}, too" for other, one in others.items() if one.file == kind.file), "")
+
+
+def _top(kind: AppFolder) -> str:
+    return re.split("[.:]", kind.load)[0]
+
+
+def _package_of(kind: AppFolder) -> str:
+    """Return the directory of the package that loads a folder, or ""."""
+    spec = find_spec(_top(kind))
+    places = spec.submodule_search_locations if spec is not None else None
+    return str(Path(next(iter(places))).resolve()) if places else ""
 
 
 def _pair(argument: str) -> tuple[str, str]:

@@ -11,12 +11,17 @@ from __future__ import annotations
 from tailrace.dialects import anthropic, native, ollama, openai, responses, tgi, triton
 from tailrace.dialects.answers import EventStreamView
 from tailrace.dialects.bare import bare_request, bare_sampling
-from tailrace.dialects.bodies import JsonBody, quote, to_json
+from tailrace.dialects.bodies import JsonBody, printable, quote, to_json
 from tailrace.dialects.facts import ServerFacts, StreamFacts, TokenVocabulary
 from tailrace.dialects.fields import SamplingFields
 from tailrace.dialects.native import RETRY_MS, encode_error
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.shapes import ignored, read_fields, read_known, refused
+from tailrace.dialects.triton import RequestedOutput
+from tailrace.dialects.triton import check_headers as check_triton_headers
+from tailrace.dialects.triton import encode_error as encode_triton_error
+from tailrace.dialects.triton_models import VERSION as TRITON_VERSION
+from tailrace.dialects.triton_tensors import TritonTensor, read_tensors
 from tailrace.dialects.wire import (
     SSE,
     CumulativeEncoder,
@@ -41,6 +46,7 @@ from tailrace.types import event_id, parse_cursor
 __all__ = [
     "RETRY_MS",
     "SSE",
+    "TRITON_VERSION",
     "WIRES",
     "WIRES_GROUP",
     "CumulativeEncoder",
@@ -55,26 +61,32 @@ __all__ = [
     "Operation",
     "ParsedRequest",
     "Reply",
+    "RequestedOutput",
     "SamplingFields",
     "ServerFacts",
     "Show",
     "SocketChat",
     "StreamFacts",
     "TokenVocabulary",
+    "TritonTensor",
     "View",
     "Wire",
     "bare_request",
     "bare_sampling",
+    "check_triton_headers",
     "encode_error",
+    "encode_triton_error",
     "event_id",
     "failure_of",
     "finished_end",
     "ignored",
     "parse_cursor",
+    "printable",
     "quote",
     "read_count",
     "read_fields",
     "read_known",
+    "read_tensors",
     "refused",
     "to_json",
 ]

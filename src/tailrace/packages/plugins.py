@@ -82,7 +82,8 @@ def _load(point: EntryPoint, shape: type[T]) -> T:
         logger.debug("%s could not be loaded", point.value, exc_info=error)
         raise _LeftOut(f"{point.value} could not be loaded ({in_one_line(error)})") from None
     if not isinstance(loaded, shape):
-        raise _LeftOut(f"{point.value} is not a {shape.__name__}")
+        article = "an" if shape.__name__[0] in "AEIOU" else "a"
+        raise _LeftOut(f"{point.value} is not {article} {shape.__name__}")
     if getattr(loaded, "name", None) != point.name:
         raise _LeftOut(f"{point.value} has another name than its entry point")
     return loaded

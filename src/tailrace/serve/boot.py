@@ -12,20 +12,29 @@ import msgspec
 
 from tailrace.serve.options import DeploymentOptions
 
-__all__ = ["AppTarget", "Assignment", "Described", "Failed", "Part"]
+__all__ = ["AppTarget", "Assignment", "Described", "Failed", "FolderKind", "Part"]
+
+
+class FolderKind(msgspec.Struct, frozen=True):
+    """How to load a folder. Other interpreters do not find the package of the loader, so its directory is given."""
+
+    text: str  # what it is, in words
+    load: str  # module:function
+    package: str  # the directory of the module's top package
 
 
 class AppTarget(msgspec.Struct, frozen=True):
     """The app to import, and how."""
 
-    target: str  # `module:attribute`, a folder with an Inferless app, or a file that `serve.run` has written
+    target: str  # `module:attribute`, a folder, or a file that `serve.run` has written
     app_name: str = "default"
     directory: str = "."  # the working directory, also on sys.path
     arguments: dict[str, Any] = {}  # of the function that builds the app; any JSON
     overrides: tuple[dict[str, Any], ...] = ()  # options of deployments, each with the deployment's `name`
     environment: dict[str, str] = {}
-    concurrency: int = 1  # of an Inferless app
-    queue_s: float | None = None  # longest wait of a request to an Inferless app
+    kind: FolderKind | None = None  # of a folder
+    concurrency: int = 1  # of a folder's app
+    queue_s: float | None = None  # longest wait of a request to a folder's app
     log_level: str = "warning"  # of the app's log
     python: str = ""  # the app's interpreter; "" for the one that runs tailrace
 

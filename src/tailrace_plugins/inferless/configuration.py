@@ -8,9 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from tailrace.packages.requirements import pip_install
-from tailrace.serve.failures import set_requirements
-from tailrace.serve.inferless.errors import AppError
+from tailrace.serve.folders import pip_install, set_requirements
+from tailrace_plugins.inferless.errors import AppError
 
 __all__ = ["read_configuration"]
 

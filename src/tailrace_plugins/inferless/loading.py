@@ -15,10 +15,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tailrace.serve.inferless import shim
-from tailrace.serve.inferless.configuration import read_configuration
-from tailrace.serve.inferless.errors import AppError
-from tailrace.serve.inferless.schema import Schema, read_fields, read_schema
+from tailrace_plugins.inferless import shim
+from tailrace_plugins.inferless.configuration import read_configuration
+from tailrace_plugins.inferless.errors import AppError
+from tailrace_plugins.inferless.schema import Schema, read_fields, read_schema
 
 __all__ = ["InferlessSettings", "Loaded", "load", "positional"]
 

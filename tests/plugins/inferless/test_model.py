@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.inferless.apps import Make, Reader, apps, events_of, served
-from tests.serve.inferless.test_streams import ASK, END, PATH, SEND, app_of
+from tests.plugins.inferless.apps import Make, Reader, apps, events_of, served
+from tests.plugins.inferless.test_streams import ASK, END, PATH, SEND, app_of
 from tests.waiting import wait_until
 
 

@@ -7,9 +7,9 @@ import pytest
 from pydantic import BaseModel
 
 from tailrace.errors import RequestError
-from tailrace.serve.inferless import OutputError
-from tailrace.serve.inferless.schema import Input, Schema
-from tailrace.serve.inferless.wire import read, tensors_of, values_of
+from tailrace_plugins.inferless import OutputError
+from tailrace_plugins.inferless.schema import Input, Schema
+from tailrace_plugins.inferless.wire import read, tensors_of, values_of
 
 SCHEMA = Schema(
     {

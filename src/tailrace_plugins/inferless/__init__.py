@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from tailrace.serve.inferless.app import InferlessApp, load_app
-from tailrace.serve.inferless.errors import AppError, InferFailed, OutputError, StreamCancelled
-from tailrace.serve.inferless.output import StreamOutputHandler
+from tailrace_plugins.inferless.app import InferlessApp, load_app
+from tailrace_plugins.inferless.errors import AppError, InferFailed, OutputError, StreamCancelled
+from tailrace_plugins.inferless.output import StreamOutputHandler
 
 __all__ = [
     "AppError",

@@ -7,8 +7,8 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from tailrace.errors import RequestError
-from tailrace.serve.inferless import AppError
-from tailrace.serve.inferless.schema import DATATYPES, Input, Schema, instance_of, read_fields, read_schema
+from tailrace_plugins.inferless import AppError
+from tailrace_plugins.inferless.schema import DATATYPES, Input, Schema, instance_of, read_fields, read_schema
 
 
 def one(datatype: str, shape: list[int] | None = None, **more: Any) -> Input:

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.serve.inferless.apps import STREAMING, UNARY, Make, apps, events_of, served
+from tests.plugins.inferless.apps import STREAMING, UNARY, Make, apps, events_of, served
 
-from tailrace.serve.inferless import AppError, load_app
-from tailrace.serve.inferless.shim import REMOTE_NOTE
+from tailrace_plugins.inferless import AppError, load_app
+from tailrace_plugins.inferless.shim import REMOTE_NOTE
 
 ECHO = """
 class InferlessPythonModel:

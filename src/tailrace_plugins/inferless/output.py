@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
-from tailrace.serve.inferless.errors import InferFailed, OutputError, StreamCancelled
-from tailrace.serve.inferless.leftovers import Threads
-from tailrace.serve.inferless.wire import values_of
+from tailrace_plugins.inferless.errors import InferFailed, OutputError, StreamCancelled
+from tailrace_plugins.inferless.leftovers import Threads
+from tailrace_plugins.inferless.wire import values_of
 
 __all__ = ["Events", "StreamOutputHandler"]
 

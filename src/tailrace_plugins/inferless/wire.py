@@ -13,13 +13,10 @@ from typing import Any
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.shapes import read_fields
-from tailrace.dialects.triton import RequestedOutput
-from tailrace.dialects.triton_tensors import TritonTensor
+from tailrace.dialects import JsonBody, RequestedOutput, TritonTensor, read_fields
 from tailrace.errors import RequestError
-from tailrace.serve.inferless.errors import OutputError
-from tailrace.serve.inferless.schema import DATATYPES, Schema, family
+from tailrace_plugins.inferless.errors import OutputError
+from tailrace_plugins.inferless.schema import DATATYPES, Schema, family
 
 __all__ = ["InferRequest", "read", "tensors_of", "values_of"]
 

@@ -10,10 +10,10 @@ from textwrap import indent
 from typing import Any
 
 import pytest
-from tests.serve.inferless.apps import STREAMING, Make, Reader, apps, events_of, served
+from tests.plugins.inferless.apps import STREAMING, Make, Reader, apps, events_of, served
 from tests.waiting import wait_until
 
-from tailrace.serve.inferless import InferlessApp
+from tailrace_plugins.inferless import InferlessApp
 
 PATH = "/v2/models/m/generate_stream"
 ASK = {"parameters": {"TEXT": "rivers"}}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tailrace.errors import AppOutput, TailraceError
+from tailrace.serve.folders import TargetError
 
 __all__ = ["AppError", "InferFailed", "OutputError", "StreamCancelled"]
 
 
-class AppError(Exception):
+class AppError(TargetError):
     """The folder is not a servable app. The message names the file and the problem."""
 
 

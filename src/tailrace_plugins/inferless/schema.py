@@ -18,9 +18,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from tailrace.dialects.bodies import printable
+from tailrace.dialects import printable
 from tailrace.errors import RequestError
-from tailrace.serve.inferless.errors import AppError
+from tailrace_plugins.inferless.errors import AppError
 
 __all__ = ["DATATYPES", "Input", "Schema", "family", "instance_of", "read_fields", "read_schema"]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import re
 from collections.abc import AsyncIterator
@@ -21,19 +22,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from tailrace import __version__
-from tailrace.dialects import triton
-from tailrace.dialects.bodies import to_json
-from tailrace.dialects.triton_models import VERSION
-from tailrace.dialects.triton_tensors import read_tensors
+from tailrace import __version__, serve
+from tailrace.dialects import TRITON_VERSION, check_triton_headers, encode_triton_error, read_tensors, to_json
 from tailrace.errors import BodyTooLarge, RequestError, TailraceError, UnknownModel
-from tailrace.http.answers import JsonAnswer, error_answer
-from tailrace.serve.inferless.errors import InferFailed, OutputError
-from tailrace.serve.inferless.loading import Loaded, load
-from tailrace.serve.inferless.model import InferlessAnswer, InferlessModel
-from tailrace.serve.inferless.schema import instance_of
-from tailrace.serve.inferless.wire import InferRequest, read, tensors_of, values_of
-from tailrace.serve.stream import first_of, stream
+from tailrace.serve.folders import first_of
+from tailrace_plugins.inferless.errors import InferFailed, OutputError
+from tailrace_plugins.inferless.loading import Loaded, load
+from tailrace_plugins.inferless.model import InferlessAnswer, InferlessModel
+from tailrace_plugins.inferless.schema import instance_of
+from tailrace_plugins.inferless.wire import InferRequest, read, tensors_of, values_of
 
 __all__ = ["InferlessApp", "load_app"]
 
@@ -138,7 +135,7 @@ class InferlessApp:
         return _json({**named, "ready": is_ready}, 200 if is_ready else 503)
 
     async def _show_model(self, request: Request) -> Response:
-        body = {"name": self._named(request), "versions": [VERSION], "platform": "tailrace"}
+        body = {"name": self._named(request), "versions": [TRITON_VERSION], "platform": "tailrace"}
         loaded = self._loaded
         return _json({**body, "inputs": loaded.inputs.tensors(), "outputs": loaded.outputs.tensors()})
 
@@ -169,27 +166,27 @@ class InferlessApp:
 
     async def _generate_stream(self, request: Request) -> Any:  # Any: as `_infer`
         inference, head = await self._read_request(request, stream=True)
-        return stream(self._events(self._ask(inference), head), wire="triton")
+        return serve.stream(self._events(self._ask(inference), head), wire="triton")
 
     async def _read_request(
         self, request: Request, *, stream: bool | None = None
     ) -> tuple[InferRequest, dict[str, object]]:
         """Read a request. Returns it, and the first fields of each of its answers. Raises: RequestError."""
         name = self._named(request)
-        triton.check_headers(request.headers)
+        check_triton_headers(request.headers)
         inference = read(read_tensors(await _body(request), request.headers), self._loaded.inputs)
         if None not in (inference.stream, stream) and inference.stream != stream:
             raise RequestError("stream: use generate_stream for a stream, else generate.", param="stream")
         head: dict[str, object] = {} if inference.request_id is None else {"id": inference.request_id}
-        return inference, {**head, "model_name": name, "model_version": VERSION}
+        return inference, {**head, "model_name": name, "model_version": TRITON_VERSION}
 
     def _named(self, request: Request) -> str:
         """Return the model's name as the request has it. Raises: UnknownModel."""
         name: str = request.path_params["model"]
         if self.name not in (name, _WORKSPACE.sub("", name)):
             raise UnknownModel(f"This server runs {self.name}; there is no such model here.", param="model")
-        if request.path_params.get("version", VERSION) != VERSION:
-            raise UnknownModel(f"The only version is {VERSION}.", param="version")
+        if request.path_params.get("version", TRITON_VERSION) != TRITON_VERSION:
+            raise UnknownModel(f"The only version is {TRITON_VERSION}.", param="version")
         return name
 
     def _ask(self, inference: InferRequest) -> InferlessAnswer:
@@ -231,13 +228,21 @@ async def _refuse(request: Request, error: Exception) -> Response:
         logger.error("an output cannot be sent: %s", error.message)
     elif error.status == 500 and not isinstance(error, InferFailed):
         logger.error("a request failed", exc_info=error)
-    return error_answer(triton.WIRE, error)
+    status, body = encode_triton_error(error)
+    headers = {} if error.retry_after_s is None else {"retry-after": str(math.ceil(error.retry_after_s))}
+    if isinstance(error, BodyTooLarge):
+        headers["connection"] = "close"  # so that the rest of the body need not be read
+    return _JsonAnswer(body, status, headers)
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JsonAnswer(to_json({"error": f"{error.detail}."}), error.status_code, error.headers)
+    return _JsonAnswer(to_json({"error": f"{error.detail}."}), error.status_code, error.headers)
 
 
-def _json(body: dict[str, Any], status: int = 200) -> JsonAnswer:  # Any: what JSON holds
-    return JsonAnswer(to_json(body), status)
+class _JsonAnswer(Response):
+    media_type = "application/json"
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:  # Any: what JSON holds
+    return _JsonAnswer(to_json(body), status)

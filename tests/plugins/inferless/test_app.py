@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.serve.inferless.apps import STREAMING, UNARY, Make, Reader, apps, events_of, served
+from tests.plugins.inferless.apps import STREAMING, UNARY, Make, Reader, apps, events_of, served
 from tests.waiting import LONG_S, wait_until
 
-from tailrace.serve.inferless import model as model_module
+from tailrace_plugins.inferless import model as model_module
 
 HEX = "0123456789abcdef" * 2
 ECHO = """

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.errors import AdmissionError, QueueFull, TailraceError
-from tailrace.serve.inferless.errors import InferFailed, OutputError, StreamCancelled
-from tailrace.serve.inferless.leftovers import Marks, unwatch, watch
-from tailrace.serve.inferless.loading import Loaded, positional
-from tailrace.serve.inferless.output import Events, StreamOutputHandler
-from tailrace.serve.inferless.runners import AppLoop, Workers, until_done
-from tailrace.serve.inferless.wire import values_of
+from tailrace_plugins.inferless.errors import InferFailed, OutputError, StreamCancelled
+from tailrace_plugins.inferless.leftovers import Marks, unwatch, watch
+from tailrace_plugins.inferless.loading import Loaded, positional
+from tailrace_plugins.inferless.output import Events, StreamOutputHandler
+from tailrace_plugins.inferless.runners import AppLoop, Workers, until_done
+from tailrace_plugins.inferless.wire import values_of
 
 __all__ = ["INCOMPLETE", "InferlessAnswer", "InferlessModel"]
 
@@ -71,7 +71,7 @@ class InferlessModel:
         watch()
         size = self._settings.batch_size
         if size is not None:
-            from tailrace.serve.batching import batch
+            from tailrace.serve import batch
 
             self._batched = batch(
                 max_batch_size=size,
