@@ -8,8 +8,8 @@ from typing import assert_never
 
 from tailrace.access.audit import note_refusal, noting
 from tailrace.access.principal import arrival_of, sent_by
-from tailrace.api.facts import facts_of
 from tailrace.api.fitting import fitted, left_open, shortened
+from tailrace.api.stream_facts import facts_of
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import shows_progress

@@ -21,9 +21,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by
-from tailrace.api.facts import facts_of, running_streams
 from tailrace.api.fitting import fitted, left_open, overflow_answer, shortened
 from tailrace.api.request_headers import ignored_header, is_cross_origin, is_own_address, may_generate, with_headers
+from tailrace.api.stream_facts import facts_of, running_streams
 from tailrace.dialects import Encoder, ParsedRequest, Wire
 from tailrace.dialects.bodies import JsonBody, printable, require_plain_utf8
 from tailrace.dialects.queries import read_query

@@ -24,10 +24,10 @@ from starlette.types import ASGIApp
 
 from tailrace import __version__
 from tailrace.access.principal import caller_of, owner_of
-from tailrace.api.facts import facts_of
 from tailrace.api.pages import PageFiles, answer_without_libraries, has_libraries
 from tailrace.api.request_headers import is_cross_origin
 from tailrace.api.routes import route
+from tailrace.api.stream_facts import facts_of
 from tailrace.demo.plain import PlainAnswer, PlainBody
 from tailrace.dialects import Encoder, StreamFacts, View, failure_of
 from tailrace.dialects.bodies import read_json, require_json
