@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from tailrace.apps.asgi import Lifespan
-from tailrace_plugins.inferless import InferlessApp, load_app
+from tailrace_plugins.inferless.app import InferlessApp, load_app
 
 TEXT = '{"TEXT": {"datatype": "STRING", "required": True, "shape": [1], "example": ["Hello"]}}'
 STREAMING = f"INPUT_SCHEMA = {TEXT}\nIS_STREAMING_OUTPUT = True\n"

@@ -13,7 +13,7 @@ import pytest
 from tests.plugins.inferless.apps import STREAMING, Make, Reader, apps, events_of, served
 from tests.waiting import wait_until
 
-from tailrace_plugins.inferless import InferlessApp
+from tailrace_plugins.inferless.app import InferlessApp
 
 PATH = "/v2/models/m/generate_stream"
 ASK = {"parameters": {"TEXT": "rivers"}}

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from tailrace.errors import RequestError
-from tailrace_plugins.inferless import OutputError
+from tailrace_plugins.inferless.errors import OutputError
 from tailrace_plugins.inferless.schema import Input, Schema
 from tailrace_plugins.inferless.wire import read, tensors_of, values_of
 
