@@ -24,9 +24,9 @@ from pathlib import Path
 import redis
 
 from tailrace.measure.bench.load import percentile
-from tailrace.streams import Ender, Lease, LogStore, Reader, Record, StreamLog, open_sqlite
+from tailrace.streams import Ender, Lease, LogStore, Reader, StreamLog, open_sqlite
 from tailrace.streams.redis import open_redis
-from tailrace.types import ANONYMOUS, End, Sampling, TextDelta, Usage, new_stream_id
+from tailrace.types import ANONYMOUS, End, Record, Sampling, TextDelta, Usage, new_stream_id
 
 STEPS = 200
 LOADS = (1, 16, 64)

@@ -24,6 +24,7 @@ __all__ = [
     "Allowance",
     "Arrival",
     "CallReading",
+    "Claim",
     "Continuity",
     "End",
     "Event",
@@ -31,13 +32,14 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "Grammar",
+    "KeptFields",
     "Message",
     "Prompt",
     "PromptLogprob",
     "PromptProgress",
     "ReasoningFormat",
+    "Record",
     "Released",
-    "RequestContext",
     "Sampling",
     "Spent",
     "Status",
@@ -147,8 +149,8 @@ SHAPING = frozenset(
 )  # fmt: skip
 
 
-class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream's record takes from the request as it is. Both have these fields, which are declared only here.
+class KeptFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a request that its stream's record keeps as they are. Both structs have them from here.
 
     `caller` is held responsible if the request crashes the engine: the key, or the client's address ("" within a
     process). It contains nothing that a client can choose.
@@ -163,12 +165,12 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str = ""  # of the key that the request came with
     wire: str = ""
 
-    def context(self) -> dict[str, Any]:  # Any: of each field's type
+    def kept(self) -> dict[str, Any]:  # Any: of each field's type
         """Return these fields by their names."""
-        return {name: getattr(self, name) for name in RequestContext.__struct_fields__}
+        return {name: getattr(self, name) for name in KeptFields.__struct_fields__}
 
 
-class GenerateRequest(RequestContext, frozen=True):
+class GenerateRequest(KeptFields, frozen=True):
     """A client's request, the same for all wires. Either `prompts` or `messages` are given.
 
     Each prompt is text or token ids, and gets `sampling.n` answers: choice number `i * n + j` is answer j to prompt i.
@@ -246,6 +248,41 @@ class Prompt(NamedTuple):
     ids: tuple[int, ...]
     reasoning: ReasoningFormat | None = None  # None: reasoning is not separated from the text
     calls: CallReading | None = None  # None: the answer has no tool calls. The tools have no parameters here
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """An Idempotency-Key and the fingerprint of its request."""
+
+    key: str
+    fingerprint: bytes
+
+
+class Record(KeptFields, frozen=True):
+    """The request of a stream: enough to show the stream on any wire, and to run it again. Written before a client gets
+    the stream's id. It has prompts and a caller only while the stream runs."""
+
+    stream_id: str
+    created_s: float  # since the epoch
+    model: str = ""
+    prompts: tuple[Prompt, ...] = ()
+    sampling: Sampling = Sampling()  # seed and max_tokens are set
+    num_prompt_tokens: int = 0
+    num_choices: int = 1
+    linger_s: float = 0.0  # how long it runs without a reader before it is cancelled
+    claim: Claim | None = None
+
+    @property
+    def seed(self) -> int:
+        return self.sampling.seed or 0
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that the stream can use, prompts and answers together."""
+        return self.num_prompt_tokens + self.num_choices * (self.sampling.max_tokens or 0)
+
+    def finished(self) -> Record:
+        """Return the record of the ended stream, without prompts and caller."""
+        return msgspec.structs.replace(self, prompts=(), caller="")
 
 
 class PromptProgress(NamedTuple):

@@ -14,8 +14,7 @@ from tailrace.access.principal import Principal
 from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.quotas import LIMIT_HEADERS, Quotas, Spending, month_start
 from tailrace.errors import QuotaExceeded, RequestError
-from tailrace.streams import Record
-from tailrace.types import Allowance, End, Sampling, Usage
+from tailrace.types import Allowance, End, Record, Sampling, Usage
 
 _KEY = "abcdefghjkmn"
 _START_S = datetime(2026, 11, 23, 10, 0, 30, tzinfo=UTC).timestamp()  # in the middle of a minute

@@ -22,8 +22,8 @@ from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import Page
 from tailrace.errors import LeaseLost, TailraceError
-from tailrace.streams import Record, StreamLog
-from tailrace.types import TextDelta
+from tailrace.streams import StreamLog
+from tailrace.types import Record, TextDelta
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from tailrace.http.edge import Edge
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.streams import MemoryLogStore
-from tailrace.streams.log import Record
 from tailrace.streams.log_store import Lease
+from tailrace.types import Record
 
 
 class _SlowStore(MemoryLogStore):

@@ -18,9 +18,8 @@ from tailrace.apps.app_streams import AppStreams
 from tailrace.apps.events import Memo
 from tailrace.errors import SeqOutOfRange
 from tailrace.settings import Settings
-from tailrace.streams import Record
 from tailrace.streams.redis import open_redis
-from tailrace.types import TextDelta, new_stream_id
+from tailrace.types import Record, TextDelta, new_stream_id
 
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:

@@ -17,8 +17,8 @@ from tests.apps.process import AppServer, Forgiving, write
 from tests.waiting import LONG_S
 
 from tailrace.apps.events import BodyPieces, RecordedEncoder, is_recordable
-from tailrace.streams import Record, StreamLog
-from tailrace.types import End, Failure, TextDelta, Usage, new_stream_id
+from tailrace.streams import StreamLog
+from tailrace.types import End, Failure, Record, TextDelta, Usage, new_stream_id
 
 _APP = """
 import asyncio, gzip, os

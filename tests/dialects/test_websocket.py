@@ -29,8 +29,7 @@ from tailrace.dialects.websocket import (
     read,
 )
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
-from tailrace.streams import Record
-from tailrace.types import End, Event, Failure, Released, TextDelta, Usage
+from tailrace.types import End, Event, Failure, Record, Released, TextDelta, Usage
 
 STREAM_ID = "Jk0vX1u3T0m3nq5lW8e1Rw"
 SAYING = '"id":"a \\"b\\" \\u2028","stream_id":"Jk0vX1u3T0m3nq5lW8e1Rw"'

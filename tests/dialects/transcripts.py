@@ -16,7 +16,6 @@ from tests.dialects.fake_server import chat, completion, generate, native, parse
 from tailrace.dialects import Encoder, StreamFacts, View, anthropic, ollama, responses, tgi, triton
 from tailrace.dialects.native import NativeView
 from tailrace.engines.scripted.engine import EOS_ID
-from tailrace.streams import Record
 from tailrace.types import (
     End,
     Event,
@@ -24,6 +23,7 @@ from tailrace.types import (
     FinishReason,
     Prompt,
     PromptProgress,
+    Record,
     Released,
     Sampling,
     TextDelta,

@@ -28,9 +28,9 @@ from tests.waiting import until, wait_until
 
 from tailrace.errors import ModelError
 from tailrace.records.record_database import RecordDatabase
-from tailrace.streams import Record, StreamLog
+from tailrace.streams import StreamLog
 from tailrace.streams.disk import DiskJournal
-from tailrace.types import Event, TextDelta
+from tailrace.types import Event, Record, TextDelta
 
 PACED = "scripted:tokens_per_s=200"
 PLAIN = {"content-type": "text/plain"}

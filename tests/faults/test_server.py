@@ -22,9 +22,9 @@ from tests.processes import freeze
 from tests.waiting import until
 
 from tailrace.errors import ModelError, StreamExpired
-from tailrace.streams import Claim, Record, open_sqlite, read_key
+from tailrace.streams import open_sqlite, read_key
 from tailrace.streams.disk import DiskJournal
-from tailrace.types import ANONYMOUS, End, Prompt, Sampling, TextDelta, Usage
+from tailrace.types import ANONYMOUS, Claim, End, Prompt, Record, Sampling, TextDelta, Usage
 
 PACED = "scripted:tokens_per_s=200"
 SSE = {"accept": "text/event-stream"}

@@ -10,8 +10,7 @@ from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.errors import PoisonRequest
 from tailrace.generation.blame import Blame, Culprit
-from tailrace.streams import Record
-from tailrace.types import Prompt, Sampling
+from tailrace.types import Prompt, Record, Sampling
 
 
 def record(text: str = "Hi", caller: str = "192.0.2.1", *, seed: int = 1, max_tokens: int = 9) -> Record:

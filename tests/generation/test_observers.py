@@ -9,8 +9,8 @@ from tailrace.errors import EngineLost, TailraceError, UnknownModel
 from tailrace.generation import Observer, Times
 from tailrace.generation.served import Served
 from tailrace.settings import Settings
-from tailrace.streams import Record, StreamLog
-from tailrace.types import Arrival, End
+from tailrace.streams import StreamLog
+from tailrace.types import Arrival, End, Record
 
 
 class _Notes(Observer):

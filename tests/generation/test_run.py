@@ -13,8 +13,8 @@ from tests.waiting import idle
 
 from tailrace.errors import EngineError, EngineLost, LeaseLost
 from tailrace.generation import Limits
-from tailrace.streams import Reader, Record
-from tailrace.types import End, Failure, GenerateRequest, Released, Usage, new_stream_id
+from tailrace.streams import Reader
+from tailrace.types import End, Failure, GenerateRequest, Record, Released, Usage, new_stream_id
 
 # Cancel
 

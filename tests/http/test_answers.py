@@ -24,8 +24,8 @@ from tailrace.http.answers import StreamAnswer, WholeAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
-from tailrace.streams import Record, StreamLog
-from tailrace.types import End, Event, TextDelta, Usage
+from tailrace.streams import StreamLog
+from tailrace.types import End, Event, Record, TextDelta, Usage
 
 _WRITE_BYTES = 64 * 2**10
 _WORD = " river"

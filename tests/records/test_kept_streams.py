@@ -7,8 +7,8 @@ import pytest
 from tailrace.records.kept_streams import KeptStreams
 from tailrace.records.key_store import KeyStore
 from tailrace.records.record_database import RecordDatabase
-from tailrace.streams import Record, StreamLog
-from tailrace.types import End, Event, Failure, Prompt, Sampling, Spent, TextDelta, Usage, new_stream_id
+from tailrace.streams import StreamLog
+from tailrace.types import End, Event, Failure, Prompt, Record, Sampling, Spent, TextDelta, Usage, new_stream_id
 
 
 @pytest.fixture

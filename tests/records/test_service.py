@@ -17,7 +17,7 @@ from tailrace.records import conversation_keeper
 from tailrace.records.service import Records
 from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings
-from tailrace.streams import Record
+from tailrace.types import Record
 
 
 async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from tests.simulation.servers import MODEL, Answer, Message, Server
 from tests.simulation.simulated_time import Process, Simulation, Violation
 
 from tailrace.errors import SeqOutOfRange, StreamError, StreamExpired, TailraceError, UnknownStream
-from tailrace.streams import Claim
-from tailrace.types import End, Event, GenerateRequest, Released, Sampling
+from tailrace.types import Claim, End, Event, GenerateRequest, Released, Sampling
 
 __all__ = ["Client", "Wish"]
 

@@ -19,9 +19,9 @@ from tailrace.engines.worker_process import Receiver
 from tailrace.errors import ClaimTaken, Draining, EngineLost, StorageError, TailraceError
 from tailrace.generation import Generator, Limits, PromptEncoder
 from tailrace.generation.observers import Observer, Times
-from tailrace.streams import Claim, Reader, Record, StreamLog
+from tailrace.streams import Reader, StreamLog
 from tailrace.streams.redis import RedisLogStore, open_redis
-from tailrace.types import ANONYMOUS, End, Event, GenerateRequest, Released
+from tailrace.types import ANONYMOUS, Claim, End, Event, GenerateRequest, Record, Released
 
 __all__ = ["MODEL", "Answer", "Message", "Server"]
 

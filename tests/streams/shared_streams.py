@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from tests.waiting import LONG_S
 
 from tailrace.errors import LeaseLost
-from tailrace.streams import Claim, Lease, Producer, Reader, Record, StreamLog
+from tailrace.streams import Lease, Producer, Reader, StreamLog
 from tailrace.streams.redis import RedisLogStore
-from tailrace.types import End, Event, Failure, Prompt, Sampling, TextDelta, Usage, new_stream_id
+from tailrace.types import Claim, End, Event, Failure, Prompt, Record, Sampling, TextDelta, Usage, new_stream_id
 
 __all__ = ["DONE", "LEASE_S", "Writer", "begin", "delta", "new_record", "seen", "takes"]
 

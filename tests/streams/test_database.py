@@ -10,10 +10,9 @@ import msgspec
 import pytest
 
 from tailrace.errors import StorageError
-from tailrace.streams import Record
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._rows import Rows
-from tailrace.types import CallReading, Prompt, ReasoningFormat, new_stream_id
+from tailrace.types import CallReading, Prompt, ReasoningFormat, Record, new_stream_id
 
 
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 700])

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tests.streams.virtual_time import run
 
 from tailrace.errors import IdempotencyConflict, StreamExpired, UnknownStream
-from tailrace.streams import Claim, Record, StreamLog, _index
+from tailrace.streams import StreamLog, _index
 from tailrace.streams._index import StreamIndex
-from tailrace.types import End, TextDelta, Usage, new_stream_id
+from tailrace.types import Claim, End, Record, TextDelta, Usage, new_stream_id
 
 END = End("done", Usage(1, 1))
 

@@ -10,12 +10,13 @@ from tests.streams.virtual_time import run
 from tests.waiting import idle
 
 from tailrace.errors import LeaseLost
-from tailrace.streams import Producer, Reader, Record, StreamLog
+from tailrace.streams import Producer, Reader, StreamLog
 from tailrace.types import (
     End,
     Event,
     Failure,
     PromptProgress,
+    Record,
     Released,
     Status,
     TextDelta,

@@ -14,13 +14,13 @@ from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared
 from tests.waiting import wait_until
 
 from tailrace.errors import ClaimTaken, StorageError, UnknownStream
-from tailrace.streams import Claim, Reader, Record
+from tailrace.streams import Reader
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._redis_keys import Keys
 from tailrace.streams.redis._scripts import OPEN
-from tailrace.types import ANONYMOUS
+from tailrace.types import ANONYMOUS, Claim, Record
 
 _BASE = "tailrace:{0}:"
 _CLAIM = Claim("key", b"request")

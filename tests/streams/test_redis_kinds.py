@@ -24,10 +24,10 @@ from tests.testing.redis_server import (
 )  # fmt: skip
 
 from tailrace.errors import ModelError, StreamExpired
-from tailrace.streams import Claim, Lease, LogStore
+from tailrace.streams import Lease, LogStore
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.testing import StoreLaw, store_laws
-from tailrace.types import ANONYMOUS
+from tailrace.types import ANONYMOUS, Claim
 
 Kind = Callable[[Path], AbstractContextManager[tuple[str, list[OwnRedis]]]]
 LEASE_S = 2.0

@@ -25,9 +25,9 @@ from tailrace.errors import (
     StreamExpired,
     UnknownStream,
 )
-from tailrace.streams import Claim, Ender, Reader
+from tailrace.streams import Ender, Reader
 from tailrace.streams.redis import RedisLogStore, open_redis
-from tailrace.types import ANONYMOUS, End, Failure, Usage
+from tailrace.types import ANONYMOUS, Claim, End, Failure, Usage
 
 
 @pytest.fixture

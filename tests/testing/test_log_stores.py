@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from tailrace.errors import SeqOutOfRange
-from tailrace.streams import Claim, Lease, LogStore, MemoryLogStore, Record, SqliteLogStore, StreamLog, open_sqlite
+from tailrace.streams import Lease, LogStore, MemoryLogStore, SqliteLogStore, StreamLog, open_sqlite
 from tailrace.streams.disk import DiskJournal
 from tailrace.testing import StoreLaw, check_log_store, store_laws
-from tailrace.types import ANONYMOUS, Event
+from tailrace.types import ANONYMOUS, Claim, Event, Record
 
 MakeStore = Callable[[Path], AbstractAsyncContextManager[LogStore]]
 

@@ -14,8 +14,7 @@ from tailrace.dialects.shapes import note
 from tailrace.errors import ContextLengthExceeded
 from tailrace.generation import Generator
 from tailrace.generation.served import NamedModel
-from tailrace.streams import Record
-from tailrace.types import NO_LIMIT, SHAPING, End, Failure, GenerateRequest, Sampling, Usage, new_stream_id
+from tailrace.types import NO_LIMIT, SHAPING, End, Failure, GenerateRequest, Record, Sampling, Usage, new_stream_id
 
 __all__ = ["fitted", "left_open", "overflow_answer", "shortened"]
 

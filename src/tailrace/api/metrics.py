@@ -15,8 +15,8 @@ from tailrace.api.vllm_metrics import VllmMetrics
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
 from tailrace.generation import Generator, Observer, Times
-from tailrace.streams import Record, StreamLog
-from tailrace.types import Arrival
+from tailrace.streams import StreamLog
+from tailrace.types import Arrival, Record
 
 __all__ = ["Metrics"]
 

@@ -60,8 +60,8 @@ from tailrace.http.stream_actions import StreamActions, id_header
 from tailrace.http.wires import ServedWires, is_meant
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.settings import Settings
-from tailrace.streams import Claim, StreamLog
-from tailrace.types import GenerateRequest
+from tailrace.streams import StreamLog
+from tailrace.types import Claim, GenerateRequest
 
 __all__ = ["Routes", "route"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.access.audit import AuditLog
 from tailrace.generation import Observer
-from tailrace.streams import Record
+from tailrace.types import Record
 
 __all__ = ["StreamAudit"]
 

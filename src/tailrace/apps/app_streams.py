@@ -35,8 +35,8 @@ from tailrace.serve.failures import Refusal
 from tailrace.serve.link import ChannelClosed, LinkLost
 from tailrace.serve.stream import StreamOffer, StreamPart
 from tailrace.settings import Settings
-from tailrace.streams import Ender, Lease, LogStore, Producer, Record
-from tailrace.types import End, Event, Failure, TextDelta, Usage, new_stream_id, parse_cursor
+from tailrace.streams import Ender, Lease, LogStore, Producer
+from tailrace.types import End, Event, Failure, Record, TextDelta, Usage, new_stream_id, parse_cursor
 
 __all__ = ["STORE_KIND", "AnswerBody", "AppStreams", "open_app_streams"]
 

@@ -43,9 +43,8 @@ from tailrace.generation.service import Service
 from tailrace.http.answers import STREAM_HEADERS, JsonAnswer, StreamAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.settings import Settings
-from tailrace.streams import Record
 from tailrace.transport.addresses import is_loopback
-from tailrace.types import Event, Released, TextDelta
+from tailrace.types import Event, Record, Released, TextDelta
 
 __all__ = ["TOKEN_HEADER", "DemoRoutes"]
 

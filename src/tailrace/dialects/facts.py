@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailrace.streams import Record
-from tailrace.types import GenerateRequest, Message, PromptProgress
+from tailrace.types import GenerateRequest, Message, PromptProgress, Record
 
 __all__ = ["ServerFacts", "StreamFacts", "TokenVocabulary", "capabilities_of"]
 

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tailrace.errors import PoisonRequest
-from tailrace.streams import Record
+from tailrace.types import Record
 
 __all__ = ["Blame", "Culprit"]
 

@@ -36,8 +36,18 @@ from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.schemas import PORTABLE
 from tailrace.schemas.answer_check import AnswerCheck
-from tailrace.streams import Claim, Lease, LogStore, Record, StreamLog
-from tailrace.types import NO_LIMIT, Allowance, GenerateRequest, Grammar, Sampling, means_any_model, new_stream_id
+from tailrace.streams import Lease, LogStore, StreamLog
+from tailrace.types import (
+    NO_LIMIT,
+    Allowance,
+    Claim,
+    GenerateRequest,
+    Grammar,
+    Record,
+    Sampling,
+    means_any_model,
+    new_stream_id,
+)
 
 __all__ = ["Generator", "Limits"]
 
@@ -185,7 +195,7 @@ class Generator:
             num_choices=num_choices,
             linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
             claim=claim,
-            **request.context(),
+            **request.kept(),
         )
         self._blame.check(record)
         is_slowed = self._blame.is_slowed(request.caller)

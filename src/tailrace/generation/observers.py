@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tailrace.errors import TailraceError
-from tailrace.streams import Record, StreamLog
-from tailrace.types import Allowance, Arrival, Spent
+from tailrace.streams import StreamLog
+from tailrace.types import Allowance, Arrival, Record, Spent
 
 __all__ = ["Meter", "Observer", "Observers", "Times"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 
 from tailrace.engines.interface import Prefill
-from tailrace.streams import Record
-from tailrace.types import PromptProgress
+from tailrace.types import PromptProgress, Record
 
 __all__ = ["PromptReading"]
 

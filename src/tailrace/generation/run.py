@@ -27,8 +27,8 @@ from tailrace.generation.observers import Observers, Times
 from tailrace.generation.prompt_progress import PromptReading
 from tailrace.generation.whole_answers import Pair, to_check
 from tailrace.schemas.answer_check import AnswerCheck
-from tailrace.streams import Lease, LogStore, Producer, Record, StreamLog
-from tailrace.types import Continuity, End, Failure, Status, TextDelta, Usage
+from tailrace.streams import Lease, LogStore, Producer, StreamLog
+from tailrace.types import Continuity, End, Failure, Record, Status, TextDelta, Usage
 
 __all__ = ["Run", "SequenceRunner"]
 

@@ -9,9 +9,8 @@ import msgspec
 from msgspec import structs
 
 from tailrace.schemas.answer_check import SchemasAsked
-from tailrace.streams import Record
 from tailrace.text.calls import WholeCall, WholeCallReader, parameters_of
-from tailrace.types import TextDelta
+from tailrace.types import Record, TextDelta
 
 __all__ = ["Pair", "to_check"]
 

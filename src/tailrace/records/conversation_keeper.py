@@ -18,8 +18,8 @@ from tailrace.conversations.turns import Spoken, read_turn
 from tailrace.errors import JournalDamaged, ModelError, StorageError, StreamError
 from tailrace.generation import Generator, Observer, Times
 from tailrace.records.threads import UNREACHABLE, DatabaseThreads
-from tailrace.streams import LogStore, Record, StreamLog
-from tailrace.types import TextDelta
+from tailrace.streams import LogStore, StreamLog
+from tailrace.types import Record, TextDelta
 
 if TYPE_CHECKING:
     from tailrace.records.conversation_store import ConversationStore

@@ -8,8 +8,8 @@ from sqlalchemy import delete, insert, select
 from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import kept_streams
-from tailrace.streams import Record, StreamLog
-from tailrace.types import Event, is_stream_id
+from tailrace.streams import StreamLog
+from tailrace.types import Event, Record, is_stream_id
 
 __all__ = ["KeptStreams"]
 

@@ -23,8 +23,8 @@ from tailrace.records.request_rows import RUNNING, RequestRow, row_of_refusal, r
 from tailrace.records.request_store import RequestStore
 from tailrace.records.spool import Spool
 from tailrace.records.threads import UNREACHABLE, DatabaseThreads
-from tailrace.streams import LogStore, Record, StreamLog
-from tailrace.types import Allowance, Arrival, End, Failure, Usage, new_stream_id
+from tailrace.streams import LogStore, StreamLog
+from tailrace.types import Allowance, Arrival, End, Failure, Record, Usage, new_stream_id
 
 __all__ = ["RequestLog"]
 

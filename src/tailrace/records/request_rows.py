@@ -9,8 +9,8 @@ import msgspec
 
 from tailrace.errors import TailraceError
 from tailrace.generation import Times
-from tailrace.streams import Record, StreamLog
-from tailrace.types import Arrival, Sampling, TextDelta
+from tailrace.streams import StreamLog
+from tailrace.types import Arrival, Record, Sampling, TextDelta
 
 __all__ = ["REFUSED", "RUNNING", "RequestRow", "row_of_refusal", "row_of_start", "row_with_end"]
 

@@ -8,13 +8,7 @@ are appended.
 from __future__ import annotations
 
 from tailrace.streams._rows import read_key
-from tailrace.streams.log import (
-    Claim,
-    Reader,
-    Record,
-    StreamLog,
-    Taken,
-)
+from tailrace.streams.log import Reader, StreamLog, Taken
 from tailrace.streams.log_store import Lease, LogStore, StoreState
 from tailrace.streams.memory_store import MemoryLogStore
 from tailrace.streams.producer import Ender, Producer
@@ -22,14 +16,12 @@ from tailrace.streams.sqlite_store import SqliteLogStore, open_sqlite
 from tailrace.streams.write_errors import WriteErrors
 
 __all__ = [
-    "Claim",
     "Ender",
     "Lease",
     "LogStore",
     "MemoryLogStore",
     "Producer",
     "Reader",
-    "Record",
     "SqliteLogStore",
     "StoreState",
     "StreamLog",

@@ -12,10 +12,10 @@ from typing import NamedTuple, Protocol
 
 from tailrace.durable.damage import missing_stream_error
 from tailrace.errors import IdempotencyConflict, JournalDamaged, StreamExpired
-from tailrace.streams.log import Claim, StreamLog
+from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.write_errors import WriteErrors
-from tailrace.types import ANONYMOUS, is_stream_id
+from tailrace.types import ANONYMOUS, Claim, is_stream_id
 
 __all__ = ["Archive", "Finished", "LocalLogStore", "StreamIndex"]
 

@@ -18,8 +18,7 @@ import msgspec
 
 from tailrace.durable.records import DurableRecord
 from tailrace.errors import JournalDamaged, ModelError
-from tailrace.streams.log import Record
-from tailrace.types import Event
+from tailrace.types import Event, Record
 
 __all__ = ["Rows", "checksum", "intact", "read_key"]
 

@@ -25,10 +25,10 @@ from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
 from tailrace.streams._wal import WriteAheadLog
-from tailrace.streams.log import Record, StreamLog, enqueue
+from tailrace.streams.log import StreamLog, enqueue
 from tailrace.streams.old_journals import LIFETIME_FACT
 from tailrace.streams.write_errors import WriteErrors
-from tailrace.types import Event
+from tailrace.types import Event, Record
 
 __all__ = ["DiskJournal"]
 

@@ -1,4 +1,4 @@
-"""One stream: the record of its request, its events, which are numbered from 1, and the readers that follow it."""
+"""One stream: its events, which are numbered from 1, and the readers that follow it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,12 @@ import time
 from collections.abc import Sequence
 from typing import TypeAlias, cast
 
-import msgspec
-
 from tailrace.errors import SeqOutOfRange, TailraceError
 from tailrace.streams.producer import Producer
-from tailrace.types import End, Event, Failure, Prompt, PromptProgress, Released, RequestContext, Sampling, TextDelta
+from tailrace.types import End, Event, Failure, PromptProgress, Record, Released, TextDelta
 
 __all__ = [
-    "Claim",
     "Reader",
-    "Record",
     "StreamLog",
     "Taken",
     "enqueue",
@@ -27,41 +23,6 @@ logger = logging.getLogger("tailrace.streams")
 
 _TAKE_EVENTS = 512  # so that a long replay neither blocks the event loop nor fills the buffer of a slow socket
 _EVENT_BYTES = 200  # memory of one event without its text (CPython 3.11, measured over 100,000 events)
-
-
-class Claim(msgspec.Struct, frozen=True, array_like=True):
-    """An Idempotency-Key and the fingerprint of its request."""
-
-    key: str
-    fingerprint: bytes
-
-
-class Record(RequestContext, frozen=True):
-    """The request of a stream: enough to show the stream on any wire, and to run it again. Written before a client gets
-    the stream's id. It has prompts and a caller only while the stream runs."""
-
-    stream_id: str
-    created_s: float  # since the epoch
-    model: str = ""
-    prompts: tuple[Prompt, ...] = ()
-    sampling: Sampling = Sampling()  # seed and max_tokens are set
-    num_prompt_tokens: int = 0
-    num_choices: int = 1
-    linger_s: float = 0.0  # how long it runs without a reader before it is cancelled
-    claim: Claim | None = None
-
-    @property
-    def seed(self) -> int:
-        return self.sampling.seed or 0
-
-    @property
-    def most_tokens(self) -> int:
-        """The most tokens that the stream can use, prompts and answers together."""
-        return self.num_prompt_tokens + self.num_choices * (self.sampling.max_tokens or 0)
-
-    def finished(self) -> Record:
-        """Return the record of the ended stream, without prompts and caller."""
-        return msgspec.structs.replace(self, prompts=(), caller="")
 
 
 class StreamLog:

@@ -13,9 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailrace.streams.log import Claim, Record, StreamLog
+from tailrace.streams.log import StreamLog
 from tailrace.streams.write_errors import WriteErrors
-from tailrace.types import Event
+from tailrace.types import Claim, Event, Record
 
 __all__ = ["Lease", "LogStore", "StoreState"]
 

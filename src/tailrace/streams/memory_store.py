@@ -8,10 +8,10 @@ from tailrace.durable.durable_store import DurableStore
 from tailrace.durable.durable_streams import DurableStreams, LocalDurableStreams
 from tailrace.errors import LeaseLost
 from tailrace.streams._index import LocalLogStore, StreamIndex
-from tailrace.streams.log import Record, StreamLog
+from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import Lease
 from tailrace.streams.write_errors import WriteErrors
-from tailrace.types import Event
+from tailrace.types import Event, Record
 
 __all__ = ["MemoryLogStore"]
 

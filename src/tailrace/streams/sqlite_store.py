@@ -13,9 +13,9 @@ from tailrace.durable.durable_streams import DurableStreams, LocalDurableStreams
 from tailrace.errors import LeaseLost
 from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.disk import DiskJournal
-from tailrace.streams.log import Record, StreamLog
+from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import Lease
-from tailrace.types import Event
+from tailrace.types import Event, Record
 
 __all__ = ["SqliteLogStore", "open_sqlite"]
 

@@ -11,9 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.errors import LeaseLost, TailraceError
-from tailrace.streams import Claim, Lease, LogStore, Producer, Reader, Record, StreamLog
+from tailrace.streams import Lease, LogStore, Producer, Reader, StreamLog
 from tailrace.testing._harness import under_law
-from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, Sampling, TextDelta, Usage, new_stream_id
+from tailrace.types import (
+    ANONYMOUS,
+    Claim,
+    End,
+    Event,
+    Failure,
+    Prompt,
+    Record,
+    Sampling,
+    TextDelta,
+    Usage,
+    new_stream_id,
+)
 
 __all__ = [
     "DONE",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tailrace.errors import IdempotencyConflict, SeqOutOfRange, StreamError, StreamExpired, UnknownStream
-from tailrace.streams import Claim, LogStore, Reader
+from tailrace.streams import LogStore, Reader
 from tailrace.testing._store_harness import DONE, StoreHarness, StoreLaw, delta, require
-from tailrace.types import ANONYMOUS
+from tailrace.types import ANONYMOUS, Claim
 
 __all__ = ["laws_of_one_server"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from tailrace.errors import ModelError, StreamExpired, UnknownStream
-from tailrace.streams import Claim, Lease, LogStore
+from tailrace.streams import Lease, LogStore
 from tailrace.testing._store_harness import DONE, StoreHarness, StoreLaw, delta, require
-from tailrace.types import ANONYMOUS
+from tailrace.types import ANONYMOUS, Claim
 
 __all__ = ["laws_of_the_next_server"]
 

@@ -8,10 +8,10 @@ import time
 import msgspec
 
 from tailrace.errors import ClaimTaken, IdempotencyConflict
-from tailrace.streams.log import Claim, Record
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._patience import CATCH_UP_S, RETRY_S
 from tailrace.streams.redis._scripts import CLAIM, RECALL
+from tailrace.types import Claim, Record
 
 __all__ = ["TAKEN", "Claims"]
 

@@ -10,12 +10,13 @@ from collections import OrderedDict, deque
 
 from tailrace.errors import StorageError
 from tailrace.streams._rows import Rows
-from tailrace.streams.log import Record, StreamLog
+from tailrace.streams.log import StreamLog
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._redis_keys import DAY_MS
 from tailrace.streams.redis._scripts import COMPACT, DELETE
+from tailrace.types import Record
 
 __all__ = ["FinishedStreams", "lifetimes_ms"]
 

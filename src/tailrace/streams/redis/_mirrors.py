@@ -10,14 +10,14 @@ from functools import partial
 
 from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams._rows import Rows
-from tailrace.streams.log import Record, StreamLog
+from tailrace.streams.log import StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._follower import Entries, Followers, KeyFollower
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirror import Mirror
 from tailrace.streams.redis._stored import Stored, load
-from tailrace.types import Event
+from tailrace.types import Event, Record
 
 __all__ = ["Mirrors"]
 

@@ -11,11 +11,10 @@ from typing import Any
 from tailrace.errors import JournalDamaged
 from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import MAX_RECOVERIES, TOO_MANY_RECOVERIES
-from tailrace.streams.log import Record
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._scripts import TAKE
-from tailrace.types import Event, Failure, Status
+from tailrace.types import Event, Failure, Record, Status
 
 __all__ = ["Orphan", "Orphans"]
 

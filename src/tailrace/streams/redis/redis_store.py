@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import end_of
-from tailrace.streams.log import Claim, Reader, Record, StreamLog
+from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.producer import Ender
 from tailrace.streams.redis._claims import TAKEN, Claims
@@ -31,7 +31,7 @@ from tailrace.streams.redis._orphans import Orphans
 from tailrace.streams.redis._patience import CLOSE_S
 from tailrace.streams.redis._writer import Writer
 from tailrace.streams.redis.durable import SharedDurableStreams
-from tailrace.types import Event, Failure, Status
+from tailrace.types import Claim, Event, Failure, Record, Status
 
 __all__ = ["RedisLogStore", "open_redis"]
 
