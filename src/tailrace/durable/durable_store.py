@@ -2,7 +2,7 @@
 
 `create`, `append` and `delete` check a change and make a record of it. The record goes to the journal; then `apply`
 changes the state. Nothing else changes the state, so replaying the journal restores it. The forms in which a server
-uses the streams are in `streams.py`.
+uses the streams are in `durable_streams.py`.
 
 All streams share one memory budget. It counts their bytes, and a fixed charge for every stream, append, message and
 producer, which limits the number of each. Expired streams are removed when a client requests them, or when room is
