@@ -34,8 +34,8 @@ DEFECTS = (
     Defect(
         "an opening without an answer stays, and nobody writes it",
         _STORE + "redis_store",
-        "                await self._openings.settle()\n                if self._openings.recalled:\n",
-        "                if self._openings.recalled:\n",
+        "                await self._openings.settle()\n                if self._own.recalled:\n",
+        "                if self._own.recalled:\n",
         seeds=1000,
     ),
     Defect(
@@ -103,8 +103,8 @@ DEFECTS = (
     Defect(
         "a server that lost its lease goes on",
         _STORE + "redis_store",
-        "        if log.producer is not None:\n            log.producer.lease_lost()\n",
-        "",
+        "        if self._own.lose(log) and log.producer is not None:\n            log.producer.lease_lost()\n",
+        "        self._own.lose(log)\n",
         seeds=100,
     ),
     # Opening, deleting, keys.

@@ -7,12 +7,12 @@ stream may be missing there, may lack its end, or nobody here may know of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 
 from tailrace.streams.log import StreamLog
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._openings import Openings
+from tailrace.streams.redis._own_streams import OwnStreams
 
 __all__ = ["Inventory"]
 
@@ -20,45 +20,42 @@ _AT_ONCE = 32  # streams that are stored again at the same time
 
 
 class Inventory:
-    """`store` stores a stream that Redis has lost, or its last events. `running` are the streams that this server
-    writes."""
+    """`store` stores a stream that Redis has lost, or its last events."""
 
     def __init__(
         self,
         members: Members,
-        openings: Openings,
         finished: FinishedStreams,
+        own: OwnStreams,
         *,
-        running: Mapping[str, StreamLog],
         store: Callable[[StreamLog], Awaitable[object]],
     ) -> None:
         self.is_due = False  # Redis may have lost something
         self._members = members
-        self._openings = openings
         self._finished = finished
-        self._running = running
+        self._own = own
         self._store = store
         self._unknown: frozenset[str] = frozenset()  # at the last comparison
 
     async def take(self) -> None:
         """Compare, if it is due or the numbers differ. Raises: StorageError."""
-        num_known = len(self._running) + self._finished.num_to_compact
+        num_known = len(self._own) + self._finished.num_to_compact
         if not self.is_due and await self._members.num_streams(self._members.epoch) == num_known:
             return
         self.is_due = False
         listed = frozenset(await self._members.streams(self._members.epoch))
-        await self._store_again([log for log in self._running.values() if log.stream_id not in listed])
-        unknown = listed.difference(self._running, self._finished.to_compact, self._openings.pending)
+        await self._store_again([owned.log for owned in self._own if owned.log.stream_id not in listed])
+        unknown = frozenset(one for one in listed - self._finished.to_compact if one not in self._own)
         for stream_id in sorted(unknown & self._unknown):  # others may have begun in this moment
             log = self._finished.cached(stream_id)
             if log is not None and log.end is not None:
                 self._finished.compact(log)
             else:
-                self._openings.fail(stream_id)
+                self._own.doubt(stream_id)
         self._unknown = unknown
 
     async def _store_again(self, logs: list[StreamLog]) -> None:
         """Store streams that Redis has lost; it would show only with their next events."""
         for start in range(0, len(logs), _AT_ONCE):
-            some = [log for log in logs[start : start + _AT_ONCE] if self._running.get(log.stream_id) is log]
+            some = [log for log in logs[start : start + _AT_ONCE] if self._own.owns(log)]
             await asyncio.gather(*map(self._store, some))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from tailrace.errors import StorageError, StreamExpired, UnknownStream
 from tailrace.streams._rows import Rows
@@ -13,6 +13,7 @@ from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._mirrors import Mirrors
+from tailrace.streams.redis._own_streams import OwnStreams
 from tailrace.streams.redis._patience import CATCH_UP_S
 from tailrace.streams.redis._stored import Gone, Stored, load
 from tailrace.types import Event
@@ -21,8 +22,8 @@ __all__ = ["Lookup"]
 
 
 class Lookup:
-    """Looks in the memory of this server first, then in Redis. `running` are the streams that this server writes, and
-    `queued` returns their events that are not committed yet."""
+    """Looks in the memory of this server first, then in Redis. `queued` returns the events of a stream of this server
+    that are not committed yet."""
 
     def __init__(
         self,
@@ -30,8 +31,8 @@ class Lookup:
         rows: Rows,
         finished: FinishedStreams,
         mirrors: Mirrors,
+        own: OwnStreams,
         *,
-        running: Mapping[str, StreamLog],
         queued: Callable[[StreamLog], Sequence[Event]],
     ) -> None:
         self._connection = connection
@@ -39,7 +40,7 @@ class Lookup:
         self._rows = rows
         self._finished = finished
         self._mirrors = mirrors
-        self._running = running
+        self._own = own
         self._queued = queued
 
     async def find(self, owner: str, stream_id: str) -> StreamLog:
@@ -64,7 +65,7 @@ class Lookup:
     async def catch_up(self, log: StreamLog, after: int) -> None:
         """Wait for events that another server has shown already, and of which this one has not heard yet. Raises:
         StorageError, also if it does not hear of them in time."""
-        if self._running.get(log.stream_id) is not log:
+        if not self._own.owns(log):
             await self._mirrors.catch_up(log)
             return
         known = min(after, log.last_seq + len(self._queued(log)))
@@ -79,8 +80,8 @@ class Lookup:
 
     def _log_of_another_task(self, stream_id: str) -> StreamLog | None:
         """Return the log that another task made while this one waited for its own answer."""
-        mirror = self._mirrors.get(stream_id)
-        return self._running.get(stream_id) or (mirror.log if mirror is not None else self._finished.cached(stream_id))
+        found = self._own.get(stream_id) or self._mirrors.get(stream_id)
+        return found.log if found is not None else self._finished.cached(stream_id)
 
     async def _follow(self, stream_id: str, stored: Stored) -> StreamLog:
         """Return the log of a stored stream; follow the stream if it has not ended."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Container, Mapping
+from collections.abc import Container
 
 from tailrace.errors import StorageError
-from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._follower import Entries
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._mirror import Message, Mirror
+from tailrace.streams.redis._own_streams import OwnStreams
 from tailrace.streams.redis._patience import RETRY_S
 from tailrace.streams.redis._redis_keys import DAY_MS
 from tailrace.streams.redis._scripts import STOP
@@ -21,16 +21,14 @@ __all__ = ["Messages"]
 
 
 class Messages:
-    """Sends messages to the servers that write streams, and carries out theirs on `running`, the streams of this
-    server."""
+    """Sends messages to the servers that write streams, and does what theirs say with the streams of this server."""
 
-    def __init__(self, connection: Connection, members: Members, *, running: Mapping[str, StreamLog]) -> None:
+    def __init__(self, connection: Connection, members: Members, own: OwnStreams) -> None:
         self._connection = connection
         self._members = members
-        self._running = running
+        self._own = own
         self._outbox: OrderedDict[tuple[Mirror, bool], Message] = OrderedDict()  # by mirror and whether it is a stop
         self._is_due = asyncio.Event()
-        self._remote_readers: dict[str, dict[int, Reader]] = {}  # by stream and epoch of the reading server
 
     # Messages of this server
 
@@ -84,38 +82,18 @@ class Messages:
             if message[b"kind"] == b"wake":
                 continue
             stream_id, reading_epoch = message[b"stream"].decode(), int(message[b"from"])
-            log = self._running.get(stream_id)
-            if log is None:
+            owned = self._own.get(stream_id)
+            if owned is None:
                 continue
             match message[b"kind"]:
                 case b"stop":
-                    log.cancel()
+                    owned.log.cancel()
                 case b"join":
-                    self.join(log, reading_epoch)
+                    owned.join(reading_epoch)
                 case b"leave":
-                    self._leave(log, reading_epoch)
-
-    def join(self, log: StreamLog, reading_epoch: int) -> None:
-        """A stream of this server has a reader on another server."""
-        readers = self._remote_readers.setdefault(log.stream_id, {})
-        if reading_epoch not in readers:
-            readers[reading_epoch] = Reader(log, log.last_seq).__enter__()
-
-    def _leave(self, log: StreamLog, reading_epoch: int) -> None:
-        readers = self._remote_readers.get(log.stream_id, {})
-        if reading_epoch in readers:
-            readers.pop(reading_epoch).__exit__()
+                    owned.leave([reading_epoch])
 
     def keep_readers(self, alive: Container[int]) -> None:
         """Drop the readers on servers that are gone."""
-        for readers in list(self._remote_readers.values()):
-            for epoch in [epoch for epoch in readers if epoch not in alive]:
-                readers.pop(epoch).__exit__()
-
-    def drop_readers(self, stream_id: str) -> None:
-        for reader in self._remote_readers.pop(stream_id, {}).values():
-            reader.__exit__()
-
-    def forget_readers(self, stream_id: str) -> None:
-        """Another server writes the stream now, and has its readers."""
-        self._remote_readers.pop(stream_id, None)
+        for owned in self._own:
+            owned.leave([epoch for epoch in owned.remote_readers if epoch not in alive])

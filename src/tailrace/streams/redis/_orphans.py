@@ -13,6 +13,7 @@ from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import MAX_RECOVERIES, TOO_MANY_RECOVERIES
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
+from tailrace.streams.redis._own_streams import OwnStreams
 from tailrace.streams.redis._scripts import TAKE
 from tailrace.types import Event, Failure, Record, Status
 
@@ -27,10 +28,11 @@ _STOPPED = Failure("cancelled", "The stream was stopped.")
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A stream that this server writes now, as the server of this epoch. `end` is how it must end at once, if it cannot
-    go on. One that has its terminal event is only to be tidied up."""
+    """A stream that this server writes now, as the server of this epoch, and that it took from the server of another.
+    `end` is how it must end at once, if it cannot go on. One that has its terminal event is only to be tidied up."""
 
     epoch: int
+    former_epoch: int
     record: Record
     events: list[Event]
     end: tuple[Status, Failure] | None = None
@@ -44,26 +46,23 @@ class Orphans:
         connection: Connection,
         members: Members,
         rows: Rows,
+        own: OwnStreams,
         *,
         retention_s: float,
-        running: Container[str],
-        recalled: dict[str, int],
     ) -> None:
         self._connection = connection
         self._keys = connection.keys
         self._members = members
         self._rows = rows
         self._retention_s = retention_s
-        self._running = running  # streams that this server writes already
-        self._recalled = recalled  # `Openings.recalled`
-        self._taken_from: dict[str, int] = {}  # epochs of the servers that had them, by stream
+        self._own = own
 
     async def take(self, models: Container[str] | None) -> AsyncIterator[Orphan]:
         """Take streams of these models, or of all. Raises: StorageError."""
-        for stream_id in list(self._recalled):
+        for stream_id in list(self._own.recalled):
             for orphan in await self._take_some(self._members.epoch, [stream_id]):
                 yield orphan
-            self._recalled.pop(stream_id, None)
+            self._own.forget_recalled(stream_id)
         await self._members.find_dead()
         ask, client = self._connection.ask, self._connection.client
         for epoch in sorted(self._members.dead):
@@ -90,12 +89,10 @@ class Orphans:
         # Also those that this server writes already: a failover may have lost that it took them.
         answers = await asyncio.gather(*(self._take(epoch, own, one) for one in stream_ids))
         taken = [
-            self._read(own, stream_id, *answer)
+            self._read(own, epoch, stream_id, *answer)
             for stream_id, answer in zip(stream_ids, answers, strict=True)
-            if answer is not None and stream_id not in self._running
+            if answer is not None and self._own.get(stream_id) is None
         ]
-        self._taken_from = {one: former for one, former in self._taken_from.items() if one in self._running}
-        self._taken_from |= {orphan.record.stream_id: epoch for orphan in taken if orphan is not None}
         return [orphan for orphan in taken if orphan is not None]
 
     async def _take(self, epoch: int, own: int, stream_id: str) -> Sequence[Any] | None:
@@ -108,7 +105,8 @@ class Orphans:
     async def take_again(self, stream_id: str) -> bool:
         """Take a stream that this server writes from the server that had it before, or list the server that has it.
         Return whether this one has it. Raises: StorageError."""
-        epoch = self._taken_from.get(stream_id)
+        owned = self._own.get(stream_id)
+        epoch = owned.former_epoch if owned is not None else None
         if epoch is not None and await self._take(epoch, self._members.epoch, stream_id) is not None:
             return True
         writer = await self._connection.ask(self._connection.client.hget(self._keys.stream(stream_id), "epoch"))
@@ -117,7 +115,7 @@ class Orphans:
         return False
 
     def _read(
-        self, own: int, stream_id: str, record_row: bytes, rows: Sequence[bytes], takes: int, stop: bytes
+        self, own: int, former: int, stream_id: str, record_row: bytes, rows: Sequence[bytes], takes: int, stop: bytes
     ) -> Orphan | None:
         """Decode a stream that was taken; None if it cannot even be ended."""
         try:
@@ -131,12 +129,12 @@ class Orphans:
                 events += self._rows.read_events(stream_id, row)
         except JournalDamaged:
             logger.error("stream %s was damaged and ends before the damage", stream_id)
-            return Orphan(own, record, events, ("error", _DAMAGED))
+            return Orphan(own, former, record, events, ("error", _DAMAGED))
         if stop == b"1" and takes:
-            return Orphan(own, record, events, ("cancelled", _STOPPED))
+            return Orphan(own, former, record, events, ("cancelled", _STOPPED))
         if takes > MAX_RECOVERIES:
-            return Orphan(own, record, events, ("interrupted", TOO_MANY_RECOVERIES))
-        return Orphan(own, record, events)
+            return Orphan(own, former, record, events, ("interrupted", TOO_MANY_RECOVERIES))
+        return Orphan(own, former, record, events)
 
 
 def _is_ours(model: bytes | None, models: Container[str]) -> bool:

@@ -28,6 +28,7 @@ from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirrors import Mirrors
 from tailrace.streams.redis._openings import Openings
 from tailrace.streams.redis._orphans import Orphans
+from tailrace.streams.redis._own_streams import OwnStreams
 from tailrace.streams.redis._patience import CLOSE_S
 from tailrace.streams.redis._writer import Writer
 from tailrace.streams.redis.durable import SharedDurableStreams
@@ -58,7 +59,7 @@ class RedisLogStore:
         self._connection = connection
         self._rows = rows
         self._lease_s = lease_s
-        self._running: dict[str, StreamLog] = {}  # that this server writes
+        self._own = OwnStreams()
         self._members = Members(connection, lease_s=lease_s)
         self._claims = Claims(connection)
         self._writer = Writer(
@@ -81,26 +82,15 @@ class RedisLogStore:
             budget_bytes=budget_bytes,
             keeps=keeps_finished,
         )
-        self._messages = Messages(connection, self._members, running=self._running)
+        self._messages = Messages(connection, self._members, self._own)
         self._followers = Followers(connection)
         self._mirrors = Mirrors(
             connection, self._followers, self._members, rows, self._messages, on_end=self._finished.cache
         )
-        self._lookup = Lookup(
-            connection, rows, self._finished, self._mirrors, running=self._running, queued=self._writer.queued
-        )
-        self._openings = Openings(connection, self._members, running=self._running)
-        self._orphans = Orphans(
-            connection,
-            self._members,
-            rows,
-            retention_s=retention_s,
-            running=self._running,
-            recalled=self._openings.recalled,
-        )
-        self._inventory = Inventory(
-            self._members, self._openings, self._finished, running=self._running, store=self._store
-        )
+        self._lookup = Lookup(connection, rows, self._finished, self._mirrors, self._own, queued=self._writer.queued)
+        self._openings = Openings(connection, self._members, self._own)
+        self._orphans = Orphans(connection, self._members, rows, self._own, retention_s=retention_s)
+        self._inventory = Inventory(self._members, self._finished, self._own, store=self._store)
         self._durable = SharedDurableStreams(connection, rows, give_up_after_s=give_up_after_s)
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
@@ -115,7 +105,7 @@ class RedisLogStore:
 
     @property
     def num_streams(self) -> int:
-        return len(self._running) + len(self._finished)
+        return len(self._own) + len(self._finished)
 
     @property
     def state(self) -> StoreState:
@@ -139,21 +129,21 @@ class RedisLogStore:
                 await self._claims.take(record, record.claim)
             has_claim = await self._store(log)
         except ClaimTaken:
-            self._openings.end(record.stream_id)
+            self._own.refuse(record.stream_id)
             raise
         except BaseException as error:
-            self._openings.fail(record.stream_id)
+            self._own.doubt(record.stream_id)
             if isinstance(error, StorageError):
                 self._writer.failed(error)
             raise
         if not has_claim:  # it was stored so late that another server has begun a stream with the key
-            self._openings.fail(record.stream_id)
+            self._own.doubt(record.stream_id)
             raise ClaimTaken(TAKEN)
-        self._openings.end(record.stream_id)
         if epoch != self.epoch:  # the others take it over
+            self._own.refuse(record.stream_id)
             self._members.list_former_epoch(epoch)
             raise StorageError("Other servers took the streams of this server over.")
-        self._running[log.stream_id] = log
+        self._own.own(log)
         return Lease(log, epoch)
 
     async def _store(self, log: StreamLog) -> bool:
@@ -168,7 +158,7 @@ class RedisLogStore:
             raise LeaseLost("Another server writes this stream now.")
         if log.end is not None:
             return
-        if self._running.get(log.stream_id) is not log:
+        if not self._own.owns(log):
             raise LeaseLost("Another server writes this stream now.")
         self._writer.append(log, events)
 
@@ -180,10 +170,8 @@ class RedisLogStore:
 
     def end(self, lease: Lease) -> None:
         log = lease.log
-        if self._running.pop(log.stream_id, None) is None:
-            return
-        self._messages.drop_readers(log.stream_id)
-        self._finished.add(log)
+        if self._own.end(log):
+            self._finished.add(log)
 
     async def _on_other_writer(self, log: StreamLog) -> None:
         """Redis says that another server writes this stream. A failover may have lost that it was taken over. Raises:
@@ -194,10 +182,7 @@ class RedisLogStore:
     def _on_lease_lost(self, log: StreamLog) -> None:
         """Another server writes this stream now: whoever produces it here stops, and its readers leave."""
         self._writer.drop(log)
-        if self._running.pop(log.stream_id, None) is None:
-            return
-        self._messages.forget_readers(log.stream_id)
-        if log.producer is not None:
+        if self._own.lose(log) and log.producer is not None:
             log.producer.lease_lost()
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
@@ -208,14 +193,15 @@ class RedisLogStore:
             log = await self.read(owner, stream_id)
         except StreamError:
             return None
-        if log.end is not None or stream_id in self._running or await self._claims.recall(stream_id, self.epoch):
+        if log.end is not None or self._own.owns(log) or await self._claims.recall(stream_id, self.epoch):
             return log
         return None
 
     # Reading
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
-        log = self._running.get(stream_id) or await self._lookup.find(owner, stream_id)
+        owned = self._own.get(stream_id)
+        log = owned.log if owned is not None else await self._lookup.find(owner, stream_id)
         if log.record.owner != owner:
             raise UnknownStream("There is no such stream.")
         if after > log.last_seq:
@@ -231,7 +217,7 @@ class RedisLogStore:
         log = await self.read(owner, stream_id)
         if log.end is not None:
             return log
-        if self._running.get(stream_id) is log:
+        if self._own.owns(log):
             log.stop()
         else:
             await self._messages.stop(stream_id)
@@ -287,9 +273,7 @@ class RedisLogStore:
                     if lease.log.end is not None:
                         self._finished.add(lease.log)
                         continue
-                    self._running[lease.stream_id] = lease.log
-                    if lease.stream_id in self._openings.recalled:
-                        self._messages.join(lease.log, self._openings.recalled[lease.stream_id])
+                    self._own.own(lease.log, orphan.former_epoch)
                     if orphan.end is None:
                         leases.append(lease)
                     else:
@@ -340,8 +324,8 @@ class RedisLogStore:
         self._follow_inboxes()
 
     def _release_all_streams(self) -> None:
-        for log in list(self._running.values()):
-            self._on_lease_lost(log)
+        for owned in self._own:
+            self._on_lease_lost(owned.log)
         self._mirrors.give_up_all()
 
     def _on_tick(self) -> None:
@@ -360,7 +344,7 @@ class RedisLogStore:
             self._is_due.clear()
             with contextlib.suppress(StorageError):
                 await self._openings.settle()
-                if self._openings.recalled:
+                if self._own.recalled:
                     self._orphaned.set()
                 if not self._taking_over.locked():
                     await self._inventory.take()
