@@ -124,6 +124,25 @@ async def test_the_writer_knows_of_readers_on_a_server_that_redis_had_forgotten(
             await wait_until(lambda: writer.heard[-1] == "read")
 
 
+async def test_a_server_that_is_behind_does_not_show_a_deleted_stream(prefix: str) -> None:
+    """It has not heard of the end yet, and will not: the events are gone."""
+    async with (
+        server(prefix) as one,
+        slow(f"{shared_url()}?prefix={prefix}", 0.05) as url,
+        open_redis(url, lease_s=LEASE_S) as other,
+    ):
+        writer = await begin(one, delta(1))
+        stream_id = writer.lease.stream_id
+        log = await other.read(ANONYMOUS, stream_id)
+        writer.write(DONE)
+        await seen(writer.lease.log, 2)
+        await one.delete(ANONYMOUS, stream_id)
+        with pytest.raises(StreamExpired):
+            await other.read(ANONYMOUS, stream_id)
+        assert log.end is not None or log.released is not None
+    delete_keys(prefix)
+
+
 async def test_a_server_that_follows_many_streams_keeps_its_lease(prefix: str) -> None:
     """Looking after them takes longer than the lease lasts if Redis is far away and they are looked after in turn."""
     async with (

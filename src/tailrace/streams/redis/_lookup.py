@@ -48,7 +48,7 @@ class Lookup:
 
         Raises: UnknownStream, StreamExpired, StorageError, JournalDamaged.
         """
-        mirror = self._mirrors.get(stream_id)
+        mirror = await self._mirrors.find(stream_id)
         if mirror is not None:
             mirror.unread_since_s = time.monotonic()
             return mirror.log

@@ -53,6 +53,25 @@ class Mirrors:
     def get(self, stream_id: str) -> Mirror | None:
         return self._mirrors.get(stream_id)
 
+    async def find(self, stream_id: str) -> Mirror | None:
+        """Return the mirror of a stream. If another server has deleted the stream, the mirror is given up.
+
+        Raises: StorageError.
+        """
+        mirror = self.get(stream_id)
+        if mirror is None or not await self._is_deleted(stream_id):
+            return mirror if mirror is self.get(stream_id) else None
+        if mirror is self.get(stream_id):
+            self._give_up(mirror, StorageError("This stream is no longer kept."))
+        return None
+
+    async def _is_deleted(self, stream_id: str) -> bool:
+        """Raises: StorageError."""
+        ask, client = self._connection.ask, self._connection.client
+        if await ask(client.exists(self._keys.stream(stream_id))):
+            return False
+        return bool(await ask(client.exists(self._keys.gone(stream_id))))
+
     async def follow(self, log: StreamLog, epoch: int) -> None:
         """Follow a stream that the server of this epoch writes. Raises: StorageError."""
         mirror = Mirror(log, epoch, self._rows, ask=self._messages.ask, on_end=self._ended)
