@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tailrace.errors import ClaimTaken
 from tailrace.streams import Record, StreamLog
-from tailrace.streams.redis._own_streams import OwnStreams
+from tailrace.streams.redis.own_streams import OwnStreams
 
 _NAMES = ("a", "b")
 _LOGS = {name: [StreamLog(Record(name, 0.0)) for _ in range(2)] for name in _NAMES}  # an earlier one, and a later one

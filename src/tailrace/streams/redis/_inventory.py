@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from tailrace.streams.log import StreamLog
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._own_streams import OwnStreams
+from tailrace.streams.redis.own_streams import OwnStreams
 
 __all__ = ["Inventory"]
 

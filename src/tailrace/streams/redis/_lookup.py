@@ -13,9 +13,9 @@ from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._mirrors import Mirrors
-from tailrace.streams.redis._own_streams import OwnStreams
 from tailrace.streams.redis._patience import CATCH_UP_S
 from tailrace.streams.redis._stored import Gone, Stored, load
+from tailrace.streams.redis.own_streams import OwnStreams
 from tailrace.types import Event
 
 __all__ = ["Lookup"]

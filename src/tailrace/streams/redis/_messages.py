@@ -12,10 +12,10 @@ from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._follower import Entries
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._mirror import Message, Mirror
-from tailrace.streams.redis._own_streams import OwnStreams
 from tailrace.streams.redis._patience import RETRY_S
 from tailrace.streams.redis._redis_keys import DAY_MS
 from tailrace.streams.redis._scripts import STOP
+from tailrace.streams.redis.own_streams import OwnStreams
 
 __all__ = ["Messages"]
 

@@ -6,9 +6,9 @@ import asyncio
 
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._own_streams import OwnStreams
 from tailrace.streams.redis._redis_keys import DAY_MS
 from tailrace.streams.redis._scripts import DELETE_UNANSWERED
+from tailrace.streams.redis.own_streams import OwnStreams
 
 __all__ = ["Openings"]
 

@@ -13,8 +13,8 @@ from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import MAX_RECOVERIES, TOO_MANY_RECOVERIES
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._own_streams import OwnStreams
 from tailrace.streams.redis._scripts import TAKE
+from tailrace.streams.redis.own_streams import OwnStreams
 from tailrace.types import Event, Failure, Record, Status
 
 __all__ = ["Orphan", "Orphans"]

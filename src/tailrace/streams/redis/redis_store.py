@@ -28,10 +28,10 @@ from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirrors import Mirrors
 from tailrace.streams.redis._openings import Openings
 from tailrace.streams.redis._orphans import Orphans
-from tailrace.streams.redis._own_streams import OwnStreams
 from tailrace.streams.redis._patience import CLOSE_S
 from tailrace.streams.redis._writer import Writer
 from tailrace.streams.redis.durable import SharedDurableStreams
+from tailrace.streams.redis.own_streams import OwnStreams
 from tailrace.types import Claim, Event, Failure, Record, Status
 
 __all__ = ["RedisLogStore", "open_redis"]
