@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import ClaimTaken
-from tailrace.streams import Record, StreamLog
+from tailrace.streams import StreamLog
 from tailrace.streams.redis.own_streams import OwnStreams
+from tailrace.types import Record
 
 _NAMES = ("a", "b")
 _LOGS = {name: [StreamLog(Record(name, 0.0)) for _ in range(2)] for name in _NAMES}  # an earlier one, and a later one
