@@ -103,8 +103,8 @@ DEFECTS = (
     Defect(
         "a server that lost its lease goes on",
         _STORE + "redis_store",
-        "        if self._own.lose(log) and log.producer is not None:\n            log.producer.lease_lost()\n",
-        "        self._own.lose(log)\n",
+        "        if self._own.drop(log) and log.producer is not None:\n            log.producer.lease_lost()\n",
+        "        self._own.drop(log)\n",
         seeds=100,
     ),
     # Opening, deleting, keys.

@@ -13,7 +13,7 @@ from tailrace.types import Record
 
 _NAMES = ("a", "b")
 _LOGS = {name: [StreamLog(Record(name, 0.0)) for _ in range(2)] for name in _NAMES}  # an earlier one, and a later one
-_STEPS = ("begin", "refuse", "doubt", "settle", "recall", "forget", "own", "end", "lose")
+_STEPS = ("begin", "refuse", "doubt", "settle", "recall", "forget", "own", "end", "drop")
 
 
 def _state(own: OwnStreams, name: str) -> str:
@@ -41,7 +41,7 @@ _NEXT = {
     "forget": {"recalled": "none"},
     "own": {"none": "owned", "opening": "owned", "unanswered": "owned", "recalled": "owned", "owned": "owned"},
     "end": {"owned": "none"},
-    "lose": {"owned": "none"},
+    "drop": {"owned": "none"},
 }
 
 
@@ -53,7 +53,7 @@ def _do(own: OwnStreams, step: str, name: str, log: StreamLog) -> None:
             own.settle(name, recalled_by=7)
         case "forget":
             own.forget_recalled(name)
-        case "own" | "end" | "lose":
+        case "own" | "end" | "drop":
             getattr(own, step)(log)
         case _:
             getattr(own, step)(name)
@@ -64,7 +64,7 @@ def test_transitions(steps: list[tuple[str, str, int]]) -> None:
     own, owned = OwnStreams(), dict.fromkeys(_NAMES, -1)
     for step, name, number in steps:
         before, other = _state(own, name), _state(own, "b" if name == "a" else "a")
-        is_other_log = step in ("end", "lose") and owned[name] != number
+        is_other_log = step in ("end", "drop") and owned[name] != number
         if step == "begin" and before in ("recalled", "owned"):
             with pytest.raises(ClaimTaken):
                 own.begin(name)

@@ -136,6 +136,6 @@ class OwnStreams:
         owned.leave(list(owned.remote_readers))
         return True
 
-    def lose(self, log: StreamLog) -> bool:
+    def drop(self, log: StreamLog) -> bool:
         """owned → none: another server writes it, and has its readers. Returns whether it was owned."""
         return self.owns(log) and self._owned.pop(log.stream_id) is not None

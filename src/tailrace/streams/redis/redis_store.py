@@ -182,7 +182,7 @@ class RedisLogStore:
     def _on_lease_lost(self, log: StreamLog) -> None:
         """Another server writes this stream now: whoever produces it here stops, and its readers leave."""
         self._writer.drop(log)
-        if self._own.lose(log) and log.producer is not None:
+        if self._own.drop(log) and log.producer is not None:
             log.producer.lease_lost()
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
