@@ -107,13 +107,13 @@ def main(folder: str, *, is_verbose: bool) -> None:
             continue
         encoder = ChatEncoder(ByteTokenizer(), template)
         shows_calls = encoder._forms.arguments != "none"
-        how = "takes no tools" if not encoder.describes_tools else "unknown"
+        how = "takes no tools" if not encoder.facts.describes_tools else "unknown"
         if encoder.calls is not None:
             how = f"{encoder.calls.name} ({'read back' if shows_calls else 'by its markers'})"
         formats[how] += 1
         for name, messages in CHATS.items():
             tools = _TOOLS if name in _WITH_TOOLS and template.takes_tools else []
-            if name in _WITH_TOOLS and not encoder.describes_tools:
+            if name in _WITH_TOOLS and not encoder.facts.describes_tools:
                 continue
             own = attempt(partial(ours, encoder, messages, tools))
             other = attempt(partial(theirs, source, messages, tools))

@@ -14,7 +14,7 @@ from tailrace.dialects.native import parse as parse_native
 from tailrace.dialects.wire import Following, Reply
 from tailrace.engines.scripted.engine import tokenizer_json
 from tailrace.errors import UnknownStream
-from tailrace.text import Tokenizer
+from tailrace.text import ChatFacts, Tokenizer
 from tailrace.types import Event, GenerateRequest, Message, Sampling
 from tailrace_plugins.articles import plain
 
@@ -56,7 +56,6 @@ class FakeServer:
     parameters: frozenset[str] = EVERYTHING
     reports_progress: bool = True
     can_chat: bool = True
-    context_tokens: int = 4096
     default_max_tokens: int = 1024
     max_total_tokens: int = 4096
     max_requests: int = 128
@@ -67,6 +66,28 @@ class FakeServer:
     splits_reasoning: bool = True
     takes_reasoning: bool = True
     template_values: frozenset[str] = frozenset({"enable_thinking", "reasoning_effort"})
+
+    @property
+    def chat(self) -> ChatFacts:
+        return ChatFacts(
+            self.can_chat,
+            self.tool_format,
+            self.describes_tools,
+            self.splits_reasoning,
+            self.takes_reasoning,
+            self.template_values,
+        )
+
+    @property
+    def generator(self) -> FakeServer:
+        return self
+
+    @property
+    def prompts(self) -> FakeServer:
+        return self
+
+    def limit_tokens(self) -> int:
+        return self.max_total_tokens
 
     def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
         raise UnknownStream("There is no such stream.")

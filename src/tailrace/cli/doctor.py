@@ -260,7 +260,7 @@ def chat_lines(source: Source | None) -> Iterator[str]:
     tools = "no: its chat template takes no tools"
     if chat.calls is not None:
         tools = f"yes, with calls in the format {chat.calls.name}"
-    elif chat.describes_tools:
+    elif chat.facts.describes_tools:
         tools = "no: the format of its calls is not known; choose one with --tool-format"
     yield f"  tools      {tools}"
     reasoning = "not separated" if chat.reasoning is None else f"separated at {chat.reasoning.closes[0]}"

@@ -65,13 +65,13 @@ def no_embeddings(path: str) -> Operation:
 
 
 def show_live(request: ParsedRequest) -> Reply:
-    is_live = request.server.is_live
+    is_live = request.server.generator.is_live
     return Reply(to_json({"live": is_live}), 200 if is_live else 503)
 
 
 def readiness(server: ServerFacts, fields: JsonBody) -> Reply:
     """Answer with these fields; the status says whether requests are accepted."""
-    return Reply(to_json(fields)) if server.is_ready else Reply(to_json(fields), 503, retry_after_s=1.0)
+    return Reply(to_json(fields)) if server.generator.is_ready else Reply(to_json(fields), 503, retry_after_s=1.0)
 
 
 def logprobs_json(vocabulary: TokenVocabulary, delta: TextDelta) -> list[JsonBody]:

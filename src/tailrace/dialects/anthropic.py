@@ -138,7 +138,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
         stop=stops(fields.stop_sequences, name="stop_sequences"),
     )
     thinking = fields.thinking
-    if isinstance(thinking, ThinkingEnabled) and request.server.splits_reasoning:  # else `thinking` is named
+    if isinstance(thinking, ThinkingEnabled) and request.server.chat.splits_reasoning:  # else `thinking` is named
         most = reasoning_budget(thinking.budget_tokens, request.server, notes, "thinking.budget_tokens")
         sampling = replace(sampling, max_reasoning_tokens=most)
     calls = tools.calls(single=is_single)
@@ -154,7 +154,7 @@ def count_tokens(request: ParsedRequest) -> Reply:
     fields, unused = read_known(request.body, CountBody, _UNUSED_IN_COUNTS)
     notes = list(unused)
     generate, _ = _prompt(fields, request.server, notes)
-    return Reply(to_json({"input_tokens": request.server.count_tokens(generate)}), ignored=tuple(notes))
+    return Reply(to_json({"input_tokens": request.server.generator.count_tokens(generate)}), ignored=tuple(notes))
 
 
 def _prompt(fields: CountBody, server: ServerFacts, notes: list[str]) -> tuple[GenerateRequest, ChosenTools]:
@@ -224,9 +224,9 @@ def _thinking(fields: CountBody, server: ServerFacts, notes: list[str]) -> Templ
         case ThinkingAdaptive():
             return values
         case ThinkingEnabled():
-            if not server.splits_reasoning:
+            if not server.chat.splits_reasoning:
                 notes.append("thinking")
-            return values | (switch_values(server, on=True) if server.splits_reasoning else {})
+            return values | (switch_values(server, on=True) if server.chat.splits_reasoning else {})
     return values | switch_values(server, on=False)
 
 
@@ -279,7 +279,7 @@ def _model(server: ServerFacts) -> JsonBody:
         "display_name": server.model,
         "created_at": time_of(server.started_s),
         "lifecycle": "active",
-        "max_input_tokens": server.max_total_tokens,
+        "max_input_tokens": server.generator.limit_tokens(),
     }
 
 

@@ -21,7 +21,7 @@ def bare_sampling(server: ServerFacts, fields: SamplingFields) -> Sampling:
     sampling = sampling_of(fields)
     if any(getattr(fields, name) is not None for name in _SAMPLING_FIELDS):
         return sampling
-    penalty = 1.1 if "repetition_penalty" in server.parameters else 1.0
+    penalty = 1.1 if "repetition_penalty" in server.generator.parameters else 1.0
     return replace(sampling, temperature=0.0, repetition_penalty=penalty)
 
 
@@ -33,6 +33,6 @@ def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> Genera
         raise RequestError("The prompt is empty.", param="prompt")
     if server.prompt_template:
         return GenerateRequest(prompts=(server.prompt_template.replace("{prompt}", prompt),), sampling=sampling)
-    if server.can_chat:
+    if server.chat.can_chat:
         return GenerateRequest(messages=(Message("user", prompt),), sampling=sampling, split_reasoning=False)
     return GenerateRequest(prompts=(prompt,), sampling=sampling)

@@ -178,7 +178,7 @@ def parse_following(request: ParsedRequest) -> Following:
 def show_ready(request: ParsedRequest) -> Reply:
     server = request.server
     replay = server.replay or "not certified"
-    fields = {"ready": server.is_ready, "state": server.state, "replay": replay, **server.shared_store}
+    fields = {"ready": server.generator.is_ready, "state": server.state, "replay": replay, **server.shared_store}
     return readiness(server, fields)
 
 

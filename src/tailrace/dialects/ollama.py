@@ -168,7 +168,7 @@ def _thinking(
     not."""
     if think is None or (think is False and not has_template):
         return {}
-    if think and not (has_template and server.splits_reasoning):
+    if think and not (has_template and server.chat.splits_reasoning):
         notes.append("think")
         return {}
     levels = {} if isinstance(think, bool) else effort_values(server, think)
@@ -200,7 +200,7 @@ def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None, notes
         options.repeat_penalty = None
     elif options.repeat_last_n is not None and options.repeat_last_n not in _LAST_TOKENS:
         notes.append("options.repeat_last_n")
-    chosen: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name in server.parameters}
+    chosen: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name in server.generator.parameters}
     chosen |= {name: value for name, value in asdict(options).items() if value is not None}
     named = SamplingFields(
         **{name: value for name, value in chosen.items() if name in _COMMON},

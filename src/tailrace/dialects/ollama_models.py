@@ -73,7 +73,7 @@ def list_models(request: ParsedRequest) -> Reply:
 
 def list_running(request: ParsedRequest) -> Reply:
     models = [
-        _entry(server) | {"expires_at": _FOR_EVER, "context_length": server.max_total_tokens}
+        _entry(server) | {"expires_at": _FOR_EVER, "context_length": server.generator.limit_tokens()}
         for server in request.every
         if server.state != "unloaded"
     ]
@@ -94,7 +94,7 @@ def show_model(request: ParsedRequest) -> Reply:
         "model_info": {
             "general.architecture": "unknown",
             "general.basename": server.model,
-            "unknown.context_length": server.max_total_tokens,
+            "unknown.context_length": server.generator.limit_tokens(),
         },
         "capabilities": capabilities_of(server),
         "modified_at": time_of(server.started_s),

@@ -226,7 +226,7 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
     is_only_prompt = bool(fields.echo) and fields.max_tokens == 0
     if is_only_prompt:
         fields.max_tokens = 1  # which is not shown: engines have no other way to read a prompt
-    supported = request.server.parameters
+    supported = request.server.generator.parameters
     if fields.logprobs and "logprobs" in supported and "top_logprobs" not in supported:
         raise UnsupportedParameter(
             "This engine has only the logprobs of the chosen tokens: logprobs can be 0.", param="logprobs"
@@ -272,7 +272,7 @@ def _reasoning_values(fields: OpenAIChatBody, server: ServerFacts, notes: list[s
     if options.enabled is None:
         return values
     switch = switch_values(server, on=options.enabled)
-    if not switch and options.enabled != server.splits_reasoning:
+    if not switch and options.enabled != server.chat.splits_reasoning:
         notes.append("reasoning.enabled")
     return values | switch
 

@@ -35,7 +35,7 @@ def _model(server: ServerFacts) -> JsonBody:
         "object": "model",
         "created": server.started_s,
         "owned_by": "tailrace",
-        "max_model_len": server.max_total_tokens,
+        "max_model_len": server.generator.limit_tokens(),
         "capabilities": capabilities_of(server),
         "state": server.state,
     }

@@ -18,7 +18,7 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 
 def switch_values(server: ServerFacts, *, on: bool) -> dict[str, TemplateValue]:
     """Return the value that switches reasoning on or off; empty if the template has no such value."""
-    name = next((name for name in SWITCHES if name in server.template_values), None)
+    name = next((name for name in SWITCHES if name in server.chat.value_names), None)
     return {} if name is None else {name: on}
 
 
@@ -26,7 +26,7 @@ def effort_values(server: ServerFacts, effort: Effort | None) -> dict[str, Templ
     """Return the value that sets the effort of reasoning; empty if the template has no such value."""
     if effort is None:
         return {}
-    if _EFFORT in server.template_values:
+    if _EFFORT in server.chat.value_names:
         return {_EFFORT: effort}
     return switch_values(server, on=False) if effort == "none" else {}
 
@@ -35,7 +35,7 @@ def reasoning_budget(given: int | None, server: ServerFacts, notes: list[str], n
     """Return the most tokens of reasoning, from the field `name`. None: the server's default, which -1 means, too."""
     if given is None or given < 0:
         return None
-    if not server.splits_reasoning:
+    if not server.chat.splits_reasoning:
         notes.append(name)
         return None
     return given
@@ -45,7 +45,7 @@ def unread_reasoning(
     messages: Sequence[Message], server: ServerFacts, *, continues: bool, name: str
 ) -> tuple[str, ...]:
     """Return the name of the field if a message has reasoning that the template leaves out."""
-    if server.takes_reasoning:
+    if server.chat.takes_reasoning:
         return ()
-    earlier = messages[:-1] if continues and server.splits_reasoning else messages
+    earlier = messages[:-1] if continues and server.chat.splits_reasoning else messages
     return (name,) if any(message.reasoning for message in earlier) else ()

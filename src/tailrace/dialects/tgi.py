@@ -122,14 +122,14 @@ def _parse(
     _check(given, sampled, streaming)
     if not fields.inputs:
         raise RequestError("`inputs` cannot be empty", param="inputs")
-    if given.truncate is not None and not 0 < given.truncate < request.server.max_total_tokens:
-        most = request.server.max_total_tokens - 1
+    if given.truncate is not None and not 0 < given.truncate < request.server.generator.limit_tokens():
+        most = request.server.generator.limit_tokens() - 1
         text = f"`truncate` must be strictly positive and less than {most}. Given: {given.truncate}"
         raise RequestError(text, param="truncate")
-    if given.grammar is not None and "grammar" not in request.server.parameters:
+    if given.grammar is not None and "grammar" not in request.server.generator.parameters:
         raise RequestError("grammar is not supported", param="grammar")
-    sampling = _sampling(given, sampled, logprobs="logprobs" in request.server.parameters)
-    if given.decoder_input_details and "prompt_logprobs" in request.server.parameters:
+    sampling = _sampling(given, sampled, logprobs="logprobs" in request.server.generator.parameters)
+    if given.decoder_input_details and "prompt_logprobs" in request.server.generator.parameters:
         sampling = replace(sampling, prompt_logprobs=0)
     generate = GenerateRequest(
         model=given.adapter_id,
@@ -229,8 +229,8 @@ def show_info(request: ParsedRequest) -> Reply:
         "max_concurrent_requests": server.max_requests,
         "max_best_of": _MAX_BEST_OF,
         "max_stop_sequences": MAX_STOPS,
-        "max_input_tokens": server.max_total_tokens - 1,
-        "max_total_tokens": server.max_total_tokens,
+        "max_input_tokens": server.generator.limit_tokens() - 1,
+        "max_total_tokens": server.generator.limit_tokens(),
         "validation_workers": 1,
         "max_client_batch_size": server.max_prompts,
         "router": "tailrace",
@@ -244,20 +244,20 @@ def show_info(request: ParsedRequest) -> Reply:
 
 
 def show_health(request: ParsedRequest) -> Reply:
-    if not request.server.is_ready:
+    if not request.server.generator.is_ready:
         return Reply(to_json({"error": "unhealthy", "error_type": "healthcheck"}), 503, retry_after_s=1.0)
     return Reply(b"", media_type="text/plain")
 
 
 def tokenize(request: ParsedRequest) -> Reply:
     fields, unused = read_fields(request.body, TgiBody)
-    return Reply(to_json(encode_tokens(fields.inputs, request.server.tokenize(fields.inputs))), ignored=unused)
+    return Reply(to_json(encode_tokens(fields.inputs, request.server.prompts.tokenize(fields.inputs))), ignored=unused)
 
 
 def tokenize_chat(request: ParsedRequest) -> Reply:
     fields, unused = read_fields(request.body, TgiChatBody)
     notes = list(unused)
-    text, tokens = request.server.tokenize_chat(read_messages(fields.messages, notes))
+    text, tokens = request.server.prompts.tokenize_chat(read_messages(fields.messages, notes))
     shown = {"tokenize_response": encode_tokens(text, tokens), "templated_text": text}
     return Reply(to_json(shown), ignored=tuple(notes))
 

@@ -227,7 +227,7 @@ def choose_tools(
     """
     if choice.kind == "none" or (choice.kind == "auto" and not offers):
         return ChosenTools()
-    if choice.kind == "auto" and not (server.tool_format or server.describes_tools):
+    if choice.kind == "auto" and not (server.chat.call_format or server.chat.describes_tools):
         notes[:] = [one for one in notes if not one.startswith("tools[")]  # none of them has an effect
         notes.append("tools")
         return ChosenTools()
@@ -239,8 +239,8 @@ def choose_tools(
         raise RequestError("Tool error: tool_choice names a function that is not among the tools.", param="tool_choice")
     shown = offers if choice.kind == "required" else allowed
     custom = frozenset(one.name for one in shown if one.is_custom)
-    known = server.tool_format
-    if not known and server.describes_tools:
+    known = server.chat.call_format
+    if not known and server.chat.describes_tools:
         notes.append(note("tools", "how this model writes calls is not known"))
         known = UNKNOWN.name
     return ChosenTools(_shown(shown), tuple(allowed), choice.kind == "required", custom, known or "hermes")

@@ -66,13 +66,13 @@ def _in_index(server: ServerFacts) -> JsonBody:
 
 
 def show_ready(request: ParsedRequest) -> Reply:
-    return readiness(request.server, {"ready": request.server.is_ready})
+    return readiness(request.server, {"ready": request.server.generator.is_ready})
 
 
 def show_model_ready(request: ParsedRequest) -> Reply:
     """Raises: UnknownModel."""
     require(request)
-    return readiness(request.server, {"name": request.server.model, "ready": request.server.is_ready})
+    return readiness(request.server, {"name": request.server.model, "ready": request.server.generator.is_ready})
 
 
 def show_model(request: ParsedRequest) -> Reply:

@@ -212,7 +212,10 @@ class Generator:
     async def _with_grammar(self, request: GenerateRequest, grammar: Grammar) -> GenerateRequest:
         """Return the request with a grammar that the engine takes. Raises: as `create`."""
         fitted = await self._grammars.fit(
-            grammar, call_format=self.prompts.call_format, caller=request.caller, within_s=self.limits.queue_s
+            grammar,
+            call_format=self.prompts.chat_facts.call_format,
+            caller=request.caller,
+            within_s=self.limits.queue_s,
         )
         if fitted.left_open and not request.may_loosen:
             path = fitted.left_open[0]

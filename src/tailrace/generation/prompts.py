@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from tailrace.errors import ContextLengthExceeded, RequestError, UnsupportedParameter
-from tailrace.text import ChatEncoder, Tokenizer
+from tailrace.text import ChatEncoder, ChatFacts, Tokenizer
 from tailrace.types import GenerateRequest, Message, Prompt, ReasoningFormat, Sampling
 
 __all__ = ["PromptEncoder"]
@@ -22,13 +22,9 @@ class PromptEncoder:
     def __init__(self, *, tokenizer: Tokenizer, chat: ChatEncoder | None, context_tokens: int, add_bos: bool) -> None:
         self.tokenizer = tokenizer
         self.chat = chat
+        self.chat_facts = chat.facts if chat is not None else ChatFacts()
         self.context_tokens = context_tokens
         self._add_bos = add_bos
-
-    @property
-    def call_format(self) -> str:
-        """The format in which the model writes tool calls; "" if its chat template takes no tools."""
-        return self.chat.calls.name if self.chat is not None and self.chat.calls is not None else ""
 
     def check(self, request: GenerateRequest) -> None:
         """Check what can be checked without encoding. Raises: RequestError."""

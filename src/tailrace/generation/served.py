@@ -14,10 +14,12 @@ from tailrace.engines.kinds import find_kind
 from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineLost, TailraceError
 from tailrace.generation.generator import Generator
+from tailrace.generation.prompts import PromptEncoder
 from tailrace.models.places import data_path
 from tailrace.settings import Settings
 from tailrace.system.child import resident_bytes
-from tailrace.types import Arrival, GenerateRequest, Message
+from tailrace.text import ChatFacts
+from tailrace.types import Arrival
 
 __all__ = ["NamedModel", "Served"]
 
@@ -31,12 +33,12 @@ class Served:
 
     def __init__(self, model: str, spec: EngineSpec, settings: Settings, *, memory_bytes: int = 0) -> None:
         self.model = model
+        self.settings = settings
+        self.started_s = int(time.time())
         self.names = (
             NamedModel(self, model),
             *(NamedModel(self, name, parent=model) for name in spec.adapters if name),
         )
-        self.settings = settings
-        self.started_s = int(time.time())
         self.is_loaded = False
         self.replay: Verdict | None = None  # how exact replays of this engine are, if that was measured
         self.loading: asyncio.Task[TailraceError | None] | None = None
@@ -127,22 +129,26 @@ class NamedModel:
         self.served = served
         self.model = model
         self.parent = parent
+        self.started_s = served.started_s
+        self.default_max_tokens = served.settings.default_max_tokens
+        self.max_requests = served.settings.max_concurrent_requests
+        self.prompt_template = served.settings.prompt_template
 
     @property
-    def is_live(self) -> bool:
-        return self.served.generator.is_live
+    def generator(self) -> Generator:
+        return self.served.generator
 
     @property
-    def is_ready(self) -> bool:
-        return self.served.generator.is_ready
+    def prompts(self) -> PromptEncoder:
+        return self.generator.prompts
+
+    @property
+    def chat(self) -> ChatFacts:
+        return self.prompts.chat_facts
 
     @property
     def state(self) -> str:
-        return "loading" if self.served.loading is not None else self.served.generator.state
-
-    @property
-    def started_s(self) -> int:
-        return self.served.started_s
+        return "loading" if self.served.loading is not None else self.generator.state
 
     @property
     def replay(self) -> str | None:
@@ -150,14 +156,9 @@ class NamedModel:
 
     @property
     def shared_store(self) -> dict[str, int]:
-        store = self.served.generator.store
-        peers = store.state
+        peers = self.generator.store.state
         found = {"clock_offset_s": round(peers.clock_offset_s), "servers_other_models": peers.num_with_other_models}
         return {name: number for name, number in found.items() if number}
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        return self.served.generator.parameters
 
     @property
     def reports_progress(self) -> bool:
@@ -165,65 +166,8 @@ class NamedModel:
         return capabilities is None or capabilities.reports_progress
 
     @property
-    def can_chat(self) -> bool:
-        return self.served.generator.prompts.chat is not None
-
-    @property
-    def tool_format(self) -> str:
-        return self.served.generator.prompts.call_format
-
-    @property
-    def describes_tools(self) -> bool:
-        chat = self.served.generator.prompts.chat
-        return chat is not None and chat.describes_tools
-
-    @property
-    def splits_reasoning(self) -> bool:
-        chat = self.served.generator.prompts.chat
-        return chat is not None and chat.reasoning is not None
-
-    @property
-    def takes_reasoning(self) -> bool:
-        chat = self.served.generator.prompts.chat
-        return chat is not None and chat.takes_reasoning
-
-    @property
-    def template_values(self) -> frozenset[str]:
-        chat = self.served.generator.prompts.chat
-        return chat.value_names if chat is not None else frozenset()
-
-    @property
-    def context_tokens(self) -> int:
-        return self.served.generator.prompts.context_tokens
-
-    @property
-    def default_max_tokens(self) -> int:
-        return self.served.generator.limits.default_max_tokens
-
-    @property
-    def max_total_tokens(self) -> int:
-        return self.served.generator.limit_tokens()
-
-    @property
     def max_prompts(self) -> int:
-        return self.served.generator.limits.max_choices
-
-    @property
-    def max_requests(self) -> int:
-        return self.served.settings.max_concurrent_requests
-
-    @property
-    def prompt_template(self) -> str:
-        return self.served.settings.prompt_template
-
-    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
-        return self.served.generator.prompts.tokenize(text)
-
-    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
-        return self.served.generator.prompts.tokenize_chat(messages)
-
-    def count_tokens(self, request: GenerateRequest) -> int:
-        return self.served.generator.count_tokens(request)
+        return self.generator.limits.max_choices
 
 
 def _verdict(supervisor: Supervisor) -> Verdict | None:

@@ -8,7 +8,7 @@ Everything here is pure: no event loop, no files, no clock except for chat templ
 from __future__ import annotations
 
 from tailrace.text.calls import ToolCallReader
-from tailrace.text.chat import ChatEncoder
+from tailrace.text.chat import ChatEncoder, ChatFacts
 from tailrace.text.detokenizer import Detokenizer
 from tailrace.text.packed import ByteTokenizer, MessageEncoder
 from tailrace.text.reasoning import ReasoningSplitter
@@ -19,6 +19,7 @@ from tailrace.text.tokenizer import Tokenizer
 __all__ = [
     "ByteTokenizer",
     "ChatEncoder",
+    "ChatFacts",
     "ChatTemplate",
     "Detokenizer",
     "MessageEncoder",

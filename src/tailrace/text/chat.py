@@ -19,6 +19,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -31,11 +32,23 @@ from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_prompt import has_tool_turns, write_results, write_tools
 from tailrace.types import Message, ReasoningFormat, TemplateValue
 
-__all__ = ["ChatEncoder"]
+__all__ = ["ChatEncoder", "ChatFacts"]
 
 _ANY_SYSTEM = Message("system", "You can call functions.")  # for templates that describe tools only below one
 _TAIL_TOKENS = 64  # end of the prompt that is searched for a reasoning marker
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFacts:
+    """What a model's chat template can do. The defaults are those of a model without one."""
+
+    can_chat: bool = False
+    call_format: str = ""  # of tool calls, a name of `calls.FORMATS` or "any"; "": no tools, or an unknown format
+    describes_tools: bool = False  # to the model
+    splits_reasoning: bool = False  # reasoning is separated from the text
+    takes_reasoning: bool = False  # of earlier answers
+    value_names: frozenset[str] = frozenset()  # the variables that it uses
 
 
 class _Begun(NamedTuple):
@@ -67,6 +80,14 @@ class ChatEncoder:
         self._forms = probe(template, tokenizer.control_tokens)
         self._describes_tools = template.takes_tools and self._forms.tools != "never"
         self.calls = calls or (self._forms.calls if self._describes_tools else None)
+        self.facts = ChatFacts(
+            can_chat=True,
+            call_format=self.calls.name if self.calls is not None else "",
+            describes_tools=self._describes_tools,
+            splits_reasoning=reasoning is not None,
+            takes_reasoning=bool(template.reasoning_name),
+            value_names=frozenset(template.names),
+        )
         spellings = set(tokenizer.control_tokens)
         self._control = re.compile(_any_of(spellings) if spellings else r"(?!)")
         self._control_starts = re.compile(f"(?={self._control.pattern}).", re.DOTALL)
@@ -76,24 +97,9 @@ class ChatEncoder:
         self._longest = max(map(len, spellings), default=0)
 
     @property
-    def describes_tools(self) -> bool:
-        """Whether the template describes tools."""
-        return self._describes_tools
-
-    @property
     def shows_messages(self) -> bool:
         """Whether the template shows messages at all."""
         return self._forms.content != "none"
-
-    @property
-    def value_names(self) -> frozenset[str]:
-        """Names of the variables that the template uses."""
-        return frozenset(self._template.names)
-
-    @property
-    def takes_reasoning(self) -> bool:
-        """Whether the template uses the reasoning of earlier answers."""
-        return bool(self._template.reasoning_name)
 
     def knows(self, name: str) -> bool:
         """Return whether the template uses a variable of this name."""

@@ -20,7 +20,7 @@ import msgspec
 
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.text.calls import UNKNOWN, CallFormat
-from tailrace.text.chat import ChatEncoder
+from tailrace.text.chat import ChatEncoder, ChatFacts
 from tailrace.text.templates import Turn
 from tailrace.text.tokenizer import Tokenizer, utf8_bytes
 from tailrace.types import Message, ReasoningFormat, TemplateValue
@@ -137,15 +137,14 @@ class MessageEncoder(ChatEncoder):
     That server reads tool calls itself. Where it does not, their text is recognised in every known format, or in
     `calls`."""
 
-    value_names: frozenset[str] = frozenset()  # which that server's template asks for is not known
-    takes_reasoning = False
-
     def __init__(
         self, *, continues: bool, reasoning: ReasoningFormat | None = None, calls: CallFormat | None = None
     ) -> None:
         self._continues = continues
         self.reasoning = reasoning
         self.calls = calls or UNKNOWN  # the server refuses tools itself if its template does not support them
+        # Which values that server's template asks for is not known.
+        self.facts = ChatFacts(True, self.calls.name, splits_reasoning=reasoning is not None)
 
     def knows(self, name: str) -> bool:
         """Always true: the server checks the names itself."""

@@ -53,9 +53,9 @@ class ChatbotChat(SocketChat):
     """The conversation of one socket, as far as it fits the model's window."""
 
     def __init__(self, server: ServerFacts) -> None:
-        self._has_template = server.can_chat
-        self._repetition_penalty = 1.1 if "repetition_penalty" in server.parameters else 1.0
-        self._usual_tokens = min(server.default_max_tokens, max(1, server.max_total_tokens // 2))
+        self._has_template = server.chat.can_chat
+        self._repetition_penalty = 1.1 if "repetition_penalty" in server.generator.parameters else 1.0
+        self._usual_tokens = min(server.default_max_tokens, max(1, server.generator.limit_tokens() // 2))
         self._max_tokens: int | None = self._usual_tokens
         self._turns: deque[_Turn] = deque()
         self._prompt = ""
