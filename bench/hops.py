@@ -22,8 +22,8 @@ from starlette.types import ASGIApp
 
 import tailrace
 from tailrace.api.lifecycle import build_app
-from tailrace.generation.service import start_service
-from tailrace.generation.source import find_source
+from tailrace.assembly.service import start_service
+from tailrace.assembly.source import find_source
 from tailrace.models.progress import NoProgress
 from tailrace.settings import Settings
 

@@ -17,7 +17,19 @@ ROOT = Path(__file__).parent.parent
 UV = str(Path(sysconfig.get_path("scripts"), "uv"))
 LOWEST = "3.11"  # the lowest releases have no wheels for later ones
 PYTHONS = (LOWEST, "3.12", "3.13", "3.14")
-TESTS = ("compat", "dialects", "durable", "generation", "http", "records", "schemas", "serve", "streams", "text")
+TESTS = [
+    "assembly",
+    "compat",
+    "dialects",
+    "durable",
+    "generation",
+    "http",
+    "records",
+    "schemas",
+    "serve",
+    "streams",
+    "text",
+]
 
 
 # pyenv's commands fail for versions that are not chosen, so its versions come first.

@@ -12,8 +12,8 @@ import httpx
 from starlette.types import Message
 
 from tailrace.api.lifecycle import build_app
-from tailrace.generation.service import Service, start_service
-from tailrace.generation.source import find_source
+from tailrace.assembly.service import Service, start_service
+from tailrace.assembly.source import find_source
 from tailrace.models import NoProgress
 from tailrace.records.service import Records
 from tailrace.settings import Settings

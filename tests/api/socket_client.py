@@ -14,8 +14,8 @@ from tests.generation.harness import Harness
 from tests.waiting import LONG_S
 
 from tailrace.api.sockets import Sockets
-from tailrace.generation.models import Models
-from tailrace.generation.served import Served
+from tailrace.assembly.models import Models
+from tailrace.assembly.served import Served
 from tailrace.http.edge import Edge
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings

@@ -15,7 +15,7 @@ from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.api.routes import Routes
 from tailrace.api.sockets import Sockets
-from tailrace.generation.served import Served
+from tailrace.assembly.served import Served
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge
 from tailrace.http.wires import ServedWires

@@ -18,9 +18,9 @@ from tests.streams.virtual_time import scenario
 
 from tailrace.access.principal import PRINCIPAL, Principal, owner_of
 from tailrace.api.lifecycle import build_app
+from tailrace.assembly.service import Service, start_service
+from tailrace.assembly.source import find_source
 from tailrace.dialects.wire import Follow, OnStream, Operation, Wire
-from tailrace.generation.service import Service, start_service
-from tailrace.generation.source import find_source
 from tailrace.http.wires import ServedWires
 from tailrace.models import NoProgress
 from tailrace.settings import Settings

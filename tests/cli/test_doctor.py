@@ -17,9 +17,9 @@ from click.testing import CliRunner
 from tests.api.process import TAILRACE, environment
 from tests.waiting import LONG_S
 
+from tailrace.assembly.source import find_source
 from tailrace.cli import main
 from tailrace.cli.doctor import chat_lines
-from tailrace.generation.source import find_source
 from tailrace.models import NoProgress
 from tailrace.streams.disk import DiskJournal
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.generation.harness import Harness, greedy
 
+from tailrace.assembly.served import Served
 from tailrace.errors import EngineLost, TailraceError, UnknownModel
 from tailrace.generation import Observer, Times
-from tailrace.generation.served import Served
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import Arrival, End, Record

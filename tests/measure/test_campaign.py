@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from tailrace.assembly.source import find_source
 from tailrace.engines import EngineSpec
 from tailrace.engines.certificate import Finding
 from tailrace.engines.scripted.engine import CRASH_ID
 from tailrace.errors import ModelError
-from tailrace.generation.source import find_source
 from tailrace.measure.certify import PromptMaker, certify
 from tailrace.models import NoProgress
 

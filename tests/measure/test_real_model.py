@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.missing import skip_missing
 
+from tailrace.assembly.service import engine_spec
+from tailrace.assembly.source import find_source
 from tailrace.engines import load_engine
 from tailrace.errors import ModelError
-from tailrace.generation.service import engine_spec
-from tailrace.generation.source import find_source
 from tailrace.measure.certify import PromptMaker, certify
 from tailrace.models import NoProgress, models_path
 from tailrace.settings import Settings

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tailrace.assembly.service import Service, start_service
+from tailrace.assembly.source import find_source
 from tailrace.errors import StorageError
-from tailrace.generation.service import Service, start_service
-from tailrace.generation.source import find_source
 from tailrace.models import NoProgress
 from tailrace.records import conversation_keeper
 from tailrace.records.service import Records

@@ -15,7 +15,7 @@ from tailrace.access.principal import principal_of
 from tailrace.api.metrics import Metrics
 from tailrace.api.pages import Pages, wants_page
 from tailrace.api.routes import route
-from tailrace.generation.models import Models
+from tailrace.assembly.models import Models
 from tailrace.http.answers import JsonAnswer
 
 __all__ = ["AboutRoutes"]

@@ -10,11 +10,11 @@ from tailrace.access.audit import note_refusal, noting
 from tailrace.access.principal import arrival_of, sent_by
 from tailrace.api.fitting import fitted, left_open, shortened
 from tailrace.api.stream_facts import facts_of
+from tailrace.assembly.models import NO_SUCH_MODEL, Models
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import shows_progress
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, UnknownModel
-from tailrace.generation.models import NO_SUCH_MODEL, Models
 from tailrace.http.accepted_websocket import Over, Socket
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 
 from tailrace.access.principal import arrival_of, sent_by
+from tailrace.assembly.models import Models
 from tailrace.dialects import SocketChat
 from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import failure_of
@@ -22,7 +23,6 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.generation import Run
-from tailrace.generation.models import Models
 from tailrace.http.accepted_websocket import Over, Socket
 from tailrace.settings import Settings
 from tailrace.streams import Reader

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tailrace.assembly.served import NamedModel
 from tailrace.dialects import GenerateCall, StreamFacts
 from tailrace.dialects.shapes import note
 from tailrace.errors import ContextLengthExceeded
 from tailrace.generation import Generator
-from tailrace.generation.served import NamedModel
 from tailrace.types import NO_LIMIT, SHAPING, End, Failure, GenerateRequest, Record, Sampling, Usage, new_stream_id
 
 __all__ = ["fitted", "left_open", "overflow_answer", "shortened"]

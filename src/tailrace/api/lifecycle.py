@@ -27,12 +27,12 @@ from tailrace.api.session_routes import SessionRoutes
 from tailrace.api.sockets import Sockets
 from tailrace.api.stream_audit import StreamAudit
 from tailrace.api.usage_routes import UsageRoutes
+from tailrace.assembly.models import Models
+from tailrace.assembly.service import Service, start_service
+from tailrace.assembly.source import Source
 from tailrace.dialects import native
 from tailrace.durable.durable_streams import DurableStreams
 from tailrace.errors import Draining, ModelError
-from tailrace.generation.models import Models
-from tailrace.generation.service import Service, start_service
-from tailrace.generation.source import Source
 from tailrace.http.access_log import AccessLog
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge, let_origins_read

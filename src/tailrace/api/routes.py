@@ -24,6 +24,8 @@ from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_b
 from tailrace.api.fitting import fitted, left_open, overflow_answer, shortened
 from tailrace.api.request_headers import ignored_header, is_cross_origin, is_own_address, may_generate, with_headers
 from tailrace.api.stream_facts import facts_of, running_streams
+from tailrace.assembly.models import NO_SUCH_MODEL, Models
+from tailrace.assembly.served import NamedModel
 from tailrace.dialects import Encoder, ParsedRequest, Wire
 from tailrace.dialects.bodies import JsonBody, printable, require_plain_utf8
 from tailrace.dialects.queries import read_query
@@ -52,8 +54,6 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.generation import Generator
-from tailrace.generation.models import NO_SUCH_MODEL, Models
-from tailrace.generation.served import NamedModel
 from tailrace.http.answers import JsonAnswer, WholeAnswer, WithHeaders
 from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.http.stream_actions import StreamActions, id_header

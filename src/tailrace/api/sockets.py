@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.api.channel import StreamChannel
 from tailrace.api.chat_socket import ChatSocket
+from tailrace.assembly.models import Models
 from tailrace.dialects import ServerFacts, SocketChat, native
 from tailrace.errors import SHUTTING_DOWN, Draining, QueueFull, UpgradeRequired
-from tailrace.generation.models import Models
 from tailrace.http.accepted_websocket import Socket, end_of
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings

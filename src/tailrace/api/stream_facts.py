@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tailrace.assembly.models import Models
+from tailrace.assembly.served import Served
 from tailrace.dialects import StreamFacts
-from tailrace.generation.models import Models
-from tailrace.generation.served import Served
 from tailrace.streams import StreamLog
 
 __all__ = ["facts_of", "running_streams"]

@@ -29,13 +29,13 @@ from tailrace.errors import (
     StreamTooLong,
     UnknownStream,
 )
-from tailrace.generation.service import open_log_store
 from tailrace.http.stream_actions import StreamActions
 from tailrace.serve.failures import Refusal
 from tailrace.serve.link import ChannelClosed, LinkLost
 from tailrace.serve.stream import StreamOffer, StreamPart
 from tailrace.settings import Settings
 from tailrace.streams import Ender, Lease, LogStore, Producer
+from tailrace.streams.opening import open_log_store
 from tailrace.types import End, Event, Failure, Record, TextDelta, Usage, new_stream_id, parse_cursor
 
 __all__ = ["STORE_KIND", "AnswerBody", "AppStreams", "open_app_streams"]

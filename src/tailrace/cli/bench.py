@@ -16,8 +16,8 @@ from tailrace import DEFAULT_MODEL
 from tailrace.cli.options import setting_options
 
 if TYPE_CHECKING:
+    from tailrace.assembly.source import Source
     from tailrace.engines import EngineSpec
-    from tailrace.generation.source import Source
     from tailrace.measure.bench import Pair
 
 __all__ = ["bench"]

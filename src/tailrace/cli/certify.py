@@ -16,9 +16,9 @@ from tailrace import DEFAULT_MODEL
 from tailrace.cli.options import setting_options
 
 if TYPE_CHECKING:
+    from tailrace.assembly.source import Source
     from tailrace.engines import EngineSpec
     from tailrace.engines.certificate import Certificate
-    from tailrace.generation.source import Source
 
 __all__ = ["certify"]
 

@@ -19,8 +19,8 @@ from tailrace.models.shards import parts_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tailrace.assembly.source import Source
     from tailrace.engines import Kind
-    from tailrace.generation.source import Source
     from tailrace.measure.bench import Machine
     from tailrace.measure.bench.machine import MeasurePlan
     from tailrace.models import ModelCard
@@ -71,9 +71,9 @@ def doctor(model: str | None, engine: str, for_: str, draft: str, quick: bool, a
     measured before and after; the larger value counts, and the difference is shown. This takes half a minute, during
     which nothing else should run.
     """
+    from tailrace.assembly.source import find_source
     from tailrace.cli.pull import terminal_progress
     from tailrace.errors import ModelError
-    from tailrace.generation.source import find_source
     from tailrace.measure.bench import look_at_machine, measure_machine
     from tailrace.models.on_disk import find_stored
     from tailrace.models.places import data_path
@@ -152,7 +152,7 @@ def _version(kind: Kind) -> str:
 
 def _measure_plan(source: Source) -> MeasurePlan:
     """Return what to measure on the machine for a model."""
-    from tailrace.generation.service import engine_spec
+    from tailrace.assembly.service import engine_spec
     from tailrace.measure.bench.machine import MeasurePlan
     from tailrace.settings import Settings
 
@@ -168,7 +168,7 @@ def _in_eight_bits(source: Source) -> bool:
 def _reached(source: Source) -> list[tuple[int, float]]:
     """Measure the engine; returns pairs of the number of streams and tokens per second. Raises: RuntimeError if the
     engine fails."""
-    from tailrace.generation.service import engine_spec
+    from tailrace.assembly.service import engine_spec
     from tailrace.measure.bench import Round, engine_alone
     from tailrace.models.places import prepared_path
     from tailrace.settings import Settings
@@ -248,7 +248,7 @@ def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str
 
 def chat_lines(source: Source | None) -> Iterator[str]:
     """What clients can do in chats with the model."""
-    from tailrace.generation.service import load_text
+    from tailrace.assembly.service import load_text
     from tailrace.settings import Settings
 
     if source is None:

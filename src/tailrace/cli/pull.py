@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+    from tailrace.assembly.source import Source
     from tailrace.engines import EngineSpec
-    from tailrace.generation.source import Source
     from tailrace.models import Progress
     from tailrace.settings import Settings
 
@@ -41,8 +41,8 @@ def terminal_progress(stream: TextIO | None = None) -> Progress:
 def found_model(model: str, settings: Settings) -> tuple[Source, EngineSpec]:
     """Find a model, or download it. Returns it with the spec for a worker. Call this before the event loop runs, so
     that Ctrl-C stops a download at once. Raises: ModelError."""
-    from tailrace.generation.service import engine_spec
-    from tailrace.generation.source import find_source
+    from tailrace.assembly.service import engine_spec
+    from tailrace.assembly.source import find_source
 
     source = find_source(model, terminal_progress(), settings)
     return source, engine_spec(source, settings, cache_path=prepared_path())

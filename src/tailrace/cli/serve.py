@@ -300,10 +300,10 @@ def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutin
     """Download the models if they are missing, and return the server's coroutine for `run_on_socket`."""
     from tailrace.api.lifecycle import serve as serve_model
     from tailrace.api.pages import NO_LIBRARIES, has_libraries
+    from tailrace.assembly.service import Service
+    from tailrace.assembly.source import find_named
     from tailrace.cli.pull import terminal_progress
     from tailrace.cli.windows import small_window
-    from tailrace.generation.service import Service
-    from tailrace.generation.source import find_named
     from tailrace.models.places import prepared_path
 
     found, *more = find_named(models.named, terminal_progress(), settings, first=models.first, own=models.own)

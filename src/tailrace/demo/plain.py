@@ -13,9 +13,9 @@ from typing import Annotated
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from tailrace.assembly.served import Served
 from tailrace.engines import Delta, Prefill, Sequence
 from tailrace.errors import EngineError, QueueFull
-from tailrace.generation.served import Served
 from tailrace.http.answers import client_disconnected
 from tailrace.text import Detokenizer
 from tailrace.types import GenerateRequest, Message, Sampling

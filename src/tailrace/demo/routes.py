@@ -28,6 +28,9 @@ from tailrace.api.pages import PageFiles, answer_without_libraries, has_librarie
 from tailrace.api.request_headers import is_cross_origin
 from tailrace.api.routes import route
 from tailrace.api.stream_facts import facts_of
+from tailrace.assembly.models import NO_SUCH_MODEL
+from tailrace.assembly.served import Served
+from tailrace.assembly.service import Service
 from tailrace.demo.plain import PlainAnswer, PlainBody
 from tailrace.dialects import Encoder, StreamFacts, View, failure_of
 from tailrace.dialects.bodies import read_json, require_json
@@ -37,9 +40,6 @@ from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.tgi_answers import TGIView
 from tailrace.errors import EngineLost, Forbidden, UnknownModel, UnknownStream
 from tailrace.generation import Observer, Times
-from tailrace.generation.models import NO_SUCH_MODEL
-from tailrace.generation.served import Served
-from tailrace.generation.service import Service
 from tailrace.http.answers import STREAM_HEADERS, JsonAnswer, StreamAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.settings import Settings

@@ -15,11 +15,11 @@ from pathlib import Path
 import click
 
 from tailrace.api.lifecycle import serve
+from tailrace.assembly.service import Service
+from tailrace.assembly.source import find_source
 from tailrace.demo.keeper import FETCH_FILE
 from tailrace.demo.routes import DemoRoutes
 from tailrace.errors import ModelError
-from tailrace.generation.service import Service
-from tailrace.generation.source import find_source
 from tailrace.models import NoProgress
 from tailrace.models.places import prepared_path
 from tailrace.settings import Settings

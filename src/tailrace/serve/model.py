@@ -11,6 +11,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from tailrace.assembly.service import start_service
+from tailrace.assembly.source import find_source
 from tailrace.dialects.bodies import JsonBody, printable
 from tailrace.dialects.fields import SamplingFields, sampling_of
 from tailrace.dialects.messages import ChatMessage, read_messages
@@ -18,8 +20,6 @@ from tailrace.dialects.shapes import read_fields, refused, require_nothing_left_
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import ModelError, RequestError, TailraceError, UnsupportedParameter
 from tailrace.generation import Generator as Generation
-from tailrace.generation.service import start_service
-from tailrace.generation.source import find_source
 from tailrace.models.places import prepared_path
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog

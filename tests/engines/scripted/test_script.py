@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from tailrace.assembly.source import find_source
 from tailrace.engines.interface import Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scripted.engine import EOS_ID, ScriptedEngine, tokenizer_json
 from tailrace.engines.scripted.script import SCRIPT_TEMPLATE, read_script
 from tailrace.errors import ModelError
-from tailrace.generation.source import find_source
 from tailrace.models import NoProgress
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.types import Message, Sampling, ToolCall

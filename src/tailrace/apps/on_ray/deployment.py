@@ -9,8 +9,8 @@ from ray import serve
 from tailrace.apps.on_ray.cluster import deploy, joins_cluster, on_cluster, say, wait_for_signal
 from tailrace.apps.on_ray.replica import RayReplica
 from tailrace.apps.on_ray.spec import RayError, ServerSpec, check_redis
+from tailrace.assembly.source import find_named
 from tailrace.errors import ModelError
-from tailrace.generation.source import find_named
 from tailrace.models.progress import NoProgress
 
 __all__ = ["NAME", "serve_models", "server_application"]

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.api.lifecycle import RunningServer, open_server
 from tailrace.apps.on_ray.spec import ServerSpec
+from tailrace.assembly.served import Served
+from tailrace.assembly.source import find_named
 from tailrace.errors import ModelError
-from tailrace.generation.served import Served
-from tailrace.generation.source import find_named
 from tailrace.models.places import prepared_path
 from tailrace.models.progress import NoProgress
 from tailrace.system.eventloop import first_error

@@ -13,8 +13,8 @@ from typing import Any
 
 from tailrace import DEFAULT_MODEL
 from tailrace.errors import ModelError
-from tailrace.generation.service import open_log_store
 from tailrace.settings import Settings, checked_settings, settings_table
+from tailrace.streams.opening import open_log_store
 from tailrace.wording import did_you_mean
 
 __all__ = ["RayError", "ServerSpec", "check_app_settings", "check_redis", "read_replicas"]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.engines.openvino.pairs import PIECES, tiny_llama, tiny_tokenizer
 
+from tailrace.assembly.service import engine_spec
+from tailrace.assembly.source import find_named, find_source
 from tailrace.errors import ModelError
-from tailrace.generation.service import engine_spec
-from tailrace.generation.source import find_named, find_source
 from tailrace.models import NoProgress
 from tailrace.settings import Settings
 

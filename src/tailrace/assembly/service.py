@@ -7,42 +7,33 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
 
 from tailrace.admission import Gate
+from tailrace.assembly.models import Models
+from tailrace.assembly.served import Served
+from tailrace.assembly.source import Source
 from tailrace.durable.durable_streams import DurableStreams
 from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
 from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation.generator import Generator, Limits
-from tailrace.generation.models import Models
 from tailrace.generation.prompts import PromptEncoder
-from tailrace.generation.served import Served
-from tailrace.generation.source import Source
 from tailrace.models import ModelCard
 from tailrace.models.places import expanded
 from tailrace.models.upstream import Address, upstream_key
-from tailrace.packages.requirements import install_command
 from tailrace.settings import Settings
-from tailrace.streams import LogStore, MemoryLogStore, SqliteLogStore, open_sqlite, read_key
-from tailrace.streams.old_journals import lifetime_s
+from tailrace.streams import LogStore
+from tailrace.streams.opening import Store, open_log_store
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
 from tailrace.text.calls import FORMATS
 from tailrace.text.reasoning import THINK, find_format
 from tailrace.types import means_any_model
 from tailrace.wording import did_you_mean
 
-if TYPE_CHECKING:  # the library is not installed everywhere
-    from tailrace.streams.redis import RedisLogStore
-
-__all__ = ["Service", "engine_spec", "load_text", "open_log_store", "start_service"]
+__all__ = ["Service", "engine_spec", "load_text", "start_service"]
 
 logger = logging.getLogger("tailrace.engine")
-
-Store: TypeAlias = "MemoryLogStore | SqliteLogStore | RedisLogStore"
-"""A log store that has the durable streams, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,57 +180,6 @@ async def _first_start(models: Models, settings: Settings, on_loaded: Callable[[
     except StorageError as error:
         raise ModelError(error.message) from None
     return num_recovered
-
-
-@contextlib.asynccontextmanager
-async def open_log_store(settings: Settings, path: Path, *, kind: str = "") -> AsyncIterator[Store]:
-    """Open the log store that the settings name. Where servers share it, `kind` separates those with other streams.
-
-    Raises: ModelError if it cannot be opened.
-    """
-    key = read_key(Path(settings.journal_key_file)) if settings.journal_key_file else None
-    if settings.shares_streams:
-        async with _import_open_redis()(
-            settings.journal,
-            kind=kind,
-            lease_s=settings.lease_s,
-            retention_s=settings.retention_s,
-            budget_bytes=settings.retention_bytes,
-            key=key,
-            keep_finished=settings.keep_finished,
-            give_up_after_s=settings.journal_wait_s,
-        ) as shared:
-            yield shared
-        return
-    if settings.journal == "memory":
-        with contextlib.closing(
-            MemoryLogStore(retention_s=settings.retention_s, budget_bytes=settings.retention_bytes)
-        ) as store:
-            yield store
-        return
-    async with open_sqlite(
-        path,
-        retention_s=settings.retention_s,
-        budget_bytes=settings.retention_bytes,
-        key=key,
-        keep_finished=settings.keep_finished,
-        lifetime_s=lifetime_s(linger_s=settings.linger_s, retention_s=settings.retention_s),
-        sync_s=settings.journal_sync_s,
-        give_up_after_s=settings.journal_wait_s,
-    ) as on_disk:
-        yield on_disk
-
-
-def _import_open_redis() -> Callable[..., AbstractAsyncContextManager[RedisLogStore]]:
-    """Return `open_redis`. Raises: ModelError if the client library is not installed."""
-    try:
-        from tailrace.streams.redis import open_redis
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "redis":
-            raise
-        command = install_command(extra="redis")
-        raise ModelError(f"A Redis in --journal needs the package redis. Install it: {command}") from None
-    return open_redis
 
 
 def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> EngineSpec:

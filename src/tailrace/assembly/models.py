@@ -14,8 +14,8 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
+from tailrace.assembly.served import NamedModel, Served
 from tailrace.errors import AdmissionError, EngineLost, KeyRevoked, QueueFull, TailraceError
-from tailrace.generation.served import NamedModel, Served
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import means_any_model

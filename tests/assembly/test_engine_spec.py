@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tailrace.assembly.service import engine_spec
+from tailrace.assembly.source import Source, find_named, find_source
 from tailrace.errors import ModelError
-from tailrace.generation.service import engine_spec
-from tailrace.generation.source import Source, find_named, find_source
 from tailrace.models import NoProgress
 from tailrace.settings import Settings
 
