@@ -130,13 +130,16 @@ class NamedModel:
         self.model = model
         self.parent = parent
         self.started_s = served.started_s
-        self.default_max_tokens = served.settings.default_max_tokens
         self.max_requests = served.settings.max_concurrent_requests
         self.prompt_template = served.settings.prompt_template
 
     @property
     def generator(self) -> Generator:
         return self.served.generator
+
+    @property
+    def default_max_tokens(self) -> int:
+        return self.generator.limits.default_max_tokens
 
     @property
     def prompts(self) -> PromptEncoder:
