@@ -72,9 +72,7 @@ class _Subcommands(click.Group):
             formatter.write_dl(sorted((self._summaries | found).items()))
 
     def _of_plugins(self, only: str | None = None) -> Mapping[str, click.Command]:
-        from tailrace.packages.plugins import (
-            load_plugins,  # imports importlib.metadata, which other commands do without
-        )
+        from tailrace.packages.plugins import load_plugins  # needs importlib.metadata; other commands do without it
 
         return load_plugins(
             _GROUP, click.Command, taken=self._summaries, refuses=lambda command, others: "", only=only

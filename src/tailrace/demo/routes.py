@@ -12,7 +12,6 @@ import os
 import secrets
 import signal
 from collections import OrderedDict
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,7 +31,7 @@ from tailrace.assembly.models import NO_SUCH_MODEL
 from tailrace.assembly.served import Served
 from tailrace.assembly.service import Service
 from tailrace.demo.plain import PlainAnswer, PlainBody
-from tailrace.dialects import Encoder, StreamFacts, View, failure_of
+from tailrace.dialects import BareTextView, View
 from tailrace.dialects.bodies import read_json, require_json
 from tailrace.dialects.native import NativeView
 from tailrace.dialects.openai_chunks import ChatView
@@ -44,7 +43,7 @@ from tailrace.http.answers import STREAM_HEADERS, JsonAnswer, StreamAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.settings import Settings
 from tailrace.transport.addresses import is_loopback
-from tailrace.types import Event, Record, Released, TextDelta
+from tailrace.types import Record
 
 __all__ = ["TOKEN_HEADER", "DemoRoutes"]
 
@@ -53,32 +52,10 @@ _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real
 _MAX_TIMES = 256
 
 
-class _TextView:
-    """Bare text, as on the wire `plain`, which is a plugin."""
-
-    media_type = "text/plain; charset=utf-8"
-    heartbeat = b""
-
-    def open(self, facts: StreamFacts) -> Encoder:
-        return _TextEncoder()
-
-
-class _TextEncoder(Encoder):
-    def encode(self, seq: int, event: Event | Released) -> bytes:
-        if isinstance(event, TextDelta):
-            return event.text.encode()
-        if event.status != "done":
-            raise failure_of(event)  # bare text has no place for it: the answer is cut off
-        return b""
-
-    def whole(self, events: Sequence[Event]) -> bytes:
-        raise NotImplementedError  # the page only follows streams
-
-
 _VIEWS: dict[str, View] = {
     "native": NativeView(),
     "openai": ChatView(),
-    "plain": _TextView(),
+    "plain": BareTextView(),
     "tgi": TGIView(whole_in_list=False, details=False, prefill=False, full_text=False, sampled=True),
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tailrace.dialects import anthropic, native, ollama, openai, responses, tgi, triton
 from tailrace.dialects.answers import EventStreamView
-from tailrace.dialects.bare import bare_request, bare_sampling
+from tailrace.dialects.bare import BareTextView, bare_request, bare_sampling
 from tailrace.dialects.bodies import JsonBody, printable, quote, to_json
 from tailrace.dialects.facts import ServerFacts, StreamFacts, TokenVocabulary
 from tailrace.dialects.fields import SamplingFields
@@ -49,6 +49,7 @@ __all__ = [
     "TRITON_VERSION",
     "WIRES",
     "WIRES_GROUP",
+    "BareTextView",
     "CumulativeEncoder",
     "Encoder",
     "EventStreamView",

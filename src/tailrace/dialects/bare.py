@@ -1,15 +1,19 @@
-"""Requests of wires whose prompt is a plain text: no roles, and few parameters or none."""
+"""Wires of plain text: prompts without roles and with few parameters or none, and answers that are the text alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from msgspec.structs import replace
 
-from tailrace.dialects.facts import ServerFacts
+from tailrace.dialects.facts import ServerFacts, StreamFacts
 from tailrace.dialects.fields import SamplingFields, sampling_of
+from tailrace.dialects.wire import Encoder, failure_of
 from tailrace.errors import RequestError
-from tailrace.types import GenerateRequest, Message, Sampling
+from tailrace.types import Event, GenerateRequest, Message, Released, Sampling, TextDelta
 
-__all__ = ["bare_request", "bare_sampling"]
+__all__ = ["BareTextView", "bare_request", "bare_sampling"]
 
 _SAMPLING_FIELDS = set(SamplingFields.__struct_fields__) - {"max_tokens", "max_completion_tokens", "stop"}
 
@@ -36,3 +40,28 @@ def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> Genera
     if server.chat.can_chat:
         return GenerateRequest(messages=(Message("user", prompt),), sampling=sampling, split_reasoning=False)
     return GenerateRequest(prompts=(prompt,), sampling=sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class BareTextView:
+    """The text of an answer, and nothing else. There is no place for an error, so a failed answer is cut off."""
+
+    media_type: str = "text/plain; charset=utf-8"
+    heartbeat = b""  # a client would read it as text
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return _BareTextEncoder()
+
+
+class _BareTextEncoder(Encoder):
+    __slots__ = ()
+
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if isinstance(event, TextDelta):
+            return event.text.encode()
+        if event.status != "done":
+            raise failure_of(event)
+        return b""
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))

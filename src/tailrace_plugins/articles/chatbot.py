@@ -34,9 +34,11 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from tailrace.dialects import ServerFacts, SocketChat, Wire, encode_error
+from msgspec.structs import replace
+
+from tailrace.dialects import SamplingFields, ServerFacts, SocketChat, Wire, bare_sampling, encode_error
 from tailrace.errors import ContextLengthExceeded
-from tailrace.types import End, Event, GenerateRequest, Message, Sampling, TextDelta
+from tailrace.types import End, Event, GenerateRequest, Message, TextDelta
 
 __all__ = ["FINISHED", "WIRE", "ChatbotChat"]
 
@@ -54,7 +56,7 @@ class ChatbotChat(SocketChat):
 
     def __init__(self, server: ServerFacts) -> None:
         self._has_template = server.chat.can_chat
-        self._repetition_penalty = 1.1 if "repetition_penalty" in server.generator.parameters else 1.0
+        self._sampling = bare_sampling(server, SamplingFields())
         self._usual_tokens = min(server.default_max_tokens, max(1, server.generator.limit_tokens() // 2))
         self._max_tokens: int | None = self._usual_tokens
         self._turns: deque[_Turn] = deque()
@@ -66,10 +68,9 @@ class ChatbotChat(SocketChat):
         return len(self._turns)
 
     def ask(self, prompt: str) -> GenerateRequest:
-        """Return a request with the conversation and a new prompt. Sampling is greedy, as in the tutorial, with a small
-        repetition penalty if the engine supports it: without it, small models repeat themselves endlessly."""
+        """Return a request with the conversation and a new prompt. Sampling is that of `bare_sampling`."""
         self._prompt = prompt
-        sampling = Sampling(temperature=0.0, repetition_penalty=self._repetition_penalty, max_tokens=self._max_tokens)
+        sampling = replace(self._sampling, max_tokens=self._max_tokens)
         if not self._has_template:
             texts = [text for turn in self._turns for text in (turn.prompt, turn.answer)]
             return GenerateRequest(prompts=("".join([*texts, prompt]),), sampling=sampling)

@@ -10,28 +10,22 @@ Bare text has no place for an error. So an incomplete answer is cut off without 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from tailrace.dialects import (
-    Encoder,
+    BareTextView,
     Generate,
     GenerateCall,
     Operation,
     ParsedRequest,
     SamplingFields,
-    StreamFacts,
     Wire,
     bare_request,
     bare_sampling,
     encode_error,
-    failure_of,
     read_count,
 )
 from tailrace.errors import RequestError
-from tailrace.types import Event, Released, TextDelta
 
-__all__ = ["TEXT", "WIRE"]
+__all__ = ["WIRE"]
 
 
 def parse_tutorial(request: ParsedRequest) -> GenerateCall:
@@ -47,37 +41,13 @@ def parse_article(request: ParsedRequest) -> GenerateCall:
     return _parse(request, "query", LABELLED)
 
 
-def _parse(request: ParsedRequest, name: str, view: _View) -> GenerateCall:
+def _parse(request: ParsedRequest, name: str, view: BareTextView) -> GenerateCall:
     sampling = bare_sampling(request.server, SamplingFields(max_tokens=read_count(request.query, "max_tokens")))
     return GenerateCall(bare_request(request.server, request.query[name], sampling), view, stream=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    media_type: str
-    heartbeat = b""  # a client would read it as text
-
-    def open(self, facts: StreamFacts) -> Encoder:
-        return _PlainEncoder()
-
-
-TEXT = _View("text/plain; charset=utf-8")
-LABELLED = _View("text/event-stream; charset=utf-8")
-
-
-class _PlainEncoder(Encoder):
-    __slots__ = ()
-
-    def encode(self, seq: int, event: Event | Released) -> bytes:
-        if isinstance(event, TextDelta):
-            return event.text.encode()
-        if event.status != "done":
-            raise failure_of(event)
-        return b""
-
-    def whole(self, events: Sequence[Event]) -> bytes:
-        return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
-
+TEXT = BareTextView()
+LABELLED = BareTextView("text/event-stream; charset=utf-8")
 
 _ARTICLES_FIELDS = ("query!", "max_tokens")
 _ARTICLE = "Answer a query with bare text, as in the FastAPI article."

@@ -59,11 +59,15 @@ class Mirrors:
         Raises: StorageError.
         """
         mirror = self.get(stream_id)
-        if mirror is None or not await self._is_deleted(stream_id):
-            return mirror if mirror is self.get(stream_id) else None
-        if mirror is self.get(stream_id):
+        if mirror is None:
+            return None
+        is_deleted = await self._is_deleted(stream_id)
+        if self.get(stream_id) is not mirror:  # it was given up, or replaced, meanwhile
+            return None
+        if is_deleted:
             self._give_up(mirror, StorageError("This stream is no longer kept."))
-        return None
+            return None
+        return mirror
 
     async def _is_deleted(self, stream_id: str) -> bool:
         """Raises: StorageError."""
