@@ -13,9 +13,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.dialects.durable_answers import body_of, num_bytes_of, sse_of
 from tailrace.dialects.wire import HEARTBEAT
-from tailrace.durable.page import Follower, Page, Readable, next_page, page_of
+from tailrace.durable.page import Page, Readable, next_page, page_of
 from tailrace.errors import TailraceError
 from tailrace.http.answers import client_disconnected
+from tailrace.system.follower import Follower
 
 __all__ = ["PAGE_BYTES", "LongPoll", "Tail", "WholePage"]
 

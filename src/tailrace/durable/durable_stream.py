@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
+from typing import final
 
 import msgspec
 
 from tailrace.durable.page import offset_text
 from tailrace.durable.records import Created, Stamp
 from tailrace.errors import SeqOutOfRange, StorageError, TailraceError, UnknownStream
+from tailrace.system.follower import Follower
 
 __all__ = ["Chunk", "DurableReader", "DurableStream", "is_json"]
 
@@ -70,7 +71,7 @@ class DurableStream:
         self.num_readers = 0
         self.num_bytes = 0  # charged to the store
         self.touched_s = self.noted_s = time.monotonic()  # last use, and last record
-        self._waiting: set[DurableReader] = set()
+        self._waiting: dict[DurableReader, None] = {}
 
     @property
     def content_type(self) -> str:
@@ -169,15 +170,15 @@ class DurableStream:
             reader.wake()
 
 
-class DurableReader:
-    """A reader that follows a durable stream. A context manager: the stream's TTL does not run while it is open."""
+@final
+class DurableReader(Follower):
+    """A reader that follows a durable stream. The stream's TTL does not run while it is open."""
 
-    __slots__ = ("_stream", "_wakeup", "cursor")
+    __slots__ = ("_stream",)
 
     def __init__(self, stream: DurableStream, cursor: int) -> None:
+        super().__init__(cursor)
         self._stream = stream
-        self._wakeup: asyncio.Future[None] | None = None
-        self.cursor = cursor
 
     def __enter__(self) -> DurableReader:
         self._stream.num_readers += 1
@@ -187,24 +188,6 @@ class DurableReader:
         self._stream.num_readers -= 1
         self._stream.touch()
 
-    async def wait(self, at_most_s: float = 0.0) -> None:
-        """Cancellation: leaves the reader as it was."""
+    def waiting(self) -> dict[DurableReader, None] | None:
         stream = self._stream
-        if self.cursor < stream.tail or stream.is_closed or stream.is_halted:
-            return
-        loop = asyncio.get_running_loop()
-        self._wakeup = loop.create_future()
-        timer = loop.call_later(at_most_s, self.wake) if at_most_s else None
-        stream._waiting.add(self)
-        try:
-            await self._wakeup
-        finally:
-            self._wakeup = None
-            stream._waiting.discard(self)
-            if timer is not None:
-                timer.cancel()
-
-    def wake(self) -> None:
-        """Make a `wait` in progress return."""
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
+        return None if self.cursor < stream.tail or stream.is_closed or stream.is_halted else stream._waiting

@@ -12,28 +12,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tailrace.errors import SeqOutOfRange, TailraceError
+from tailrace.system.follower import Follower
 
-__all__ = ["Follower", "Page", "Readable", "asked_position", "next_page", "offset_text", "page_of", "position_of"]
+__all__ = ["Page", "Readable", "asked_position", "next_page", "offset_text", "page_of", "position_of"]
 
 _OFFSET = re.compile(r"([0-9]{16})_[0-9]{16}", re.ASCII)
 
 
 def offset_text(position: int, num_bytes: int) -> str:
     return f"{position:016d}_{num_bytes:016d}"
-
-
-class Follower(Protocol):
-    """A reader that waits for appends after its cursor. A context manager: it follows the stream while it is open."""
-
-    cursor: int
-
-    def __enter__(self) -> Follower: ...
-    def __exit__(self, *exc_info: object) -> None: ...
-    async def wait(self, at_most_s: float = 0.0) -> None:
-        """Return when there is an append after the cursor, when no more will come, when `wake` was called, or after
-        `at_most_s` (0: no limit)."""
-
-    def wake(self) -> None: ...
 
 
 class Readable(Protocol):

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias, cast, final
 
 from tailrace.errors import SeqOutOfRange, TailraceError
 from tailrace.streams.producer import Producer
+from tailrace.system.follower import Follower
 from tailrace.types import End, Event, Failure, PromptProgress, Record, Released, TextDelta
 
 __all__ = [
@@ -175,22 +176,22 @@ Taken: TypeAlias = list[TextDelta] | End | Released
 """What a reader gets: the next events, the terminal event, or the reason why no more events come here."""
 
 
-class Reader:
-    """Follows a log, from the event after `after`. A context manager: the log counts its open readers.
+@final
+class Reader(Follower):
+    """Follows a log, from the event after `after`. The log counts its open readers.
 
     With `at_end_only`, only the terminal event wakes the reader. Answers in one piece use this. With `shows_progress`,
     `progress` wakes it too.
     """
 
-    __slots__ = ("_log", "_shown", "_wakeup", "at_end_only", "cursor", "shows_progress")
+    __slots__ = ("_log", "_shown", "at_end_only", "shows_progress")
 
     def __init__(
         self, log: StreamLog, after: int = 0, *, at_end_only: bool = False, shows_progress: bool = False
     ) -> None:
+        super().__init__(after)
         self._log = log
-        self._wakeup: asyncio.Future[None] | None = None
         self._shown: PromptProgress | None = None
-        self.cursor = after
         self.at_end_only = at_end_only
         self.shows_progress = shows_progress
 
@@ -248,34 +249,13 @@ class Reader:
         log = self._log
         return log.progress if self.shows_progress and not log.events and log.progress is not self._shown else None
 
-    async def wait(self, at_most_s: float = 0.0) -> None:
-        """Return when there is something or progress to take, when `wake` was called, or after `at_most_s` (0: no
-        limit).
-
-        Cancellation: leaves the reader as it was.
-        """
+    def waiting(self) -> dict[Reader, None] | None:
         log = self._log
         if log.end is not None or log.released is not None or (self.cursor < len(log.events) and not self.at_end_only):
-            return
+            return None
         if self.shows_progress and self._progress is not None:
-            return
-        loop = asyncio.get_running_loop()
-        self._wakeup = loop.create_future()
-        timer = loop.call_later(at_most_s, self.wake) if at_most_s else None
-        try:
-            (log._ending if self.at_end_only else log._waiting)[self] = None
-            await self._wakeup
-        finally:
-            self._wakeup = None
-            log._ending.pop(self, None)
-            log._waiting.pop(self, None)
-            if timer is not None:
-                timer.cancel()
-
-    def wake(self) -> None:
-        """Make a `wait` in progress return."""
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
+            return None
+        return log._ending if self.at_end_only else log._waiting
 
 
 def enqueue(queues: dict[StreamLog, list[Event]], log: StreamLog, events: Sequence[Event]) -> bool:
