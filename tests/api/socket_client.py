@@ -17,6 +17,7 @@ from tailrace.api.sockets import Sockets
 from tailrace.assembly.models import Models
 from tailrace.assembly.served import Served
 from tailrace.http.edge import Edge
+from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.transport.websocket_parts import SEND_MANY
@@ -144,5 +145,5 @@ def models_of(harness: Harness) -> Models:
 
 def app_of(harness: Harness, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
     given = Settings(**settings)
-    sockets = Sockets(models_of(harness), given)
+    sockets = Sockets(models_of(harness), StreamActions(harness.generator.store, given), given)
     return Edge(Router([*sockets.of_wires(ServedWires()), *sockets.table()]), given)

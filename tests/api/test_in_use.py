@@ -18,6 +18,7 @@ from tailrace.api.sockets import Sockets
 from tailrace.assembly.served import Served
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge
+from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.streams import MemoryLogStore
@@ -70,8 +71,9 @@ def test_a_model_is_in_use_while_a_request_is_made(
         store, settings = _SlowStore(), Settings()
         harness = Harness(store=store)
         models = models_of(harness)
-        wires, sockets = ServedWires(), Sockets(models, settings)
-        routes = Routes(wires, models, settings, BodyBudget(settings))
+        wires, streams = ServedWires(), StreamActions(store, settings)
+        sockets = Sockets(models, streams, settings)
+        routes = Routes(wires, models, streams, settings, BodyBudget(settings))
         app = Edge(Router([*routes.table(), *sockets.of_wires(wires), *sockets.table()]), settings)
         served = models.first
         assert use_of(served) == (0, False, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from openai import OpenAI
 from tests.api.own_keys import key_of
 from tests.api.process import Server
+from tests.clients.json_socket import open_socket, receive_json, send_json
 from tests.waiting import until
 
 _COUNT = 5
@@ -31,17 +33,16 @@ def _serving(directory: Path, *flags: str, has_database: bool = True) -> Iterato
             yield server, client
 
 
-def _wait_expired(server: Server, response_id: str) -> None:
-    """Until the log store has forgotten the stream."""
-    path = f"/v1/durable/streams/{response_id.removeprefix('resp_')}"  # which has what the store has
-    until(lambda: server.http.get(path).status_code in (404, 410))
+def _wait_expired(http: httpx.Client) -> None:
+    """Until the log store has forgotten all streams."""
+    until(lambda: "\ntailrace_streams 0.0\n" in http.get("/metrics").text)
 
 
 def test_a_response_outlives_its_stream_and_the_server(tmp_path: Path) -> None:
     with _serving(tmp_path) as (server, client):
         first = client.responses.create(model="scripted", input="Hi", max_output_tokens=_COUNT, metadata={"a": "b"})
         events = server.http.get(f"/v1/responses/{first.id}?stream=true")
-        _wait_expired(server, first.id)
+        _wait_expired(server.http)
         assert client.responses.retrieve(first.id) == first
         later = server.http.get(f"/v1/responses/{first.id}?stream=true")
         assert later.content == events.content
@@ -61,18 +62,42 @@ def test_a_response_outlives_its_stream_and_the_server(tmp_path: Path) -> None:
         with pytest.raises(openai.APIStatusError) as gone:
             client.responses.retrieve(first.id)
         assert gone.value.status_code in (404, 410)
-        _wait_expired(server, second.id)
+        _wait_expired(server.http)
         client.responses.delete(second.id)
         assert server.http.get(f"/v1/responses/{second.id}").status_code in (404, 410)
+
+
+def test_every_door_has_the_stream_of_a_stored_response(tmp_path: Path) -> None:
+    with _serving(tmp_path) as (server, client):
+        stream_id = client.responses.create(model="scripted", input="Hi", max_output_tokens=_COUNT).id.removeprefix(
+            "resp_"
+        )
+        _wait_expired(server.http)
+        events = server.http.get(f"/v1/streams/{stream_id}/events").text
+        sent = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+        assert sent[-1]["status"] == "done"
+        assert server.http.get(f"/v1/durable/streams/{stream_id}").json() == sent
+        with open_socket(server) as socket:
+            send_json(socket, type="follow", stream_id=stream_id)
+            assert receive_json(socket)["type"] == "following"
+            frames = [receive_json(socket) for _ in sent]
+            assert all(frame.items() >= event.items() for frame, event in zip(frames, sent, strict=True))
+            last_seq = frames[-1]["seq"]
+            send_json(socket, type="follow", stream_id=stream_id, after=last_seq)
+            assert receive_json(socket)["type"] == "ended"
+            send_json(socket, type="cancel", stream_id=stream_id)
+            assert receive_json(socket)["status"] == "done"
+        at_end = {"last-event-id": f"{stream_id}-{last_seq}"}
+        assert server.http.get(f"/v1/streams/{stream_id}/events", headers=at_end).status_code == 204
 
 
 def test_a_response_that_is_not_stored_expires_with_its_stream(tmp_path: Path) -> None:
     with _serving(tmp_path) as (server, client):
         response = client.responses.create(model="scripted", input="Hi", max_output_tokens=_COUNT, store=False)
-        _wait_expired(server, response.id)
+        _wait_expired(server.http)
         assert server.http.get(f"/v1/responses/{response.id}").status_code == 410
         stream_id = server.create({"prompt": "Hi", "max_tokens": 2})
-        _wait_expired(server, stream_id)
+        _wait_expired(server.http)
         assert server.http.get(f"/v1/streams/{stream_id}").status_code == 410
 
 
@@ -86,7 +111,7 @@ def test_without_a_database(tmp_path: Path, why: str) -> None:
     with _serving(tmp_path, *flags, has_database=why == "sealed") as (server, client):
         assert server.http.get("/v1/usage").json()["data"] == []
         response = client.responses.create(model="scripted", input="kanarienvogel", max_output_tokens=_COUNT)
-        _wait_expired(server, response.id)
+        _wait_expired(server.http)
         assert server.http.get(f"/v1/responses/{response.id}").status_code == 410
     assert (tmp_path / "records.sqlite").exists() is (why == "sealed")
     for path in tmp_path.glob("records.sqlite*"):
@@ -96,7 +121,9 @@ def test_without_a_database(tmp_path: Path, why: str) -> None:
 def test_others_do_not_see_it(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'records.sqlite'}"
     me, you = key_of(database, "me"), key_of(database, "you")
-    server = Server("scripted", "--data-dir", str(tmp_path / "data"), "--database", database, *_BRIEF)
+    server = Server(
+        "scripted", "--data-dir", str(tmp_path / "data"), "--database", database, "--public-metrics", *_BRIEF
+    )
     with contextlib.closing(server):
         server.wait_ready()
         mine, yours = (
@@ -105,7 +132,7 @@ def test_others_do_not_see_it(tmp_path: Path) -> None:
         )
         with mine, yours:
             made = mine.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 2}).json()["id"]
-            until(lambda: mine.get(f"/v1/durable/streams/{made.removeprefix('resp_')}").status_code != 200)
+            _wait_expired(mine)
             assert mine.get(f"/v1/responses/{made}").status_code == 200
             assert yours.get(f"/v1/responses/{made}").status_code == 404
             assert yours.delete(f"/v1/responses/{made}").status_code == 404

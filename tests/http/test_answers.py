@@ -22,6 +22,7 @@ from tailrace.dialects.responses_events import ResponsesView
 from tailrace.errors import StorageError
 from tailrace.http.answers import StreamAnswer, WholeAnswer
 from tailrace.http.body_budget import BodyBudget
+from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
@@ -260,7 +261,8 @@ async def followed(harness: Harness, log: StreamLog, after: int) -> bytes:
         nonlocal body
         body += message.get("body", b"")
 
-    routes = Routes(ServedWires(), models_of(harness), Settings(), BodyBudget(Settings()))
+    streams = StreamActions(harness.generator.store, Settings())
+    routes = Routes(ServedWires(), models_of(harness), streams, Settings(), BodyBudget(Settings()))
     scope: Scope = {
         "type": "http",
         "method": "GET",

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from typing import assert_never
 
-from tailrace.access.audit import note_refusal, noting
+from tailrace.access.audit import note_refusal
 from tailrace.access.principal import arrival_of, sent_by
 from tailrace.api.fitting import fitted, left_open, shortened
 from tailrace.api.stream_facts import facts_of
@@ -16,6 +16,7 @@ from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import shows_progress
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, UnknownModel
 from tailrace.http.accepted_websocket import Over, Socket
+from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, Released
@@ -57,9 +58,11 @@ class _FollowedStream:
 class StreamChannel:
     """A WebSocket of `/v1/ws`: receives commands, sends the frames of many streams. Commands are executed in order."""
 
-    def __init__(self, models: Models, settings: Settings, socket: Socket, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, models: Models, streams: StreamActions, settings: Settings, socket: Socket, group: asyncio.TaskGroup
+    ) -> None:
         self._models = models
-        self._store = models.first.generator.store
+        self._streams = streams
         self._socket = socket
         self._group = group
         self._max_streams = settings.ws_streams
@@ -127,12 +130,12 @@ class StreamChannel:
         principal.require("read")
         principal.require_stream(follow.stream_id)
         try:
-            log = await self._store.read(principal.owner, follow.stream_id, after)
+            log = await self._streams.find(principal.owner, follow.stream_id, after)
         except SeqOutOfRange as error:
             error.param = "after"
             raise
         following = self._frames_of(follow.name, log, after, shows_progress=follow.return_progress)
-        if log.end is not None and after == log.last_seq:
+        if log.is_over(after):
             await self._socket.say(following.frames.ended(after))
         else:
             await self._begin(follow.name, following, following.frames.following(after))
@@ -148,13 +151,11 @@ class StreamChannel:
         principal = self._socket.principal
         principal.require("generate")
         if cancel.stream_id is not None:
-            log = await self._store.read(principal.owner, cancel.stream_id)
+            log = await self._streams.find(principal.owner, cancel.stream_id)
         else:
             assert cancel.name is not None
             log = self._find(cancel.name).log
-        if log.end is None:
-            with noting("stream.cancel", self._socket.scope, stream=log.stream_id):
-                await self._store.stop(principal.owner, log.stream_id)
+        await self._streams.cancel(self._socket.scope, log)
         await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, log.status))
 
     def _check_free(self, name: str | None) -> None:

@@ -50,8 +50,8 @@ from tailrace.durable.page import Page, Readable, asked_position, page_of, posit
 from tailrace.errors import MethodNotAllowed, SeqOutOfRange, TailraceError
 from tailrace.http.answers import STREAM_HEADERS
 from tailrace.http.body_budget import BodyBudget
+from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
-from tailrace.streams import LogStore
 
 __all__ = ["DurableRoutes"]
 
@@ -69,7 +69,7 @@ _READ_METHODS = ("GET", "HEAD", "OPTIONS")
 class DurableRoutes:
     """The routes of both kinds of streams."""
 
-    def __init__(self, durable: DurableStreams, tokens: LogStore, settings: Settings, bodies: BodyBudget) -> None:
+    def __init__(self, durable: DurableStreams, tokens: StreamActions, settings: Settings, bodies: BodyBudget) -> None:
         self._durable = durable
         self._tokens = tokens
         self._settings = settings
@@ -110,7 +110,7 @@ class DurableRoutes:
     async def _token_stream(self, request: Request, owner: str, stream_id: str) -> DurableTokenStream:
         after = asked_position(request.query_params.get("offset"))
         try:
-            return DurableTokenStream(await self._tokens.read(owner, stream_id, after))
+            return DurableTokenStream(await self._tokens.find(owner, stream_id, after))
         except SeqOutOfRange:
             raise SeqOutOfRange("This is not an offset of this stream.", param="offset") from None
 

@@ -37,6 +37,7 @@ from tailrace.http.access_log import AccessLog
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.near_paths import NearPaths
+from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.records.service import Records, open_records
 from tailrace.settings import Settings
@@ -71,9 +72,11 @@ def build_routes(
     """Return all routes, and the wires among them. `own_routes` come first."""
     metrics = Metrics(*(served.generator for served in models), families=settings.metric_families)
     bodies = BodyBudget(settings)
+    conversations = records.conversations if records is not None else None
+    streams = StreamActions(models.first.generator.store, settings, conversations)
     about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path))
-    streams = DurableRoutes(durable, models.first.generator.store, settings, bodies)
-    own: list[BaseRoute] = [*about.table(), *streams.table()]
+    durable_routes = DurableRoutes(durable, streams, settings, bodies)
+    own: list[BaseRoute] = [*about.table(), *durable_routes.table()]
     if records is not None:
         conversation_routes = ConversationRoutes(records.conversations, bodies, is_strict=settings.strict)
         files = ConversationFileRoutes(records.conversations, bodies)
@@ -82,10 +85,10 @@ def build_routes(
         sessions = SessionRoutes(records, settings.root_path)
         own += [*access.table(), *sessions.table(), *usage.table()]
         own += [*files.table(), *conversation_routes.table()]  # `export` must not match as a conversation's id
-    sockets = Sockets(models, settings)
+    sockets = Sockets(models, streams, settings)
     own += sockets.table()
     wires = ServedWires((*own_routes, *own))
-    routes = Routes(wires, models, settings, bodies, records.conversations if records is not None else None)
+    routes = Routes(wires, models, streams, settings, bodies, conversations)
     return [*own_routes, *routes.table(), *sockets.of_wires(wires), *own], wires
 
 

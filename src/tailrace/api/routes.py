@@ -79,6 +79,7 @@ class Routes:
         self,
         wires: ServedWires,
         models: Models,
+        streams: StreamActions,
         settings: Settings,
         bodies: BodyBudget,
         conversations: ConversationKeeper | None = None,
@@ -87,7 +88,7 @@ class Routes:
         self._models = models
         self._conversations = conversations
         self._store = models.first.generator.store
-        self._streams = StreamActions(self._store, settings, conversations)
+        self._streams = streams
         self._settings = settings
         self._bodies = bodies
         self._keys_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()

@@ -22,6 +22,7 @@ from tailrace.assembly.models import Models
 from tailrace.dialects import ServerFacts, SocketChat, native
 from tailrace.errors import SHUTTING_DOWN, Draining, QueueFull, UpgradeRequired
 from tailrace.http.accepted_websocket import Socket, end_of
+from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 
@@ -33,8 +34,9 @@ _RETRY_S = 5.0  # Retry-After of a refused socket
 class Sockets:
     """All WebSockets. Chats use the first model."""
 
-    def __init__(self, models: Models, settings: Settings) -> None:
+    def __init__(self, models: Models, streams: StreamActions, settings: Settings) -> None:
         self._models = models
+        self._streams = streams
         self._settings = settings
         self._num_open = 0
 
@@ -79,7 +81,7 @@ class Sockets:
 
     async def _follow(self, socket: Socket) -> None:
         async with asyncio.TaskGroup() as group:
-            await StreamChannel(self._models, self._settings, socket, group).run()
+            await StreamChannel(self._models, self._streams, self._settings, socket, group).run()
 
 
 class _Endpoint:

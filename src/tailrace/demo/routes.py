@@ -39,8 +39,9 @@ from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.tgi_answers import TGIView
 from tailrace.errors import EngineLost, Forbidden, UnknownModel, UnknownStream
 from tailrace.generation import Observer, Times
-from tailrace.http.answers import STREAM_HEADERS, JsonAnswer, StreamAnswer
+from tailrace.http.answers import STREAM_HEADERS, JsonAnswer
 from tailrace.http.body_budget import BodyBudget
+from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
 from tailrace.transport.addresses import is_loopback
 from tailrace.types import Record
@@ -87,6 +88,7 @@ class DemoRoutes:
     def __init__(self, service: Service, settings: Settings, fetch_file: Path) -> None:
         self._service = service
         self._settings = settings
+        self._streams = StreamActions(service.store, settings)
         self._fetch_file = fetch_file
         self._token = secrets.token_urlsafe(24)
         self._bodies = BodyBudget(settings)
@@ -134,9 +136,8 @@ class DemoRoutes:
         view = _VIEWS.get(request.path_params["wire"])
         if view is None:
             raise HTTPException(404)
-        log = await self._service.store.read(owner_of(request.scope), request.path_params["stream_id"])
-        encoder = view.open(facts_of(self._service.models.of(log), log))
-        return StreamAnswer(log, encoder, view, after=0, headers=(), heartbeat_s=self._settings.heartbeat_s)
+        log = await self._streams.find(owner_of(request.scope), request.path_params["stream_id"])
+        return self._streams.follow(log, view.open(facts_of(self._service.models.of(log), log)), view)
 
     async def stream_plainly(self, request: Request) -> ASGIApp:
         require_json(request.headers)

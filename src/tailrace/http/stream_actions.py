@@ -30,6 +30,8 @@ class KeptLonger(Protocol):
 
 
 class StreamActions:
+    """The actions on the streams of a log store. All doors of a server use them: HTTP, WebSockets, durable streams."""
+
     def __init__(self, store: LogStore, settings: Settings, kept_longer: KeptLonger | None = None) -> None:
         self._store = store
         self._settings = settings
@@ -55,7 +57,7 @@ class StreamActions:
         headers: Iterable[tuple[str, str]] = (),
     ) -> ASGIApp:
         """Return the events after `after`. If there is none any more, this is 204, which stops an EventSource."""
-        if log.end is not None and after == log.last_seq:
+        if log.is_over(after):
             return Response(status_code=204, headers=id_header(log))
         path = self.path_of(log)
         ours = {**id_header(log), "location": path + "/events", "content-location": path}
@@ -94,6 +96,12 @@ class StreamActions:
                 if log.record.keep and self._kept_longer is not None:
                     await self._kept_longer.forget(owner, stream_id)
         return JsonAnswer(body, 200, id_header(log)) if body else Response(status_code=204, headers=id_header(log))
+
+    async def cancel(self, scope: Scope, log: StreamLog) -> None:
+        """End a stream as cancelled, if it has not ended. Raises: StreamError, StorageError."""
+        with noting("stream.cancel", scope, stream=log.stream_id):
+            if log.end is None:
+                await self._store.stop(owner_of(scope), log.stream_id)
 
     def path_of(self, log: StreamLog) -> str:
         """Return the path that has the streams of all wires."""

@@ -135,6 +135,10 @@ class StreamLog:
             raise self.released.with_traceback(None)
         self.cancel()
 
+    def is_over(self, after: int) -> bool:
+        """Return whether event `after` is the terminal one."""
+        return self.end is not None and after == len(self.events)
+
     def check_position(self, after: int) -> None:
         """Raises: SeqOutOfRange if there are fewer than `after` events."""
         if after > self.last_seq:
