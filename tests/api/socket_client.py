@@ -138,7 +138,7 @@ class SocketClient:
 
 def models_of(harness: Harness) -> Models:
     """Return the models of a server that has only the model of this generator."""
-    served = Served("scripted", harness.engine.spec, Settings())
+    served = Served("scripted", harness.engine.spec, Settings(), {})
     served.generator, served.is_loaded = harness.generator, True
     return Models([served], Settings(), asyncio.TaskGroup())
 

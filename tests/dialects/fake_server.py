@@ -57,6 +57,7 @@ class FakeServer:
     reports_progress: bool = True
     can_chat: bool = True
     default_max_tokens: int = 1024
+    recommended_sampling: Mapping[str, float] = field(default_factory=dict)
     max_total_tokens: int = 4096
     max_requests: int = 128
     max_prompts: int = 64
@@ -132,9 +133,9 @@ def native(body: JsonBody) -> GenerateCall:
     return call
 
 
-def chat(body: JsonBody) -> GenerateCall:
+def chat(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
     """POST /v1/chat/completions."""
-    return openai.parse_chat(parsed(body))
+    return openai.parse_chat(parsed(body, server=server))
 
 
 def completion(body: JsonBody) -> GenerateCall:

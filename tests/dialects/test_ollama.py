@@ -69,6 +69,12 @@ def test_defaults_are_ollamas_if_the_engine_supports_them() -> None:
     assert sampling({"temperature": 0}) == Sampling(temperature=0.0)
 
 
+def test_what_a_model_recommends_comes_before_ollamas_defaults() -> None:
+    server = FakeServer(recommended_sampling={"temperature": 0.6, "repetition_penalty": 1.5})
+    expected = Sampling(temperature=0.6, top_k=40, top_p=0.9, repetition_penalty=1.5)
+    assert generate({}, server=server).request.sampling == expected
+
+
 def test_options() -> None:
     options = {
         "num_predict": 7,

@@ -45,6 +45,14 @@ def test_defaults_of_a_chat() -> None:
     assert (call.request.on_disconnect, call.stream, call.ignored) == ("cancel", False, ())
 
 
+def test_defaults_are_those_that_the_model_recommends() -> None:
+    server = FakeServer(recommended_sampling={"temperature": 0.6, "top_k": 20})
+    assert chat(CHAT, server=server).request.sampling == Sampling(temperature=0.6, top_k=20)
+    assert chat(CHAT | {"temperature": 1}, server=server).request.sampling == Sampling(top_k=20)
+    assert chat(CHAT | {"temperature": 0}, server=server).request.sampling == Sampling(temperature=0.0)
+    assert chat(CHAT | {"top_p": 0}, server=server).request.sampling == Sampling(temperature=0.0)
+
+
 def test_defaults_of_a_completion() -> None:
     call = completion(TEXT)
     assert call.request.sampling == Sampling(max_tokens=16)

@@ -25,7 +25,6 @@ from tailrace.dialects.websocket import (
     encode_refusal,
     encode_status,
     name_of,
-    parse,
     read,
 )
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
@@ -42,6 +41,10 @@ class _NoVocabulary:
 
     def token_text(self, token_id: int) -> str:
         raise AssertionError
+
+
+def parse(body: dict[str, Any]) -> websocket.Command:
+    return websocket.parse(body, lambda model: {"top_k": 20} if model == "cool" else {})
 
 
 def _frames(name: str | None = NAME) -> Frames:
@@ -230,3 +233,9 @@ def test_the_page_names_every_frame_and_every_code() -> None:
     for word in [*named.split(), "cancelled", "interrupted"]:
         assert re.search(rf'[`"]{word}[`"]', page), word
     assert re.findall(r"^\| (1\d\d\d) \|", page, re.MULTILINE) == re.findall(r"\b(10\d\d)\b", websocket.__doc__ or "")
+
+
+def test_what_a_model_recommends_is_for_requests_to_it() -> None:
+    command = parse({"type": "create", "prompt": "Hi", "model": "cool", "temperature": 0.5})
+    assert isinstance(command, Create)
+    assert (command.request.sampling.top_k, command.request.sampling.temperature) == (20, 0.5)

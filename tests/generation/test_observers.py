@@ -119,7 +119,7 @@ async def test_a_request_without_a_stream_is_refused() -> None:
     harness = Harness()
     notes = _Notes()
     harness.generator.observers.add(notes)
-    served = Served("scripted", harness.engine.spec, Settings())
+    served = Served("scripted", harness.engine.spec, Settings(), {})
     served.generator = harness.generator
     arrival = Arrival("scripted", "native", "alice", "abcdefghjkmn")
     with pytest.raises(UnknownModel), served.arriving(arrival):

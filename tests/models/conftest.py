@@ -192,6 +192,9 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         writer.add_eos_token_id(int(str(values.get("eos", 2))))
         if "add_bos" in values:
             writer.add_add_bos_token(bool(values["add_bos"]))
+        if "temp" in values:
+            writer.add_float32("general.sampling.temp", float(str(values["temp"])))
+            writer.add_int32("general.sampling.top_k", 20)
         writer.add_chat_template("{{ messages }}")
         writer.add_tensor("token_embd.weight", np.zeros((8, 32), dtype=np.float32))
         writer.write_header_to_file()

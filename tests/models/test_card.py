@@ -50,6 +50,11 @@ def test_gguf_card(write_gguf: WriteGguf) -> None:
     assert card.chat_template == "{{ messages }}"
 
 
+def test_a_gguf_file_may_recommend_how_to_sample(write_gguf: WriteGguf) -> None:
+    assert read_card(write_gguf("a.gguf", temp=0.5), "tiny").sampling == {"temperature": 0.5, "top_k": 20}
+    assert read_card(write_gguf("b.gguf"), "tiny").sampling == {}
+
+
 def test_control_and_user_tokens_are_not_split(write_gguf: WriteGguf) -> None:
     made = tokenizer(read_card(write_gguf(), "tiny"))
     encoded = made.encode("<|im_start|>hello<tool><|im_end|>", add_special_tokens=False)
@@ -203,6 +208,21 @@ def test_openvino_card(export: Path) -> None:
 def test_generation_config_has_more_end_tokens(export: Path) -> None:
     write_json(export / "generation_config.json", {"eos_token_id": [8, 7]})
     assert read_card(export, "x").eos_token_ids == (7, 8)
+
+
+def test_generation_config_recommends_how_to_sample(export: Path) -> None:
+    write_json(
+        export / "generation_config.json",
+        {
+            "do_sample": True,
+            "temperature": 0.6,
+            "top_k": 20.0,
+            "top_p": "high",
+            "min_p": -1,
+            "repetition_penalty": True,
+        },
+    )
+    assert read_card(export, "x").sampling == {"temperature": 0.6, "top_k": 20}
 
 
 def test_without_configs_the_eos_token_is_the_end(export: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import assert_never
 
 from tailrace.access.audit import note_refusal
@@ -79,7 +80,7 @@ class StreamChannel:
         try:
             body = self._read(text)
             name = websocket.name_of(body)
-            match websocket.parse(body):
+            match websocket.parse(body, self._recommended):
                 case websocket.Create() as create:
                     await self._create(create)
                 case websocket.FollowCommand() as follow:
@@ -104,6 +105,10 @@ class StreamChannel:
             raise
         self._num_unreadable = 0
         return body
+
+    def _recommended(self, model: object) -> Mapping[str, float]:
+        found = self._models.find(model) if isinstance(model, str) else None
+        return (found or self._models.names[0]).recommended_sampling
 
     async def _create(self, create: websocket.Create) -> None:
         found = self._models.find(create.request.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tailrace import __version__
 from tailrace.engines import EngineSpec
@@ -31,9 +31,12 @@ class Served:
 
     generator: Generator
 
-    def __init__(self, model: str, spec: EngineSpec, settings: Settings, *, memory_bytes: int = 0) -> None:
+    def __init__(
+        self, model: str, spec: EngineSpec, settings: Settings, sampling: Mapping[str, float], *, memory_bytes: int = 0
+    ) -> None:
         self.model = model
         self.settings = settings
+        self.sampling = sampling  # recommended by the model's makers
         self.started_s = int(time.time())
         self.names = (
             NamedModel(self, model),
@@ -140,6 +143,11 @@ class NamedModel:
     @property
     def default_max_tokens(self) -> int:
         return self.generator.limits.default_max_tokens
+
+    @property
+    def recommended_sampling(self) -> dict[str, float]:
+        parameters = self.generator.parameters
+        return {name: value for name, value in self.served.sampling.items() if name in parameters}
 
     @property
     def prompts(self) -> PromptEncoder:

@@ -265,6 +265,8 @@ def chat_lines(source: Source | None) -> Iterator[str]:
     yield f"  tools      {tools}"
     reasoning = "not separated" if chat.reasoning is None else f"separated at {chat.reasoning.closes[0]}"
     yield f"  reasoning  {reasoning}"
+    advice = ", ".join(f"{name} {value:.3g}" for name, value in source.card.sampling.items())
+    yield f"  sampling   {advice or 'no advice from the model'}; what a request says comes first"
 
 
 def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:

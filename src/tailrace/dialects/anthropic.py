@@ -132,7 +132,9 @@ def parse(request: ParsedRequest) -> GenerateCall:
     is_single = fields.tool_choice is not None and bool(fields.tool_choice.disable_parallel_tool_use)
     names = ("temperature", "top_p", "top_k", "max_tokens")
     sampling = replace(
-        sampling_of(SamplingFields(**{name: getattr(fields, name) for name in names})),
+        sampling_of(
+            SamplingFields(**{name: getattr(fields, name) for name in names}), request.server.recommended_sampling
+        ),
         grammar=tools.grammar(grammar),
         single_call=is_single and tools.allows_several_calls,
         stop=stops(fields.stop_sequences, name="stop_sequences"),

@@ -104,6 +104,10 @@ class ServerFacts(Protocol):
         """The length of an answer whose request has no limit."""
 
     @property
+    def recommended_sampling(self) -> Mapping[str, float]:
+        """The parameters that the model's makers recommend and the engine supports, by their names in `Sampling`."""
+
+    @property
     def max_requests(self) -> int: ...
     @property
     def max_prompts(self) -> int:

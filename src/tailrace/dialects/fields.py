@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -100,9 +101,11 @@ _LENGTHS = ("max_completion_tokens", "max_tokens")
 _SAMPLING = set(SamplingFields.__struct_fields__) - {*_LENGTHS, "seed", "stop"}  # as in `Sampling`
 
 
-def sampling_of(fields: SamplingFields) -> Sampling:
-    """Return the sampling parameters. Absent ones have neutral values. Raises: RequestError."""
-    given = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
+def sampling_of(fields: SamplingFields, recommended: Mapping[str, float]) -> Sampling:
+    """Return the sampling parameters. Absent ones have the values that the model's makers recommend, or neutral ones.
+    Raises: RequestError."""
+    given: dict[str, Any] = {**recommended}
+    given |= {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
     if given.get("top_k", 0) > _MAX_TOP_K or given.get("top_k") == -1:  # off, in vLLM
         del given["top_k"]
     if given.get("top_p") == 0:  # nothing but the likeliest token

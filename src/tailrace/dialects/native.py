@@ -7,7 +7,7 @@ first event, only ASCII.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -116,15 +116,15 @@ def parse(request: ParsedRequest) -> GenerateCall | Following:
     if cursor is not None:
         return Following(*parse_cursor(cursor), NativeView())
     streams = "text/event-stream" in request.headers.get("accept", "")
-    generate, notes = parse_body(request.body, request.branch), list[str]()
+    generate, notes = parse_body(request.body, request.server.recommended_sampling, request.branch), list[str]()
     view = NativeView(
         shows_progress(request.server, notes, wanted=request.body.get("return_progress"), is_streamed=streams)
     )
     return GenerateCall(generate, view, stream=streams, ignored=tuple(notes), at_once=True, status=201)
 
 
-def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
-    """Parse a body. `branch` is that of its conversation, if it names one.
+def parse_body(body: JsonBody, recommended: Mapping[str, float], branch: Branch | None = None) -> GenerateRequest:
+    """Parse a body. `recommended` is as in `sampling_of`; `branch` is that of its conversation, if it names one.
 
     Raises: RequestError, also for unknown fields, so that typing errors are noticed.
     """
@@ -150,7 +150,7 @@ def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
         split_reasoning=fields.reasoning == "auto",
         bad_words=bad_words(fields),
         sampling=replace(
-            sampling_of(fields),
+            sampling_of(fields, recommended),
             logprobs=bool(fields.logprobs or fields.top_logprobs),
             top_logprobs=fields.top_logprobs or 0,
             max_reasoning_tokens=None if fields.max_reasoning_tokens == -1 else fields.max_reasoning_tokens,

@@ -193,22 +193,22 @@ def _grammar(value: object) -> Grammar | None:
 
 
 def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None, notes: list[str]) -> Sampling:
-    """Return the parameters, with Ollama's defaults. Raises: RequestError."""
+    """Return the parameters, with Ollama's defaults where the model recommends nothing. Raises: RequestError."""
     options = fields.options or Options()
     wants_logprobs = bool(fields.top_logprobs) if fields.logprobs is None else fields.logprobs
     if options.repeat_last_n == 0:  # no tokens count
         options.repeat_penalty = None
     elif options.repeat_last_n is not None and options.repeat_last_n not in _LAST_TOKENS:
         notes.append("options.repeat_last_n")
-    chosen: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name in server.generator.parameters}
-    chosen |= {name: value for name, value in asdict(options).items() if value is not None}
+    defaults = {name: value for name, value in _DEFAULTS.items() if name in server.generator.parameters}
+    chosen: dict[str, Any] = {name: value for name, value in asdict(options).items() if value is not None}
     named = SamplingFields(
         **{name: value for name, value in chosen.items() if name in _COMMON},
         repetition_penalty=options.repeat_penalty,
         max_tokens=-1 if (options.num_predict or 0) < 0 else options.num_predict or None,
     )
     return replace(
-        sampling_of(named),
+        sampling_of(named, {**defaults, **server.recommended_sampling}),
         typical_p=options.typical_p or 1.0,  # also with temperature 0
         seed=None if options.seed == -1 else seed_of(options.seed),
         logprobs=wants_logprobs,

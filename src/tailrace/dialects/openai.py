@@ -195,7 +195,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         truncate=fields.truncate_prompt_tokens,
         bad_words=bad_words(fields),
         sampling=replace(
-            _sampling(fields, notes),
+            _sampling(fields, request.server, notes),
             logprobs=wants_logprobs,
             top_logprobs=(fields.top_logprobs or 0) if wants_logprobs else 0,
             grammar=tools.grammar(grammar),
@@ -231,7 +231,7 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
         raise UnsupportedParameter(
             "This engine has only the logprobs of the chosen tokens: logprobs can be 0.", param="logprobs"
         )
-    sampling = _sampling(fields, notes)
+    sampling = _sampling(fields, request.server, notes)
     shows_prompt = fields.prompt_logprobs is not None
     if fields.echo and fields.logprobs is not None:
         most = max(fields.logprobs, fields.prompt_logprobs or 0)
@@ -291,7 +291,7 @@ def _reasoning_budget(fields: OpenAIChatBody, server: ServerFacts, notes: list[s
     return min((budget for budget in budgets if budget is not None), default=None)
 
 
-def _sampling(fields: _Body, notes: list[str]) -> Sampling:
+def _sampling(fields: _Body, server: ServerFacts, notes: list[str]) -> Sampling:
     """Return the parameters that chats and texts share. Raises: RequestError."""
     if fields.prompt_logprobs is not None and fields.stream:  # vLLM's chunks have no place for them
         notes.append("prompt_logprobs")
@@ -300,7 +300,7 @@ def _sampling(fields: _Body, notes: list[str]) -> Sampling:
         fields.max_tokens = answer_tokens(fields.n_predict, "n_predict")
     if fields.repetition_penalty is None:
         fields.repetition_penalty = fields.repeat_penalty
-    return sampling_of(fields)
+    return sampling_of(fields, server.recommended_sampling)
 
 
 def _grammar(fields: _Body) -> Grammar | None:

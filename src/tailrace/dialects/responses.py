@@ -128,7 +128,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
     notes += unread_reasoning(messages_of(items), request.server, continues=False, name="input[].reasoning")
     wants_logprobs = _LOGPROBS in include or fields.top_logprobs is not None
     in_background = bool(fields.background)
-    sampling = sampling_of(fields)
+    sampling = sampling_of(fields, request.server.recommended_sampling)
     most = fields.reasoning.max_tokens if fields.reasoning is not None else None
     is_single = fields.parallel_tool_calls is False
     calls = tools.calls(single=is_single)

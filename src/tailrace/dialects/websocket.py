@@ -14,7 +14,7 @@ socket, unless they were created with `"on_disconnect": "cancel"`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
@@ -121,12 +121,14 @@ def name_of(body: JsonBody) -> str | None:
     return name if isinstance(name, str) and len(name) <= _MAX_NAME_CHARACTERS else None
 
 
-def parse(body: JsonBody) -> Command:
-    """Raises: RequestError, also for unknown fields."""
+def parse(body: JsonBody, recommended: Callable[[object], Mapping[str, float]]) -> Command:
+    """Parse a command. `recommended` returns the parameters that a model's makers recommend, from the field `model`.
+    Raises: RequestError, also for unknown fields."""
     match body.get("type"):
         case "create":
             named, _ = read_fields({name: body[name] for name in ("type", "id") if name in body}, _Named)
-            request = parse_body({name: body[name] for name in body if name not in ("type", "id")})
+            fields = {name: body[name] for name in body if name not in ("type", "id")}
+            request = parse_body(fields, recommended(body.get("model")))
             return Create(named.id, request, bool(body.get("return_progress")))
         case "follow":
             return _parse_follow(read_fields(body, _Follow, strict=True)[0])

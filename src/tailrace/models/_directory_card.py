@@ -14,7 +14,7 @@ import msgspec
 from tailrace.errors import ModelError
 from tailrace.models._tokenizer import tokenizer_json
 from tailrace.models._vocabulary import CONTROL, NORMAL, Vocabulary, parse_merges
-from tailrace.models.card import ModelCard
+from tailrace.models.card import ModelCard, recommended
 from tailrace.models.pre_tokenizers import GPT2
 from tailrace.models.safetensors import read_head, weight_files
 
@@ -79,6 +79,11 @@ class _Config(msgspec.Struct):
 
 class _GenerationConfig(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
+    temperature: object = None
+    top_p: object = None
+    top_k: object = None
+    min_p: object = None
+    repetition_penalty: object = None
 
 
 Read = TypeVar("Read", _Tokenizer, _TokenizerConfig, _Config, _GenerationConfig)
@@ -93,6 +98,7 @@ def read(path: Path, name: str) -> ModelCard:
     bos_token, eos_token = _content(config.bos_token), _content(config.eos_token)
     starts = config.add_bos_token
     model = _decode(path / "config.json", _Config)
+    generation = _decode(path / "generation_config.json", _GenerationConfig)
     return ModelCard(
         name=name,
         path=path,
@@ -102,12 +108,13 @@ def read(path: Path, name: str) -> ModelCard:
         bos_token=bos_token,
         eos_token=eos_token,
         add_bos=bool(bos_token) and (_puts_first(tokenizer.post_processor, bos_token) if starts is None else starts),
-        eos_token_ids=_ends(path, tokenizer, eos_token),
+        eos_token_ids=_ends(path, generation, tokenizer, eos_token),
         context_tokens=_context_tokens(path, config),
         architecture=model.model_type,
         quantized_by=model.quantization_config.quant_method if model.quantization_config else "",
         num_parameters=num_parameters,
         weight_bytes=weight_bytes,
+        sampling=recommended(msgspec.structs.asdict(generation)),
     )
 
 
@@ -215,11 +222,11 @@ def _puts_first(processor: _Processor | None, token: str) -> bool:
     return any(_puts_first(part, token) for part in processor.processors)
 
 
-def _ends(path: Path, tokenizer: _Tokenizer, eos_token: str) -> tuple[int, ...]:
+def _ends(path: Path, generation: _GenerationConfig, tokenizer: _Tokenizer, eos_token: str) -> tuple[int, ...]:
     """Return the end tokens of generation_config.json (often several), else of config.json, else the EOS token."""
     own = [token.id for token in tokenizer.added_tokens if token.content == eos_token and token.id >= 0]
     for declared in (
-        _decode(path / "generation_config.json", _GenerationConfig).eos_token_id,
+        generation.eos_token_id,
         _decode(path / "config.json", _Config).eos_token_id,
     ):
         if declared is not None:

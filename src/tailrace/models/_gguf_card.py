@@ -7,13 +7,22 @@ from pathlib import Path
 from tailrace.errors import ModelError
 from tailrace.models._tokenizer import read_scheme, tokenizer_json
 from tailrace.models._vocabulary import CONTROL, Vocabulary, is_end, read_vocabulary
-from tailrace.models.card import ModelCard
+from tailrace.models.card import ModelCard, recommended
 from tailrace.models.gguf_header import Metadata, read_metadata
 from tailrace.models.shards import part_of, parts_of, some_of
 
 __all__ = ["read", "read_parts"]
 
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+# As llama.cpp's converter copies them from generation_config.json.
+_SAMPLING_KEYS = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 
 
 def read(path: Path, name: str) -> ModelCard:
@@ -47,6 +56,9 @@ def read(path: Path, name: str) -> ModelCard:
         tensor_types=tuple(sorted({tensor.type for tensor in metadata.tensors})),
         num_parameters=sum(tensor.num_elements for tensor in metadata.tensors),
         weight_bytes=sum(tensor.num_bytes for tensor in metadata.tensors),
+        sampling=recommended(
+            {name: metadata.get(f"general.sampling.{key}", object) for name, key in _SAMPLING_KEYS.items()}
+        ),
     )
 
 

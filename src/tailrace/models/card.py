@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["ModelCard"]
+__all__ = ["ModelCard", "recommended"]
+
+# What a model's makers may recommend, by the names in `Sampling`, with the ranges in which it is used.
+_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.0, 1.0),
+    "top_k": (0, 1_000_000),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+}
+
+
+def recommended(values: Mapping[str, object]) -> dict[str, float]:
+    """Return the recommendations among a file's values. Others, and those outside their range, are left out: a file
+    that cannot be used in this respect can be used in all others."""
+    found = {name: values.get(name) for name in _RANGES}
+    return {
+        name: int(value) if name == "top_k" else value
+        for name, value in found.items()
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and _RANGES[name][0] <= value <= _RANGES[name][1]
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +53,4 @@ class ModelCard:
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
     num_parameters: int = 0  # 0: unknown
     weight_bytes: int = 0
+    sampling: Mapping[str, float] = field(default_factory=dict)  # recommended by its makers, by the names in `Sampling`

@@ -216,7 +216,7 @@ def _request(inputs: JsonBody, sampling: JsonBody) -> GenerateRequest:
     request = GenerateRequest(
         prompts=(read.prompt,) if read.prompt is not None else (),
         messages=messages,
-        sampling=sampling_of(read),
+        sampling=sampling_of(read, {}),
         split_reasoning=False,
     )
     try:
