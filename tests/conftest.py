@@ -23,6 +23,10 @@ from xdist.remote import Producer
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# The threads with which torch computes wait for each other by spinning. Next to other processes on few cores, its tests
+# would take two or three times the processor time. For this process, and for those that it starts:
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # A shell starts what it runs in the background with Ctrl-C ignored, and so would be everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -76,7 +80,6 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 
