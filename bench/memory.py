@@ -47,7 +47,7 @@ def measure(path: str, cache: str, weights: str) -> None:
     engine = OpenVINOEngine(EngineSpec("openvino", path, cache_path=cache, exact=True, weight_bits=bits))
     say("model loaded", of=of)
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
-    engine.submit(Sequence(1, tuple(range(100, 100 + PROMPT_TOKENS)), sampling))
+    engine.submit(Sequence(1, (tuple(range(100, 100 + PROMPT_TOKENS)),), sampling))
     while not any(delta.finish_reason for delta in engine.step()):
         pass
     say("after an answer", of=of)

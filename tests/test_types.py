@@ -63,7 +63,7 @@ def test_every_sampling_parameter_reaches_the_worker() -> None:
     )
     plain = Sampling()
     assert not [name for name in Sampling.__struct_fields__ if getattr(sampling, name) == getattr(plain, name)]
-    sequence = Sequence(7, (1, 2, 3), sampling)
+    sequence = Sequence(7, ((1, 2, 3),), sampling)
     sent = encode(Submit(sequence))[4:]  # behind the length
     received = decode_to_worker(sent)
     assert isinstance(received, Submit)
@@ -84,4 +84,4 @@ def test_a_seed_beyond_the_protocol_cannot_be_sent() -> None:
     """The dialects and the generation limit seeds."""
     for seed in (-1 - 2**63, 2**64):
         with pytest.raises((OverflowError, msgspec.MsgspecError)):
-            encode(Submit(Sequence(1, (1,), Sampling(seed=seed))))
+            encode(Submit(Sequence(1, ((1,),), Sampling(seed=seed))))

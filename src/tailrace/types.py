@@ -7,9 +7,10 @@ collector does not visit the millions of events in logs. At full speed, these vi
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -23,6 +24,7 @@ __all__ = [
     "SHAPING",
     "Allowance",
     "Arrival",
+    "Attachment",
     "CallReading",
     "Claim",
     "Continuity",
@@ -41,18 +43,24 @@ __all__ = [
     "Record",
     "Released",
     "Sampling",
+    "Segment",
     "Spent",
     "Status",
     "TemplateValue",
     "TextDelta",
+    "TextSegment",
     "ToolCall",
     "TopLogprobs",
     "Usage",
     "event_id",
+    "ids_of",
     "is_stream_id",
+    "kind_of",
     "means_any_model",
     "new_stream_id",
+    "num_tokens_of",
     "parse_cursor",
+    "with_ids",
 ]
 
 ANONYMOUS = "anonymous"  # the owner of all streams before the first key is created
@@ -140,6 +148,55 @@ class Sampling(msgspec.Struct, frozen=True):
     n: int = 1
 
 
+class Attachment(msgspec.Struct, frozen=True, tag="attachment"):
+    """Bytes in a prompt, such as an image. The prompt has only their digest."""
+
+    digest: str  # SHA-256 of the bytes, in hexadecimal
+    media_type: str
+    num_tokens: int  # that the model reads for it
+
+    @classmethod
+    def of(cls, content: bytes, media_type: str, num_tokens: int) -> Attachment:
+        return cls(hashlib.sha256(content).hexdigest(), media_type, num_tokens)
+
+
+class TextSegment(msgspec.Struct, frozen=True, tag="text"):
+    """Text for an engine that passes it on to a server with a tokenizer of its own."""
+
+    text: str
+    num_tokens: int  # estimated
+    is_chat: bool = False  # the text is JSON: messages and tools, for that server's chat template
+
+
+# A part of a prompt: token ids, or what is not token ids here. Most prompts have one segment, of token ids.
+Segment: TypeAlias = tuple[int, ...] | TextSegment | Attachment
+
+
+def num_tokens_of(segments: Iterable[Segment]) -> int:
+    return sum(len(one) if isinstance(one, tuple) else one.num_tokens for one in segments)
+
+
+def ids_of(segments: tuple[Segment, ...]) -> tuple[int, ...]:
+    """Return the token ids of all segments that are token ids. The others are left out."""
+    if len(segments) == 1 and isinstance(segments[0], tuple):
+        return segments[0]
+    return tuple(token_id for one in segments if isinstance(one, tuple) for token_id in one)
+
+
+def with_ids(segments: tuple[Segment, ...], token_ids: tuple[int, ...]) -> tuple[Segment, ...]:
+    """Return the segments with token ids behind them."""
+    if segments and isinstance(segments[-1], tuple):
+        return (*segments[:-1], segments[-1] + token_ids)
+    return (*segments, token_ids)
+
+
+def kind_of(segment: Segment) -> str:
+    """Return what `Capabilities.takes` of an engine has for such segments."""
+    if isinstance(segment, Attachment):
+        return segment.media_type
+    return "token_ids" if isinstance(segment, tuple) else "text"
+
+
 NO_LIMIT = 2**31 - 1  # as `max_tokens`, which is not larger: an answer may fill the room that the prompt leaves
 
 # Parameters that only shape the probabilities of tokens: an engine without one of them gives another sample.
@@ -173,7 +230,7 @@ class KeptFields(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateRequest(KeptFields, frozen=True):
     """A client's request, the same for all wires. Either `prompts` or `messages` are given.
 
-    Each prompt is text or token ids, and gets `sampling.n` answers: choice number `i * n + j` is answer j to prompt i.
+    Each prompt is text or segments, and gets `sampling.n` answers: choice number `i * n + j` is answer j to prompt i.
     `tools` are functions as JSON schemas in OpenAI's form, for the chat template. `template_values` are the template's
     other variables, such as `enable_thinking`.
     `on_disconnect` says what happens when the last reader disconnects. A detached stream without a reader for
@@ -181,7 +238,7 @@ class GenerateRequest(KeptFields, frozen=True):
     """
 
     model: str | None = None
-    prompts: tuple[str | tuple[int, ...], ...] = ()
+    prompts: tuple[str | tuple[Segment, ...], ...] = ()
     messages: tuple[Message, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     calls: CallReading | None = None  # how calls of these tools are read from the answer
@@ -242,12 +299,21 @@ class ReasoningFormat(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """One prompt of a request: its text as the client knows it ("" if the client gave ids), and its ids."""
+    """One prompt of a request: its text as the client knows it, and what the engine reads."""
 
     text: str
-    ids: tuple[int, ...]
+    segments: tuple[Segment, ...]
     reasoning: ReasoningFormat | None = None  # None: reasoning is not separated from the text
     calls: CallReading | None = None  # None: the answer has no tool calls. The tools have no parameters here
+
+    @property
+    def num_tokens(self) -> int:
+        return num_tokens_of(self.segments)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids of those segments that are token ids."""
+        return ids_of(self.segments)
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):

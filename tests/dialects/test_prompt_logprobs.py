@@ -45,7 +45,7 @@ _KNOWN = (PromptLogprob(-1.5, 2, ((72, -0.5), (105, -1.5))), PromptLogprob(-3.0,
 def _scored(view: View, *, stream: bool) -> Any:  # Any: JSON
     """Return the first choice of an answer to "Hi!" whose prompt has logprobs."""
     first = TextDelta("a", (97,), 0, (-0.25,), "length", None, (((97, -0.25), (98, -2.0)),), prompt_logprobs=_KNOWN)
-    encoder = view.open(facts(prompts=(Prompt("Hi!", (72, 105, 33)),)))
+    encoder = view.open(facts(prompts=(Prompt("Hi!", ((72, 105, 33),)),)))
     end = End("done", Usage(3, 1))
     if stream:
         return json.loads(encoder.encode(1, first).removeprefix(b"data: "))["choices"][0]

@@ -347,7 +347,7 @@ _RECORD = Record(
     _STREAM_ID,
     1_700_000_000.0,
     "scripted",
-    prompts=(Prompt("Wo\u00df?", (1, 2, 3, 4)),),
+    prompts=(Prompt("Wo\u00df?", ((1, 2, 3, 4),)),),
     sampling=Sampling(seed=7),
     num_prompt_tokens=4,
 )

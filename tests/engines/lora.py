@@ -63,7 +63,7 @@ def save_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], dtype: str = "
 def answer(spec: EngineSpec) -> list[int]:
     """Return the twelve most likely tokens, one after the other."""
     engine = load_engine(spec)
-    engine.submit(Sequence(1, (5, 6, 7), Sampling(temperature=0.0, seed=0, max_tokens=12, ignore_eos=True)))
+    engine.submit(Sequence(1, ((5, 6, 7),), Sampling(temperature=0.0, seed=0, max_tokens=12, ignore_eos=True)))
     deltas: list[Delta] = []
     while not deltas or deltas[-1].finish_reason is None:
         deltas += engine.step()

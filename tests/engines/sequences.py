@@ -14,7 +14,7 @@ def make_sequence(
 ) -> Sequence:
     """Return a sequence with its own prompt, so that no two are equal."""
     ids = tuple(prompt or b"ask %d" % sequence_id) + ((control_id(fault),) if fault else ())
-    return Sequence(sequence_id, ids, Sampling(temperature=0.0, seed=seed, max_tokens=max_tokens))
+    return Sequence(sequence_id, (ids,), Sampling(temperature=0.0, seed=seed, max_tokens=max_tokens))
 
 
 def control_id(name: str) -> int:

@@ -94,7 +94,7 @@ class Speaker:
         ends: dict[int, Delta] = {}
         for sampling in asked:
             number = next(_ids)  # never used twice
-            self.engine.submit(Sequence(number, (1, 2, 40, 77), sampling))
+            self.engine.submit(Sequence(number, ((1, 2, 40, 77),), sampling))
             ids[number] = []
         while len(ends) < len(ids):
             for delta in self.engine.step():
@@ -201,7 +201,7 @@ def test_a_seed_repeats_its_answer_under_a_grammar(speaker: Speaker) -> None:
 def test_a_grammar_that_does_not_compile_fails_its_sequence_alone(grammar: Grammar, speaker: Speaker) -> None:
     deltas: list[Delta] = []
     try:
-        speaker.engine.submit(Sequence(next(_ids), (1, 2), Sampling(seed=0, max_tokens=4, grammar=grammar)))
+        speaker.engine.submit(Sequence(next(_ids), ((1, 2),), Sampling(seed=0, max_tokens=4, grammar=grammar)))
     except SequenceFailed as error:  # an engine may know at once
         failure = str(error)
     else:

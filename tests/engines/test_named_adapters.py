@@ -55,7 +55,7 @@ def _run(engine: Engine, *adapters: str) -> list[tuple[list[int], int]]:
     ids: dict[int, list[int]] = {}
     cached: dict[int, int] = {}
     for adapter, number in zip(adapters, _NUMBERS, strict=False):
-        engine.submit(Sequence(number, PROMPT, sampling, adapter=adapter))
+        engine.submit(Sequence(number, (PROMPT,), sampling, adapter=adapter))
         ids[number] = []
     left = set(ids)
     while left:

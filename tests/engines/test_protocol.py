@@ -67,7 +67,7 @@ _DELTAS = [
 
 @pytest.mark.parametrize(
     "message",
-    [Start(PROTOCOL_VERSION, 3, _SPEC), Submit(Sequence(2**63, (0, 5, 2**31), _SAMPLING)), Abort(2**63)],
+    [Start(PROTOCOL_VERSION, 3, _SPEC), Submit(Sequence(2**63, ((0, 5, 2**31),), _SAMPLING)), Abort(2**63)],
     ids=lambda message: type(message).__name__,
 )
 def test_work_round_trips(message: ToWorker) -> None:

@@ -21,7 +21,7 @@ LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -2.0, -3.0, -30.0], np.float32)
 def _row(seed: int = 1, *, eos: frozenset[int] = frozenset(), **sampling: Any) -> Row:
     """A row whose prompt has the tokens 0 and 1."""
     wanted = replace(Sampling(seed=seed, max_tokens=1000, ignore_eos=not eos), **sampling)
-    return Row(Sequence(1, (0, 1), wanted), eos)
+    return Row(Sequence(1, ((0, 1),), wanted), eos)
 
 
 def _probabilities(logits: Logits) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -128,4 +128,4 @@ def test_a_row_without_a_token_fails() -> None:
 def test_ids_outside_the_vocabulary_are_refused(sampling: dict[str, Any]) -> None:
     (name,) = sampling
     with pytest.raises(SequenceFailed, match=name):
-        check_ids(Sequence(1, (0, 1), replace(Sampling(), **sampling)), 8)
+        check_ids(Sequence(1, ((0, 1),), replace(Sampling(), **sampling)), 8)

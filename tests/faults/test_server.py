@@ -158,7 +158,7 @@ async def _leave(directory: Path, record: Record, *events: TextDelta) -> None:
 def test_a_stream_of_another_model_is_interrupted(tmp_path: Path) -> None:
     answer = Answer("Other.", 20, seed=1)
     record = Record(
-        "other", 0.0, model="another", prompts=(Prompt("Other.", answer.prompt_ids),), linger_s=60.0,
+        "other", 0.0, model="another", prompts=(Prompt("Other.", (answer.prompt_ids,)),), linger_s=60.0,
         sampling=Sampling(seed=1, max_tokens=20), num_prompt_tokens=6, claim=Claim("k", b"f"),
     )  # fmt: skip
     asyncio.run(_leave(tmp_path, record, TextDelta(answer.texts[0], (answer.token_ids[0],))))

@@ -17,6 +17,7 @@ from tailrace.engines.scripted.engine import (
     CHAT_TEMPLATE,
     THINKING_TEMPLATE,
     ScriptedEngine,
+    read_ids,
     scripted_token,
     tokenizer_json,
 )
@@ -46,7 +47,7 @@ _PROMPTS: WeakKeyDictionary[Run, tuple[int, ...]] = WeakKeyDictionary()
 
 def prompt_ids_of(run: Run) -> tuple[int, ...]:
     """Return the ids of a run's prompt. The log drops them at its end."""
-    return _PROMPTS[run] if run in _PROMPTS else run.log.record.prompts[0].ids
+    return _PROMPTS[run] if run in _PROMPTS else read_ids(run.log.record.prompts[0].segments)
 
 
 def oracle(prompt_ids: tuple[int, ...], seed: int, num_tokens: int) -> str:
@@ -89,7 +90,7 @@ class HandStepped(Supervisor):
             raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
         self.submitted.append(sequence)
         if isinstance(receiver, Run):
-            _PROMPTS[receiver] = sequence.prompt_ids
+            _PROMPTS[receiver] = read_ids(sequence.segments)
         self.receivers[sequence.sequence_id] = receiver
         self.num_delivered[sequence.sequence_id] = 0
         sampling = replace(sequence.sampling, seed=(sequence.sampling.seed or 0) + self.seed_offset)

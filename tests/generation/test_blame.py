@@ -15,7 +15,7 @@ from tailrace.types import Prompt, Record, Sampling
 
 def record(text: str = "Hi", caller: str = "192.0.2.1", *, seed: int = 1, max_tokens: int = 9) -> Record:
     sampling = Sampling(seed=seed, max_tokens=max_tokens)
-    return Record("s", 0.0, prompts=(Prompt(text, tuple(text.encode())),), sampling=sampling, caller=caller)
+    return Record("s", 0.0, prompts=(Prompt(text, (tuple(text.encode()),)),), sampling=sampling, caller=caller)
 
 
 def test_a_ban_is_for_one_request_of_one_caller() -> None:

@@ -314,12 +314,12 @@ async def test_deltas_after_the_end_are_ignored() -> None:
 
 
 def _choice() -> Choice:
-    return Choice(0, Sequence(1, (72, 105), Sampling(temperature=0.0, seed=1, max_tokens=9)), tokenizer())
+    return Choice(0, Sequence(1, ((72, 105),), Sampling(temperature=0.0, seed=1, max_tokens=9)), tokenizer())
 
 
 def _told(sampling: Sampling, *deltas: Delta) -> list[tuple[str, tuple[int, ...], str | None]]:
     """Return text, ids and finish_reason of the events that deltas give."""
-    choice = Choice(0, Sequence(1, (72, 105), sampling), tokenizer())
+    choice = Choice(0, Sequence(1, ((72, 105),), sampling), tokenizer())
     choice.on_submit()
     events = [event for delta in deltas for event in _events(choice.take(delta))]
     return [(event.text, event.token_ids, event.finish_reason) for event in events]
@@ -364,7 +364,7 @@ def test_a_stop_string_counts_only_after_min_tokens() -> None:
 
 
 def test_what_continues_after_tokens_of_the_log_needs_fewer() -> None:
-    choice = Choice(0, Sequence(1, (72,), Sampling(seed=1, max_tokens=9, min_tokens=4)), tokenizer())
+    choice = Choice(0, Sequence(1, ((72,),), Sampling(seed=1, max_tokens=9, min_tokens=4)), tokenizer())
     for num_before, left in ((1, 3), (3, 1), (6, 0)):
         choice.continue_from(2, (97,) * num_before)
         assert choice.sequence.sampling.min_tokens == left

@@ -177,14 +177,14 @@ async def test_a_much_too_long_prompt_is_refused_without_being_encoded() -> None
 
 
 async def test_too_many_ids_are_refused_unread() -> None:
-    error = await refused(Harness(context_tokens=5), GenerateRequest(prompts=((10**9,) * 6,)))
+    error = await refused(Harness(context_tokens=5), GenerateRequest(prompts=(((10**9,) * 6,),)))
     assert isinstance(error, ContextLengthExceeded)
     assert error.num_prompt_tokens == 6
 
 
 async def test_truncation_keeps_the_last_ids() -> None:
     harness = Harness(context_tokens=20)
-    run = await harness.generator.create(GenerateRequest(prompts=((10**9, 65, 66),), truncate=2, sampling=greedy(1)))
+    run = await harness.generator.create(GenerateRequest(prompts=(((10**9, 65, 66),),), truncate=2, sampling=greedy(1)))
     assert (run.log.record.prompts[0].text, run.log.record.prompts[0].ids) == ("AB", (65, 66))
 
 

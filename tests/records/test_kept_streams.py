@@ -18,7 +18,7 @@ def kept(database: RecordDatabase) -> KeptStreams:
 
 def _log(owner: str = "me", created_s: float = 5.0, key_id: str = "") -> StreamLog:
     record = Record(
-        new_stream_id(), created_s, "m", memo=b"memo\0", prompts=(Prompt("Hi", (1, 2)),), sampling=Sampling(seed=3),
+        new_stream_id(), created_s, "m", memo=b"memo\0", prompts=(Prompt("Hi", ((1, 2),)),), sampling=Sampling(seed=3),
         owner=owner, key_id=key_id, caller="10.0.0.1", keep=True,
     )  # fmt: skip
     events: list[Event] = [

@@ -91,7 +91,7 @@ class Client:
         wish = self._wish
         return GenerateRequest(
             model=MODEL,
-            prompts=(self.expected.prompt_ids,),
+            prompts=((self.expected.prompt_ids,),),
             sampling=Sampling(temperature=0.0, max_tokens=wish.num_tokens, seed=self.expected.seed),
             on_disconnect="detach" if wish.linger_s else "cancel",
             linger_s=wish.linger_s,

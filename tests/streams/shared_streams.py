@@ -59,7 +59,7 @@ def new_record(*, claim: Claim | None = None, model: str = "m") -> Record:
         new_stream_id(),
         1.5,
         model=model,
-        prompts=(Prompt("Once", (1, 2)),),
+        prompts=(Prompt("Once", ((1, 2),)),),
         sampling=Sampling(seed=7, max_tokens=100),
         num_prompt_tokens=2,
         claim=claim,

@@ -12,7 +12,7 @@ import pytest
 from tailrace.errors import StorageError
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._rows import Rows
-from tailrace.types import CallReading, Prompt, ReasoningFormat, Record, new_stream_id
+from tailrace.types import Attachment, CallReading, Prompt, ReasoningFormat, Record, TextSegment, new_stream_id
 
 
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 700])
@@ -44,17 +44,22 @@ def test_appends_are_atomic(tmp_path: Path, count: int) -> None:
         assert num_rows() == 2 * count
 
 
+IMAGE = Attachment.of(b"an image", "image/png", 3)
+
+
 @pytest.mark.parametrize(
     ("prompt", "kept"),
     [
-        (Prompt("Hi", (1, 2)), ["Hi", [1, 2]]),
+        (Prompt("Hi", ((1, 2),)), ["Hi", [1, 2]]),
+        (Prompt("Hi", ((1,), IMAGE, (2,))), ["Hi", [[1], msgspec.to_builtins(IMAGE), [2]]]),
+        (Prompt("Hi", (TextSegment("Hi", 1),)), ["Hi", [msgspec.to_builtins(TextSegment("Hi", 1))]]),
         (Prompt("", (), ReasoningFormat(("<a>",), ("</a>",))), ["", [], [["<a>"], ["</a>"]]]),
         (Prompt("", (), ReasoningFormat(("<a>",), ("</a>",), "inside")), ["", [], [["<a>"], ["</a>"], "inside"]]),
         (Prompt("", (), None, CallReading()), ["", [], None, {}]),
     ],
 )
 def test_prompts_are_kept_without_defaults(prompt: Prompt, kept: object) -> None:
-    """Servers of the version before read no tuples with elements that they do not know."""
+    """Servers of the version before read no tuples with elements that they do not know, and of prompts only ids."""
     rows, record = Rows(None), Record(new_stream_id(), 5.0, prompts=(prompt, prompt))
     row = rows.encode_record(record)
     assert msgspec.msgpack.decode(row[1:])["prompts"] == [kept, kept]

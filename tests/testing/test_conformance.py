@@ -245,7 +245,7 @@ class _TakesAnything(_Broken):
 
     def submit(self, sequence: Sequence) -> None:
         room = self.capabilities.context_tokens - (sequence.sampling.max_tokens or 1)
-        super().submit(Sequence(sequence.sequence_id, sequence.prompt_ids[-room:], sequence.sampling))
+        super().submit(Sequence(sequence.sequence_id, (sequence.prompt_ids[-room:],), sequence.sampling))
 
 
 class _RefusesAll(_Broken):

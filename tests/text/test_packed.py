@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.text import ByteTokenizer, Detokenizer, MessageEncoder, StopMatcher
 from tailrace.text.calls import UNKNOWN
-from tailrace.text.packed import CHAT_ID, END_ID, PackedChat, pack, unpack
-from tailrace.types import Message, ToolCall
+from tailrace.text.packed import CHAT_ID, END_ID, ChatBody, end_of, pack, text_segment, unpack
+from tailrace.types import Message, Segment, TextSegment, ToolCall, num_tokens_of
 
 tokenizer = ByteTokenizer()
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -57,6 +57,16 @@ def test_encoding(text: str) -> None:
     assert tokenizer.at_least_tokens(text) == len(ids)
 
 
+@given(texts, st.integers(1, 9))
+def test_a_prompt_is_passed_on_as_text(text: str, num_tokens: int) -> None:
+    prompt = tokenizer.segments(text, bos=True)
+    assert "".join(one.text for one in prompt if isinstance(one, TextSegment)) == text
+    assert num_tokens_of(prompt) == tokenizer.at_least_tokens(text)
+    end = end_of(text_segment(text), num_tokens)
+    assert text.endswith(end.text)
+    assert end.num_tokens <= num_tokens
+
+
 @given(texts)
 def test_offsets_cover_the_text(text: str) -> None:
     offsets = tokenizer.offsets(text)
@@ -87,10 +97,13 @@ def test_ids_of_a_real_vocabulary_are_refused() -> None:
         tokenizer.encode("\ud83d", special=True)
 
 
-def _chat(ids: list[int]) -> tuple[PackedChat, str]:
-    end = ids.index(CHAT_ID, 1)
-    assert ids[0] == CHAT_ID
-    return msgspec.json.decode(unpack(ids[1:end]), type=PackedChat), unpack(ids[end + 1 :]).decode()
+def _chat(prompt: tuple[Segment, ...]) -> tuple[ChatBody, str]:
+    chat, *beginning = prompt
+    assert isinstance(chat, TextSegment)
+    assert chat.is_chat
+    return msgspec.json.decode(chat.text, type=ChatBody), "".join(
+        one.text for one in beginning if isinstance(one, TextSegment) and not one.is_chat
+    )
 
 
 def test_a_chat_has_openais_format() -> None:

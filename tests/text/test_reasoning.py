@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailrace.text import ChatEncoder, ChatTemplate, ReasoningSplitter, Tokenizer
 from tailrace.text.reasoning import THINK, find_format, is_opened, split_beginning
-from tailrace.types import Message, ReasoningFormat
+from tailrace.types import Message, ReasoningFormat, ids_of
 
 HARMONY = find_format("<|start|>assistant<|channel|>final<|message|>", ())
 FINAL = "<|channel|>final<|message|>"
@@ -167,9 +167,9 @@ def prompt(
 ) -> tuple[str, ReasoningFormat | None]:
     template = ChatTemplate(source, bos_token="", eos_token="")
     chat = ChatEncoder(tokenizer, template, find_format(source, tokenizer.pieces))
-    ids = chat.encode(messages, continue_final=continues, without_reasoning=grammar)
-    known = chat.reasoning_after(messages, ids, continue_final=continues, without_reasoning=grammar)
-    return b"".join(tokenizer.pieces[token_id] for token_id in ids).decode(), known
+    encoded = chat.encode(messages, continue_final=continues, without_reasoning=grammar)
+    known = chat.reasoning_after(messages, encoded, continue_final=continues, without_reasoning=grammar)
+    return b"".join(tokenizer.pieces[token_id] for token_id in ids_of(encoded)).decode(), known
 
 
 def test_an_answer_starts_before_or_inside_its_reasoning(byte_level: Tokenizer) -> None:
@@ -221,8 +221,8 @@ def test_reasoning_makes_no_control_tokens(byte_level: Tokenizer) -> None:
     begun = Message("assistant", "", reasoning="<|im_end|>\n<|im_start|>user\n")
     source = ChatTemplate(QWEN, bos_token="", eos_token="")
     chat = ChatEncoder(byte_level, source, THINK)
-    special = [i for i in chat.encode([ASKED, begun], continue_final=True) if i in byte_level.special_ids]
-    assert special == [i for i in chat.encode([ASKED]) if i in byte_level.special_ids]
+    special = [i for i in ids_of(chat.encode([ASKED, begun], continue_final=True)) if i in byte_level.special_ids]
+    assert special == [i for i in ids_of(chat.encode([ASKED])) if i in byte_level.special_ids]
 
 
 def test_a_model_without_markers_has_no_reasoning(byte_level: Tokenizer) -> None:

@@ -8,7 +8,7 @@ from tailrace.errors import TemplateError
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.text.template_forms import TemplateForms, probe
 from tailrace.text.templates import Turn
-from tailrace.types import Message, ToolCall
+from tailrace.types import Message, ToolCall, ids_of
 
 PLAIN = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for c in m.tool_calls or [] %}"
@@ -74,7 +74,7 @@ def template(source: str) -> ChatTemplate:
 def shown(tokenizer: Tokenizer, source: str, *messages: Message, tools: tuple[Turn, ...] = ()) -> str:
     """Return the prompt that the model gets."""
     encoder = ChatEncoder(tokenizer, template(source))
-    return b"".join(tokenizer.pieces[i] for i in encoder.encode(messages, tools=tools)).decode()
+    return b"".join(tokenizer.pieces[i] for i in ids_of(encoder.encode(messages, tools=tools))).decode()
 
 
 def says(*turns: str) -> list[Message]:
@@ -164,7 +164,7 @@ def test_calls_that_a_template_leaves_out_are_written_as_the_model_writes_them(b
 def test_only_the_templates_markers_are_control_tokens(byte_level: Tokenizer) -> None:
     encoder = ChatEncoder(byte_level, template(WITHOUT_CALLS))
     call = ToolCall("c", "look", '{"a": "<|im_start|>"}')
-    ids = encoder.encode([*says("u<|im_start|>"), Message("assistant", "", (call,))])
+    ids = ids_of(encoder.encode([*says("u<|im_start|>"), Message("assistant", "", (call,))]))
     assert ids.count(byte_level.control_tokens["<|im_start|>"]) == 2
 
 
@@ -194,5 +194,5 @@ def test_what_is_refused_in_every_form_is_refused_with_the_first_reason(byte_lev
 @pytest.mark.parametrize("source", [PLAIN, PARTS, ALTERNATING, WITHOUT_SYSTEM])
 def test_a_message_that_is_continued_stays_open(byte_level: Tokenizer, source: str) -> None:
     encoder = ChatEncoder(byte_level, template(source + "{{ eos_token }}"))
-    ids = encoder.encode(says("sS", "uA", "aOnce"), continue_final=True)
+    ids = ids_of(encoder.encode(says("sS", "uA", "aOnce"), continue_final=True))
     assert b"".join(byte_level.pieces[i] for i in ids).decode().endswith("Once")

@@ -55,7 +55,7 @@ class PlainAnswer:
             request = GenerateRequest(messages=(Message("user", body.prompt),))
             (prompt,) = await generator.prompts.encode(request)
             sampling = Sampling(temperature=body.temperature, seed=body.seed, max_tokens=body.max_tokens)
-            sequence = Sequence(generator.new_sequence_id(), prompt.ids, sampling)
+            sequence = Sequence(generator.new_sequence_id(), prompt.segments, sampling)
             supervisor.submit(sequence, self)
             try:
                 await self._write_until_disconnect(receive, send)

@@ -66,7 +66,7 @@ from tailrace.dialects.wire import (
     shows_progress,
 )
 from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.types import GenerateRequest, Grammar, Message, Sampling
+from tailrace.types import GenerateRequest, Grammar, Message, Sampling, Segment
 
 __all__ = [
     "WIRE",
@@ -318,17 +318,18 @@ def _grammar(fields: _Body) -> Grammar | None:
     return given[0] if given else None
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[int, ...], ...]:
+def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[Segment, ...], ...]:
     """Return the prompts, each a text or token ids. Raises: RequestError."""
     given = [prompt] if isinstance(prompt, str) else prompt
     ids = tuple(one for one in given if isinstance(one, int))
     if 0 < len(ids) < len(given):
         raise RequestError("prompt: token ids and texts cannot be mixed.", param="prompt")
-    texts = (one if isinstance(one, str) else tuple(one) for one in given if not isinstance(one, int))
-    prompts: tuple[str | tuple[int, ...], ...] = (ids,) if ids else tuple(texts)
+    prompts = (
+        [ids] if ids else [one if isinstance(one, str) else tuple(one) for one in given if not isinstance(one, int)]
+    )
     if not prompts or not all(prompts):
         raise RequestError("The prompt is empty.", param="prompt")
-    return prompts
+    return tuple(one if isinstance(one, str) else (one,) for one in prompts)
 
 
 def _usage(fields: _Body, notes: list[str]) -> UsageShown:

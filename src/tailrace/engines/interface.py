@@ -1,4 +1,4 @@
-"""The interface of every engine: token ids in, token ids out, one step at a time.
+"""The interface of every engine: segments of prompts in, token ids out, one step at a time.
 
 An engine knows nothing about text, streams, queues or sockets. It runs in its own worker process, in one thread.
 Requests that exceed its `capabilities` never reach it.
@@ -13,7 +13,7 @@ import msgspec
 
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import SequenceFailed
-from tailrace.types import FinishReason, PromptLogprob, Sampling, TopLogprobs
+from tailrace.types import FinishReason, PromptLogprob, Sampling, Segment, TopLogprobs, ids_of, num_tokens_of
 
 __all__ = [
     "ALL_EXCLUDED",
@@ -39,10 +39,12 @@ class Capabilities:
     parameters: frozenset[str]  # supported fields of `Sampling`
     exact: bool  # a sequence that runs again with the same `schedule` gives the same ids, whatever runs beside it
     reports_progress: bool = False  # it is also `Reporting`
+    # The segments that a prompt may have: token_ids, text, and media types of attachments, such as image/png.
+    takes: frozenset[str] = frozenset({"token_ids"})
 
     def check_length(self, sequence: Sequence) -> None:
         """Raises: SequenceFailed if the prompt and max_tokens together exceed the context or the KV cache."""
-        wanted = len(sequence.prompt_ids) + (sequence.sampling.max_tokens or 0)
+        wanted = sequence.num_prompt_tokens + (sequence.sampling.max_tokens or 0)
         if wanted > min(self.context_tokens, self.kv_tokens):
             raise SequenceFailed("the prompt is too long for this engine")
 
@@ -51,11 +53,22 @@ class Sequence(msgspec.Struct, frozen=True):
     """One generation to run. `sampling.seed` and `sampling.max_tokens` are always set."""
 
     sequence_id: int
-    prompt_ids: tuple[int, ...]
+    segments: tuple[Segment, ...]  # of the prompt
     sampling: Sampling
     # Of a replay: in which steps to compute it. Engines that never set `Delta.is_alone` may ignore it.
     schedule: Schedule = FREE
     adapter: str = ""  # the name of one of `EngineSpec.adapters`
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt, for an engine that takes only token ids. Raises: SequenceFailed if it has other segments."""
+        if not all(isinstance(one, tuple) for one in self.segments):
+            raise SequenceFailed("this engine takes only token ids")
+        return ids_of(self.segments)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return num_tokens_of(self.segments)
 
 
 ALL_EXCLUDED = "no token may follow: the request's parameters exclude all"

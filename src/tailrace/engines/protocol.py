@@ -29,7 +29,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 _encoder = msgspec.msgpack.Encoder()
 

@@ -83,7 +83,7 @@ class Row:
 
     @classmethod
     def for_probe(cls) -> Row:
-        return cls(Sequence(-1, (0, 1), Sampling(temperature=0.0, seed=0, max_tokens=2)), frozenset())
+        return cls(Sequence(-1, ((0, 1),), Sampling(temperature=0.0, seed=0, max_tokens=2)), frozenset())
 
     @property
     def is_over(self) -> bool:

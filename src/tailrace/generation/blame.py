@@ -31,7 +31,7 @@ class Culprit:
 
     @classmethod
     def of_record(cls, record: Record) -> Culprit:
-        request = [[prompt.ids for prompt in record.prompts], replace(record.sampling, seed=None)]
+        request = [[prompt.segments for prompt in record.prompts], replace(record.sampling, seed=None)]
         return cls(record.caller, hashlib.sha256(msgspec.msgpack.encode(request)).digest())
 
 

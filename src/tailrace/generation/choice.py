@@ -19,7 +19,7 @@ from tailrace.errors import Diverged, EngineError, EngineLost, RequestRefused, S
 from tailrace.text import Detokenizer, ReasoningSplitter, StopMatcher, Tokenizer, ToolCallReader
 from tailrace.text.calls import FORMATS, UNKNOWN
 from tailrace.text.reasoning import end_of_reasoning
-from tailrace.types import CallReading, FinishReason, ReasoningFormat, TextDelta
+from tailrace.types import CallReading, FinishReason, ReasoningFormat, Segment, TextDelta, with_ids
 
 __all__ = ["SEEDS", "Choice", "Problem", "State"]
 
@@ -93,6 +93,7 @@ class Choice:
     _next_index: int = 0  # start of the sequence's next delta
     _num_retries: int = 0  # in a row, at the same position
     _retried_at: int = -1
+    _prompt: tuple[Segment, ...] = field(init=False)
     _detokenizer: Detokenizer = field(init=False)
     _stops: StopMatcher | None = field(init=False)
     _tool_calls: ToolCallReader | None = field(init=False)
@@ -104,6 +105,7 @@ class Choice:
     _is_plain: bool = field(init=False)  # none of the four has to see each token
 
     def __post_init__(self) -> None:
+        self._prompt = self.sequence.segments
         self._min_tokens = self.sequence.sampling.min_tokens
         self._reset_text()
 
@@ -275,7 +277,6 @@ class Choice:
     def continue_from(self, sequence_id: int, token_ids: Ids[int]) -> None:
         """Prepare another sequence that continues after these tokens, which are in the log."""
         sequence = self.sequence
-        prompt_ids = sequence.prompt_ids[: len(sequence.prompt_ids) - self._num_prompted] + tuple(token_ids)
         assert sequence.sampling.max_tokens is not None
         num_before = self._num_prompted_usage
         self._num_prompted_usage = len(token_ids) if self.usage is None else self.usage[1]
@@ -287,7 +288,8 @@ class Choice:
             # With the same seed it would draw the random numbers of the answer's start again.
             seed=((sequence.sampling.seed or 0) + len(token_ids)) % SEEDS,
         )
-        self.sequence = Sequence(sequence_id, prompt_ids, sampling, adapter=sequence.adapter)
+        segments = with_ids(self._prompt, tuple(token_ids))
+        self.sequence = Sequence(sequence_id, segments, sampling, adapter=sequence.adapter)
         self._num_prompted = len(token_ids)
         self._expected_ids = ()
         self._next_index = 0

@@ -45,6 +45,7 @@ from tailrace.types import (
     Grammar,
     Record,
     Sampling,
+    kind_of,
     means_any_model,
     new_stream_id,
 )
@@ -178,9 +179,9 @@ class Generator:
             request = await self._with_grammar(request, request.sampling.grammar)
         with self.gate.coming(request.owner):
             prompts = await self.prompts.encode(request)
-        longest = max(len(prompt.ids) for prompt in prompts)
+        longest = max(prompt.num_tokens for prompt in prompts)
         num_choices = len(prompts) * request.sampling.n
-        num_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
+        num_prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
         allowance = self.meter.allowance(request.key_id, request.owner) if self.meter is not None else Allowance()
         sampling = self._fill_in(request, longest, num_prompt_tokens, num_choices, allowance)
         assert sampling.max_tokens is not None
@@ -271,7 +272,7 @@ class Generator:
                 run.interrupt()
                 continue
             assert record.sampling.max_tokens is not None
-            longest = max(len(prompt.ids) for prompt in record.prompts)
+            longest = max(prompt.num_tokens for prompt in record.prompts)
             try:
                 num_tokens = self.gate.demand(longest, record.sampling.max_tokens, record.num_choices)
             except RequestError:  # this engine has less memory than the earlier one
@@ -311,7 +312,7 @@ class Generator:
         self.is_unloaded = False
         for run in list(self.live):
             record = run.log.record
-            longest = max(len(prompt.ids) for prompt in record.prompts)
+            longest = max(prompt.num_tokens for prompt in record.prompts)
             if longest + (record.sampling.max_tokens or 0) > self.limit_tokens(record.num_choices):
                 run.interrupt()
         self.on_engine_change()
@@ -362,6 +363,11 @@ class Generator:
             raise UnsupportedParameter("ignore_eos cannot be used with a grammar.", param="ignore_eos")
         if sampling.n > self.limits.max_n:
             raise RequestError(f"n must be at most {self.limits.max_n}.", param="n")
+        capabilities = self._supervisor.capabilities
+        taken = capabilities.takes if capabilities is not None else None
+        for kind in {kind_of(one) for prompt in request.prompts if not isinstance(prompt, str) for one in prompt}:
+            if taken is not None and kind not in taken:
+                raise UnsupportedParameter(f"This model does not take {kind}.", param="prompt")
         if len(request.prompts) * sampling.n > self.limits.max_choices:
             most = self.limits.max_choices
             raise RequestError(f"A request has at most {most} answers (prompts times n).", param="prompt")
@@ -431,7 +437,7 @@ class Generator:
             number, nth = divmod(index, record.sampling.n)
             sampling = replace(record.sampling, seed=(record.seed + nth) % SEEDS, grammar=grammar)
             prompt = record.prompts[number]
-            sequence = Sequence(self.new_sequence_id(), prompt.ids, sampling, adapter=adapter)
+            sequence = Sequence(self.new_sequence_id(), prompt.segments, sampling, adapter=adapter)
             choices.append(Choice(index, sequence, self.prompts.tokenizer, prompt.reasoning, prompt.calls))
         run = Run(
             lease=lease,

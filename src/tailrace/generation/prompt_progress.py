@@ -33,7 +33,7 @@ class PromptReading:
         prompts = enumerate(self._record.prompts)
         found = [(prompt, self._of_choices.get(number * self._record.sampling.n)) for number, prompt in prompts]
         read = [one for _, one in found if one is not None]
-        num_tokens = sum(one.num_tokens if one and one.num_tokens else len(prompt.ids) for prompt, one in found)
+        num_tokens = sum(one.num_tokens if one and one.num_tokens else prompt.num_tokens for prompt, one in found)
         num_read_tokens = sum(one.num_read_tokens for one in read)
         now_s = time.monotonic()
         if num_read_tokens != num_tokens and now_s < self._reported_s + _REPORT_S:

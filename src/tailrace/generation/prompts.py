@@ -1,4 +1,4 @@
-"""Turns the prompts of requests into token ids: checks texts, applies the chat template, tokenises, checks lengths."""
+"""Turns the prompts of requests into segments: checks texts, applies the chat template, tokenises, checks lengths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from itertools import chain
 
 from tailrace.errors import ContextLengthExceeded, RequestError, UnsupportedParameter
 from tailrace.text import ChatEncoder, ChatFacts, Tokenizer
-from tailrace.types import GenerateRequest, Message, Prompt, ReasoningFormat, Sampling
+from tailrace.text.packed import end_of
+from tailrace.types import (
+    GenerateRequest,
+    Message,
+    Prompt,
+    ReasoningFormat,
+    Sampling,
+    Segment,
+    TextSegment,
+    ids_of,
+    num_tokens_of,
+)
 
 __all__ = ["PromptEncoder"]
 
@@ -67,7 +78,7 @@ class PromptEncoder:
         return tuple(ids for ids in found if ids)
 
     async def encode(self, request: GenerateRequest) -> tuple[Prompt, ...]:
-        """Return the prompts with their texts and ids. Long prompts are encoded in a thread.
+        """Return the prompts with their texts and segments. Long prompts are encoded in a thread.
 
         Raises: ContextLengthExceeded, RequestError.
         """
@@ -82,7 +93,7 @@ class PromptEncoder:
             prompts = self._encode(request, texts)
         else:
             prompts = await asyncio.to_thread(self._encode, request, texts)
-        if not all(prompt.ids for prompt in prompts):
+        if not all(any(prompt.segments) for prompt in prompts):
             raise RequestError("The prompt is empty.", param="prompt")
         return prompts
 
@@ -91,7 +102,7 @@ class PromptEncoder:
 
         Raises: RequestError.
         """
-        return sum(len(prompt.ids) for prompt in self._encode(request, self._texts(request)))
+        return sum(prompt.num_tokens for prompt in self._encode(request, self._texts(request)))
 
     def tokenize(self, text: str) -> list[tuple[int, int, int]]:
         """Return the ids of a prompt, each with the start and end of its characters. May take long."""
@@ -109,20 +120,22 @@ class PromptEncoder:
     def _encode(self, request: GenerateRequest, texts: Iterable[str]) -> tuple[Prompt, ...]:
         if request.messages:
             assert self.chat is not None
-            ids, reasoning = self._encode_chat(self.chat, request)
-            encoded = [ids]
+            one, reasoning = self._encode_chat(self.chat, request)
+            encoded = [one]
         else:
-            encoded, reasoning = [self._ids(prompt) for prompt in request.prompts], None
-        kept = slice(-request.truncate if request.truncate is not None else None, None)
-        calls = request.calls
-        return tuple(Prompt(text, tuple(ids[kept]), reasoning, calls) for text, ids in zip(texts, encoded, strict=True))
+            encoded, reasoning = [self._segments(prompt) for prompt in request.prompts], None
+        if request.truncate is not None:
+            encoded = [_truncated(segments, request.truncate) for segments in encoded]
+        return tuple(Prompt(*both, reasoning, request.calls) for both in zip(texts, encoded, strict=True))
 
-    def _encode_chat(self, chat: ChatEncoder, request: GenerateRequest) -> tuple[list[int], ReasoningFormat | None]:
+    def _encode_chat(
+        self, chat: ChatEncoder, request: GenerateRequest
+    ) -> tuple[tuple[Segment, ...], ReasoningFormat | None]:
         messages, continues = request.messages, request.continue_final
         # A grammar constrains the answer from its first token.
         grammar = request.sampling.grammar
         is_plain = (grammar is not None and not grammar.is_free) or request.sampling.max_reasoning_tokens == 0
-        ids = chat.encode(
+        prompt = chat.encode(
             messages,
             tools=request.tools,
             values=request.template_values,
@@ -130,13 +143,11 @@ class PromptEncoder:
             without_reasoning=is_plain,
         )
         if not request.split_reasoning:
-            return ids, None
-        return ids, chat.reasoning_after(messages, ids, continue_final=continues, without_reasoning=is_plain)
+            return prompt, None
+        return prompt, chat.reasoning_after(messages, prompt, continue_final=continues, without_reasoning=is_plain)
 
-    def _ids(self, prompt: str | tuple[int, ...]) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, special=True, bos=self._add_bos)
-        return list(prompt)
+    def _segments(self, prompt: str | tuple[Segment, ...]) -> tuple[Segment, ...]:
+        return self.tokenizer.segments(prompt, bos=self._add_bos) if isinstance(prompt, str) else prompt
 
     def _texts(self, request: GenerateRequest) -> list[str]:
         """Return one string for each prompt. Raises: ContextLengthExceeded, RequestError."""
@@ -144,16 +155,29 @@ class PromptEncoder:
             return ["".join(_texts_of(request.messages))]
         return [self._text_of(prompt, request.truncate) for prompt in request.prompts]
 
-    def _text_of(self, prompt: str | tuple[int, ...], truncate: int | None) -> str:
+    def _text_of(self, prompt: str | tuple[Segment, ...], truncate: int | None) -> str:
         if isinstance(prompt, str):
             return prompt
         if truncate is not None:
-            prompt = prompt[-truncate:]
-        if len(prompt) > self.context_tokens:
-            raise ContextLengthExceeded(len(prompt), self.context_tokens)
-        if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in prompt):
+            prompt = _truncated(prompt, truncate)
+        if (num_tokens := num_tokens_of(prompt)) > self.context_tokens:
+            raise ContextLengthExceeded(num_tokens, self.context_tokens)
+        ids = ids_of(prompt)
+        if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in ids):
             raise RequestError("The prompt has a token id that the model does not have.", param="prompt")
-        return b"".join(self.tokenizer.pieces[token_id] for token_id in prompt).decode("utf-8", "replace")
+        return b"".join(self.tokenizer.pieces[token_id] for token_id in ids).decode("utf-8", "replace")
+
+
+def _truncated(segments: tuple[Segment, ...], num_tokens: int) -> tuple[Segment, ...]:
+    """Return the end of a prompt. Raises: UnsupportedParameter if it has other segments than text or token ids."""
+    if num_tokens_of(segments) <= num_tokens:
+        return segments
+    match segments:
+        case (TextSegment(is_chat=False) as text,):
+            return (end_of(text, num_tokens),)
+    if not all(isinstance(one, tuple) for one in segments):
+        raise UnsupportedParameter("Only a prompt of text or token ids can be truncated.", param="truncate")
+    return (ids_of(segments)[-num_tokens:],)
 
 
 def _texts_of(messages: Iterable[Message]) -> Iterator[str]:

@@ -120,7 +120,7 @@ class Run(Producer):
         num_prompt_tokens = record.num_prompt_tokens
         for choice in self.choices[:: record.sampling.n]:  # the first choice of each prompt
             if choice.usage is not None:
-                num_prompt_tokens += choice.usage[0] - len(record.prompts[choice.index // record.sampling.n].ids)
+                num_prompt_tokens += choice.usage[0] - record.prompts[choice.index // record.sampling.n].num_tokens
         return Usage(num_prompt_tokens, sum(choice.num_answer_tokens for choice in self.choices))
 
     def _num_cached_tokens(self) -> int | None:

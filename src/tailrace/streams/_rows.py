@@ -18,7 +18,7 @@ import msgspec
 
 from tailrace.durable.records import DurableRecord
 from tailrace.errors import JournalDamaged, ModelError
-from tailrace.types import Event, Record
+from tailrace.types import Event, Prompt, Record
 
 __all__ = ["Rows", "checksum", "intact", "read_key"]
 
@@ -28,7 +28,7 @@ _MIN_KEY_BYTES = 32
 _SPREAD = 2_654_435_761  # spreads the numbers of streams over 32 bits (Knuth, 6.4)
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_fields = msgspec.msgpack.Decoder(dict[str, Any]).decode  # Any: of each field's type
 _decode_events = msgspec.msgpack.Decoder(list[Event]).decode
 _decode_note = msgspec.msgpack.Decoder(DurableRecord).decode
 
@@ -77,7 +77,7 @@ class Rows:
         return body
 
     def encode_record(self, record: Record) -> bytes:
-        prompts = [_shortened(prompt) for prompt in record.prompts]
+        prompts = [_stored(prompt) for prompt in record.prompts]
         return self.encrypt(_encode(msgspec.structs.replace(record, prompts=prompts)), record.stream_id)
 
     def encode_events(self, stream_id: str, events: Sequence[Event]) -> bytes:
@@ -88,8 +88,12 @@ class Rows:
 
     def read_record(self, stream_id: str, row: bytes | None) -> Record:
         try:
-            return _decode_record(self.open(row, stream_id))
-        except msgspec.DecodeError as error:
+            fields = _decode_fields(self.open(row, stream_id))
+            for prompt in fields.get("prompts", ()):
+                if prompt[1] and isinstance(prompt[1][0], int):
+                    prompt[1] = [prompt[1]]
+            return msgspec.convert(fields, Record)
+        except (msgspec.DecodeError, TypeError, LookupError) as error:
             raise JournalDamaged("not a record") from error
 
     def read_events(self, stream_id: str, row: bytes | None) -> list[Event]:
@@ -104,6 +108,15 @@ class Rows:
         except msgspec.DecodeError as error:
             raise JournalDamaged("not a record of a durable stream") from error
         return note
+
+
+def _stored(prompt: Prompt) -> Any:  # Any: a named tuple's elements
+    """Return a prompt in the form of its row: without the defaults at its end. Token ids alone are not in a list of
+    segments, since earlier versions know only those."""
+    shortened = _shortened(prompt)
+    if len(prompt.segments) == 1 and isinstance(prompt.segments[0], tuple):
+        return (shortened[0], prompt.segments[0], *shortened[2:])
+    return shortened
 
 
 def _shortened(value: Any) -> Any:  # Any: a named tuple, or one of its elements

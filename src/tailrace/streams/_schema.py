@@ -45,6 +45,8 @@ _MIGRATIONS = (
     """,
     # Events may hold reasoning, which versions before this one would take for damage.
     "",
+    # Prompts may hold other segments than token ids, likewise.
+    "",
 )
 
 

@@ -65,7 +65,7 @@ class EngineHarness:
         """Submit a sequence, and return its id. Raises: SequenceFailed if the engine does."""
         sequence_id = next(_sequence_ids)
         self.deltas[sequence_id] = []
-        self.engine.submit(Sequence(sequence_id, tuple(prompt_ids), sampling, schedule))
+        self.engine.submit(Sequence(sequence_id, (tuple(prompt_ids),), sampling, schedule))
         self._running.add(sequence_id)
         return sequence_id
 

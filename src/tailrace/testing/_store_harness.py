@@ -108,7 +108,7 @@ class StoreHarness:
             1.5,
             model="a model",
             memo=b"a memo",
-            prompts=(Prompt("Once", (1, 2)),),
+            prompts=(Prompt("Once", ((1, 2),)),),
             sampling=Sampling(seed=7, max_tokens=100),
             num_prompt_tokens=2,
             linger_s=60.0,

@@ -30,7 +30,7 @@ from tailrace.text.template_forms import adapt, probe, strictest, turn_in
 from tailrace.text.templates import ChatTemplate, TemplateError, Turn
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_prompt import has_tool_turns, write_results, write_tools
-from tailrace.types import Message, ReasoningFormat, TemplateValue
+from tailrace.types import Message, ReasoningFormat, Segment, TemplateValue, ids_of
 
 __all__ = ["ChatEncoder", "ChatFacts"]
 
@@ -106,15 +106,20 @@ class ChatEncoder:
         return name in self._template.names
 
     def reasoning_after(
-        self, messages: Sequence[Message], ids: Sequence[int], *, continue_final: bool, without_reasoning: bool = False
+        self,
+        messages: Sequence[Message],
+        prompt: tuple[Segment, ...],
+        *,
+        continue_final: bool,
+        without_reasoning: bool = False,
     ) -> ReasoningFormat | None:
-        """Return how the reasoning of the answer is marked; None if no reasoning can follow. `ids` is the result of
+        """Return how the reasoning of the answer is marked; None if no reasoning can follow. `prompt` is the result of
         `encode` for the same messages."""
         known = self.reasoning
         if known is None:
             return None
         if not continue_final:
-            tail = b"".join(self._tokenizer.pieces[token_id] for token_id in ids[-_TAIL_TOKENS:])
+            tail = b"".join(self._tokenizer.pieces[token_id] for token_id in ids_of(prompt)[-_TAIL_TOKENS:])
             return known._replace(begins="opened" if is_opened(known, tail.decode("utf-8", "replace")) else "before")
         begun = self._begun(messages[-1])
         if begun is not None:
@@ -151,8 +156,8 @@ class ChatEncoder:
         add_generation_prompt: bool = True,
         continue_final: bool = False,
         without_reasoning: bool = False,
-    ) -> list[int]:
-        """Return the prompt for these messages as ids. With `continue_final`, the last message has no end. With
+    ) -> tuple[Segment, ...]:
+        """Return the prompt for these messages. With `continue_final`, the last message has no end. With
         `without_reasoning`, the prompt closes the reasoning that it would otherwise leave open.
 
         Equal to encoding the rendered text with special tokens, if no message contains the text of a special token.
@@ -160,7 +165,7 @@ class ChatEncoder:
         Raises: TemplateError from the template; RequestError for text with lone surrogates.
         """
         parts = self._render(messages, tools, values, add_generation_prompt, continue_final, without_reasoning)
-        return self._tokenizer.encode_parts(parts)
+        return (tuple(self._tokenizer.encode_parts(parts)),)
 
     def offsets(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int, int]]]:
         """Return the prompt as text, and the ids of `encode`, each with its range of characters in the text. Raises: as

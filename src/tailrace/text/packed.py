@@ -1,14 +1,14 @@
-"""Token ids for models with an unknown vocabulary: each id encodes up to six bytes of text.
+"""Prompts and answers of models with an unknown vocabulary, on an upstream server.
 
-An upstream server takes and returns text. All other code works with ids, so each id is a piece of UTF-8: a single byte
+Prompts are passed on as text (`TextSegment`). Chats are passed on as messages, because the server has the template:
+`MessageEncoder` writes them as JSON. Only their number of tokens is estimated, until the server has counted them.
+
+Answers come as text. The log has ids of answers, so each id is a piece of UTF-8: a single byte
 is its own id, and two to six bytes are the big-endian number of a byte 1 followed by these bytes. Ids stay below 2**53,
 the limit of integers in JavaScript, and one id is about as long as a token of a real vocabulary.
 
 The same text may be split into ids in different ways, because this depends on the chunks on the wire. So two runs of a
 sequence are compared byte by byte (`ByteTokenizer.comparable`).
-
-Chats are sent to such a server as messages, because the server has the template. `MessageEncoder` writes them as JSON
-between two special ids that no text can produce. The beginning of the answer follows the second id.
 """
 
 from __future__ import annotations
@@ -23,13 +23,23 @@ from tailrace.text.calls import UNKNOWN, CallFormat
 from tailrace.text.chat import ChatEncoder, ChatFacts
 from tailrace.text.templates import Turn
 from tailrace.text.tokenizer import Tokenizer, utf8_bytes
-from tailrace.types import Message, ReasoningFormat, TemplateValue
+from tailrace.types import Message, ReasoningFormat, Segment, TemplateValue, TextSegment
 
-__all__ = ["CHAT_ID", "END_ID", "ByteTokenizer", "MessageEncoder", "PackedChat", "pack", "unpack"]
+__all__ = [
+    "CHAT_ID",
+    "END_ID",
+    "ByteTokenizer",
+    "ChatBody",
+    "MessageEncoder",
+    "end_of",
+    "pack",
+    "text_segment",
+    "unpack",
+]
 
 _PIECE_BYTES = 6
 _LEAST_PIECE_ID = 1 << 16  # of two bytes after the byte 1
-CHAT_ID = 256  # before and after a chat
+CHAT_ID = 256  # before and after the JSON of a chat, in prompts that earlier versions kept
 END_ID = 257  # the end of an answer, if there is no more text
 _SPECIAL_IDS = frozenset({CHAT_ID, END_ID})
 
@@ -54,6 +64,16 @@ def _piece(token_id: int) -> bytes:
     if token_id < _LEAST_PIECE_ID or size > _PIECE_BYTES or token_id >> 8 * size != 1:
         raise ValueError("no piece of text")
     return token_id.to_bytes(size + 1)[1:]
+
+
+def text_segment(text: str, *, is_chat: bool = False) -> TextSegment:
+    """Return text as it is passed on. Raises: RequestError for text with lone surrogates."""
+    return TextSegment(text, -(-len(utf8_bytes(text)) // _PIECE_BYTES), is_chat)
+
+
+def end_of(segment: TextSegment, num_tokens: int) -> TextSegment:
+    """Return the end of a text, with at most so many tokens."""
+    return text_segment(segment.text.encode()[-num_tokens * _PIECE_BYTES :].decode("utf-8", "ignore"))
 
 
 class _Pieces:
@@ -99,6 +119,9 @@ class ByteTokenizer(Tokenizer):
         self.control_tokens = {}
         self._lost = b""
 
+    def segments(self, text: str, *, bos: bool) -> tuple[Segment, ...]:
+        return (text_segment(text),) if text else ()
+
     def encode(self, text: str, *, special: bool, bos: bool = False) -> list[int]:
         return list(pack(utf8_bytes(text)))
 
@@ -124,8 +147,8 @@ def _is_inside(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-class PackedChat(msgspec.Struct):
-    """A chat inside a prompt, in the format of OpenAI's API."""
+class ChatBody(msgspec.Struct):
+    """A chat in a `TextSegment`, in the format of OpenAI's API."""
 
     messages: list[dict[str, Any]]  # Any: what OpenAI's API takes
     tools: list[dict[str, Any]] = []
@@ -151,7 +174,12 @@ class MessageEncoder(ChatEncoder):
         return True
 
     def reasoning_after(
-        self, messages: Sequence[Message], ids: Sequence[int], *, continue_final: bool, without_reasoning: bool = False
+        self,
+        messages: Sequence[Message],
+        prompt: tuple[Segment, ...],
+        *,
+        continue_final: bool,
+        without_reasoning: bool = False,
     ) -> ReasoningFormat | None:
         return None if continue_final and messages[-1].content else self.reasoning
 
@@ -170,7 +198,7 @@ class MessageEncoder(ChatEncoder):
         add_generation_prompt: bool = True,
         continue_final: bool = False,
         without_reasoning: bool = False,
-    ) -> list[int]:
+    ) -> tuple[Segment, ...]:
         """Encode messages and tools. With `continue_final`, the last message is the beginning of the answer.
 
         Raises: UnsupportedParameter if such an answer cannot be continued; RequestError for text with lone surrogates.
@@ -179,12 +207,12 @@ class MessageEncoder(ChatEncoder):
             raise UnsupportedParameter("The upstream server cannot continue a message.", param="messages")
         beginning = messages[-1].content if continue_final else ""
         turns = [_openai_message(message) for message in (messages[:-1] if continue_final else messages)]
-        chat = PackedChat(turns, list(tools), dict(values or {}))
+        chat = ChatBody(turns, list(tools), dict(values or {}))
         try:
-            written = msgspec.json.encode(chat)
+            written = msgspec.json.encode(chat).decode()
         except UnicodeEncodeError:
             raise RequestError("The text is not valid Unicode: it has a lone surrogate.") from None
-        return [CHAT_ID, *pack(written), CHAT_ID, *pack(utf8_bytes(beginning))]
+        return (text_segment(written, is_chat=True), *((text_segment(beginning),) if beginning else ()))
 
 
 def _openai_message(message: Message) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import tokenizers
 
 from tailrace.errors import ModelError, RequestError
 from tailrace.text._pieces import lost_bytes, piece_bytes, steps_of, unknown_token
+from tailrace.types import Segment
 
 __all__ = ["Tokenizer", "utf8_bytes"]
 
@@ -121,6 +122,10 @@ class Tokenizer:
             if full[start : start + len(bare)] == bare:
                 return tuple(full[:start])
         return ()
+
+    def segments(self, text: str, *, bos: bool) -> tuple[Segment, ...]:
+        """Return a text as a prompt. `bos` and errors as for `encode`."""
+        return (tuple(self.encode(text, special=True, bos=bos)),)
 
     def encode(self, text: str, *, special: bool, bos: bool = False) -> list[int]:
         """Encode a text.

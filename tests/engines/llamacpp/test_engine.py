@@ -104,7 +104,7 @@ def test_exact_engine_keeps(law: Law, exact_engine: LlamaCppEngine) -> None:
 
 def test_a_long_prompt_is_read_in_steps(engine: Shared) -> None:
     prompt = _new_prompt(300)
-    engine.submit(Sequence(9400, prompt, Sampling(temperature=0.0, seed=0, max_tokens=1)))
+    engine.submit(Sequence(9400, (prompt,), Sampling(temperature=0.0, seed=0, max_tokens=1)))
     counts: list[int] = []
     while not any(delta.sequence_id == 9400 for delta in engine.step()):
         counts += [one.num_read_tokens for one in engine.progress()]
@@ -143,7 +143,7 @@ def _new_prompt(num_tokens: int) -> tuple[int, ...]:
 
 def _asked(sequence_id: int, prompt_ids: tuple[int, ...], max_tokens: int, **sampling: object) -> Sequence:
     greedy = Sampling(temperature=0.0, seed=0, max_tokens=max_tokens, ignore_eos=True)
-    return Sequence(sequence_id, prompt_ids, replace(greedy, **sampling))
+    return Sequence(sequence_id, (prompt_ids,), replace(greedy, **sampling))
 
 
 def _finish(engine: Engine, *sequence_ids: int) -> dict[int, tuple[tuple[int, ...], Delta]]:

@@ -209,7 +209,7 @@ def _answer(spec: EngineSpec) -> list[tuple[int, float]]:
     engine = load_engine(spec)
     assert not (spec.adapters and engine.capabilities.exact)
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=8, ignore_eos=True, logprobs=True)
-    engine.submit(Answer(1, PROMPT, sampling))
+    engine.submit(Answer(1, (PROMPT,), sampling))
     deltas: list[Delta] = []
     while not deltas or deltas[-1].finish_reason is None:
         deltas += engine.step()

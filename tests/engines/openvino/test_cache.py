@@ -46,7 +46,7 @@ def _submit(engine: Engine, prompt_ids: tuple[int, ...], seed: int | None, max_t
     sequence_id = next(_next_id)
     temperature = 0.0 if seed is None else 1.0
     sampling = Sampling(temperature=temperature, seed=seed or 0, max_tokens=max_tokens, ignore_eos=True, logprobs=True)
-    engine.submit(Sequence(sequence_id, prompt_ids, sampling))
+    engine.submit(Sequence(sequence_id, (prompt_ids,), sampling))
     return sequence_id
 
 

@@ -117,7 +117,7 @@ def test_guesses_change_no_token(engine: Shared, spec: EngineSpec, temperature: 
     if not engine.capabilities.exact:
         pytest.skip("an engine that is not exact does not promise it")
     sequences = [
-        Sequence(number, PROMPT[number:], replace(asked, temperature=temperature, seed=number, max_tokens=60))
+        Sequence(number, (PROMPT[number:],), replace(asked, temperature=temperature, seed=number, max_tokens=60))
         for number, asked in enumerate(_ASKED)
     ]
     plain = load_engine(msgspec.structs.replace(spec, never_alone=True))
@@ -125,14 +125,14 @@ def test_guesses_change_no_token(engine: Shared, spec: EngineSpec, temperature: 
         without = _run(plain, *sequences)
     finally:
         plain.close()
-    in_batch = [Sequence(one.sequence_id, one.prompt_ids, one.sampling, Schedule((60,))) for one in sequences]
+    in_batch = [Sequence(one.sequence_id, (one.prompt_ids,), one.sampling, Schedule((60,))) for one in sequences]
     guessed = _run(engine, *in_batch)
     assert [_content(one) for one in guessed] == [_content(one) for one in without]
 
 
 def _greedy(number: int, prompt: tuple[int, ...], schedule: Schedule = FREE, adapter: str = "") -> Sequence:
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=50, ignore_eos=True)
-    return Sequence(number, prompt, sampling, schedule, adapter)
+    return Sequence(number, (prompt,), sampling, schedule, adapter)
 
 
 def test_rows_with_adapters(spec: EngineSpec, with_draft: Callable[[str], EngineSpec], tmp_path: Path) -> None:

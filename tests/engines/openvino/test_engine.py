@@ -88,7 +88,7 @@ def test_a_thousand_sequences_leak_nothing(exact: Shared) -> None:
 
 def _greedy(sequence_id: int, prompt_ids: tuple[int, ...], max_tokens: int) -> Sequence:
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=max_tokens, ignore_eos=True, logprobs=True)
-    return Sequence(sequence_id, prompt_ids, sampling)
+    return Sequence(sequence_id, (prompt_ids,), sampling)
 
 
 class Steps:
@@ -185,7 +185,7 @@ def test_end_of_text_ends_it_unless_it_is_ignored(exact: Shared, chat: Callable[
     ends = []
     for number, ignore_eos in enumerate((False, True)):
         sampling = Sampling(temperature=0.0, seed=0, max_tokens=120, ignore_eos=ignore_eos)
-        exact.submit(Sequence(number + 1, prompt, sampling))
+        exact.submit(Sequence(number + 1, (prompt,), sampling))
         deltas: list[Delta] = []
         while not deltas or deltas[-1].finish_reason is None:
             deltas += exact.step()
@@ -195,7 +195,7 @@ def test_end_of_text_ends_it_unless_it_is_ignored(exact: Shared, chat: Callable[
 
 def _obeyed(engine: Engine, grammar: Grammar, card: ModelCard, prompt: tuple[int, ...] = (1, 2, 3)) -> str:
     deltas: list[Delta] = []
-    engine.submit(Sequence(1, prompt, Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=grammar)))
+    engine.submit(Sequence(1, (prompt,), Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=grammar)))
     while not deltas or deltas[-1].finish_reason is None:
         deltas += engine.step()
     assert deltas[-1].finish_reason == "stop"

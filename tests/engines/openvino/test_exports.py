@@ -137,7 +137,7 @@ def test_the_engine(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=12, ignore_eos=True)
     prompts = [_PROMPT, _PROMPT[:3]]
     for number, prompt in enumerate(prompts):
-        engine.submit(Sequence(number, tuple(prompt), sampling))
+        engine.submit(Sequence(number, (tuple(prompt),), sampling))
     deltas: list[Delta] = []
     while sum(delta.finish_reason is not None for delta in deltas) < len(prompts):
         deltas += engine.step()

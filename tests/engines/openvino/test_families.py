@@ -96,7 +96,7 @@ def test_llama_cpp_reads_the_file_in_the_same_way(
             threads=1,
         )
     )
-    engine.submit(Sequence(1, tuple(_PROMPT), Sampling(temperature=0.0, seed=0, max_tokens=_COUNT, ignore_eos=True)))
+    engine.submit(Sequence(1, (tuple(_PROMPT),), Sampling(temperature=0.0, seed=0, max_tokens=_COUNT, ignore_eos=True)))
     deltas: list[Delta] = []
     while not deltas or deltas[-1].finish_reason is None:
         deltas += engine.step()

@@ -61,7 +61,7 @@ def test_engine_without_a_prefix_cache_keeps(law: Law, spec: EngineSpec) -> None
 
 def _answer(engine: Shared, prompt_ids: tuple[int, ...], sampling: Sampling, schedule: Schedule = FREE) -> list[Delta]:
     deltas: list[Delta] = []
-    engine.submit(Sequence(1, prompt_ids, sampling, schedule))
+    engine.submit(Sequence(1, (prompt_ids,), sampling, schedule))
     while not deltas or deltas[-1].finish_reason is None:
         deltas += engine.step()
     return deltas

@@ -77,9 +77,12 @@ def _asked(count: int | None, *, max_tokens: int = 3) -> Sampling:
 
 def test_they_are_those_of_transformers(engine: Engine, expected: NDArray[np.float64]) -> None:
     short = _PROMPT[:40]
-    _run(engine, Sequence(1, _PROMPT, _asked(None)))  # whose blocks are cached now
+    _run(engine, Sequence(1, (_PROMPT,), _asked(None)))  # whose blocks are cached now
     deltas = _run(
-        engine, Sequence(2, _PROMPT, _asked(5)), Sequence(3, short, _asked(0)), Sequence(4, short, _asked(None))
+        engine,
+        Sequence(2, (_PROMPT,), _asked(5)),
+        Sequence(3, (short,), _asked(0)),
+        Sequence(4, (short,), _asked(None)),
     )
     first, *others = deltas[2]
     assert not any(delta.prompt_logprobs for delta in (*others, *deltas[4]))
@@ -94,5 +97,5 @@ def test_they_are_those_of_transformers(engine: Engine, expected: NDArray[np.flo
 
 
 def test_a_prompt_of_one_token_has_none(engine: Engine) -> None:
-    (delta,) = _run(engine, Sequence(5, (7,), _asked(2, max_tokens=1)))[5]
+    (delta,) = _run(engine, Sequence(5, ((7,),), _asked(2, max_tokens=1)))[5]
     assert (delta.prompt_logprobs, len(delta.token_ids)) == ((), 1)

@@ -23,14 +23,14 @@ def _run(engine: Engine, first_id: int, schedule: Schedule, *, visits: tuple[int
     temperature = 0.8 if seed else 0.0
     sampling = Sampling(temperature=temperature, seed=seed, max_tokens=_TOKENS, ignore_eos=True, logprobs=True)
     short = Sampling(temperature=0.0, seed=0, max_tokens=3, ignore_eos=True)
-    engine.submit(Sequence(first_id, _PROMPT, sampling, schedule))
+    engine.submit(Sequence(first_id, (_PROMPT,), sampling, schedule))
     deltas: list[Delta] = []
     others, waiting = set[int](), list(visits)
     while not deltas or deltas[-1].finish_reason is None or others:
         if waiting and len(deltas) >= waiting[0]:
             waiting.pop(0)
             other = first_id + len(visits) - len(waiting)
-            engine.submit(Sequence(other, (9, 10, other), short))
+            engine.submit(Sequence(other, ((9, 10, other),), short))
             others.add(other)
         for delta in engine.step():
             if delta.sequence_id == first_id:

@@ -16,7 +16,7 @@ from tailrace.engines.scripted.script import SCRIPT_TEMPLATE, read_script
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
-from tailrace.types import Message, Sampling, ToolCall
+from tailrace.types import Message, Sampling, ToolCall, ids_of
 
 LOOK = {"name": "look_up", "arguments": {"city": "$1", "days": 3, "list": ["$1", None]}}
 RULES: list[dict[str, Any]] = [  # Any: JSON
@@ -32,18 +32,18 @@ def write(folder: Path, rules: object) -> Path:
     return path
 
 
-def prompt(*messages: Message) -> list[int]:
+def prompt(*messages: Message) -> tuple[int, ...]:
     template = ChatTemplate(SCRIPT_TEMPLATE, bos_token="", eos_token="")
     encoder = ChatEncoder(Tokenizer.from_json(tokenizer_json()), template)
     assert encoder.calls is not None
     assert encoder.calls.name == "hermes"
-    return encoder.encode(messages, tools=[{"type": "function", "function": {"name": "look_up"}}])
+    return ids_of(encoder.encode(messages, tools=[{"type": "function", "function": {"name": "look_up"}}]))
 
 
 def answered(path: Path, *messages: Message) -> str:
     spec = EngineSpec("scripted", str(path), context_tokens=4096)
     engine = ScriptedEngine(spec)
-    engine.submit(Sequence(1, tuple(prompt(*messages)), Sampling(seed=1, max_tokens=1000)))
+    engine.submit(Sequence(1, (prompt(*messages),), Sampling(seed=1, max_tokens=1000)))
     ids: list[int] = []
     while deltas := engine.step():
         ids += [one for delta in deltas for one in delta.token_ids]

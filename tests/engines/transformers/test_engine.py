@@ -98,7 +98,7 @@ def test_closing(spec: EngineSpec) -> None:
 
 def _ask(sequence_id: int, prompt_ids: tuple[int, ...], **sampling: object) -> Sequence:
     wanted = replace(Sampling(temperature=0.0, seed=1, max_tokens=16, ignore_eos=True), **sampling)
-    return Sequence(sequence_id, prompt_ids, wanted)
+    return Sequence(sequence_id, (prompt_ids,), wanted)
 
 
 def _ids(deltas: list[Delta]) -> list[int]:

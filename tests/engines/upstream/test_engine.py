@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
+import msgspec
 import pytest
 from tests.engines.fake_upstream import (
     SSE,
@@ -35,8 +36,8 @@ from tailrace.models.upstream import Address, UpstreamKind
 from tailrace.testing import Law, laws
 from tailrace.testing.sampling_laws import sampling_laws
 from tailrace.text import MessageEncoder
-from tailrace.text.packed import END_ID, pack, unpack
-from tailrace.types import Grammar, Message, Sampling
+from tailrace.text.packed import CHAT_ID, END_ID, ChatBody, pack, text_segment, unpack
+from tailrace.types import Attachment, Grammar, Message, Sampling, TextSegment
 
 _PATIENCE = {"retry_s": 1.0, "first_s": LONG_S, "idle_s": LONG_S}
 
@@ -61,7 +62,7 @@ def engine_at(
 # Any: fields of Sampling
 def asking(sequence_id: int = 1, prompt: str = "hello", **sampling: Any) -> Sequence:
     chosen = {"seed": 7, "max_tokens": 20} | sampling
-    return Sequence(sequence_id, pack(prompt.encode()), Sampling(**chosen))
+    return Sequence(sequence_id, (text_segment(prompt),), Sampling(**chosen))
 
 
 def run(engine: UpstreamEngine, *sequences: Sequence) -> dict[int, list[Delta]]:
@@ -150,7 +151,7 @@ def _chat(kind: UpstreamKind, beginning: str = "", **sampling: Any) -> dict[str,
     messages = (Message("user", "Hi"), *((Message("assistant", beginning),) if beginning else ()))
     tools = ({"type": "function", "function": {"name": "look"}},)
     ids = MessageEncoder(continues=True).encode(messages, tools=tools, continue_final=bool(beginning))
-    asked = make_request(Address(kind, "http://there/v1", "m"), Sequence(1, tuple(ids), asking(**sampling).sampling))
+    asked = make_request(Address(kind, "http://there/v1", "m"), Sequence(1, ids, asking(**sampling).sampling))
     assert asked.url == "http://there/v1" + ("/v1" if kind == "tgi" else "") + "/chat/completions"
     return dict(json.loads(asked.body))
 
@@ -165,7 +166,7 @@ def test_chats_are_sent_as_messages() -> None:
 @pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tailrace", "tgi"])
 def test_values_for_the_template_are_sent(kind: UpstreamKind) -> None:
     encoded = MessageEncoder(continues=True).encode([Message("user", "Hi")], values={"enable_thinking": False})
-    sequence = Sequence(1, tuple(encoded), Sampling(seed=1, max_tokens=2))
+    sequence = Sequence(1, encoded, Sampling(seed=1, max_tokens=2))
     address = Address(kind, "http://h", "m")
     if kind == "tgi":
         with pytest.raises(SequenceFailed, match="does not support chat_template_kwargs"):
@@ -179,6 +180,21 @@ def test_an_answer_that_was_begun_is_continued(kind: UpstreamKind) -> None:
     body = _chat(kind, "Hel")
     assert body["messages"] == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
     assert ("continue_final_message" in body) is (kind == "vllm")
+
+
+def test_a_chat_that_an_earlier_version_kept_is_sent() -> None:
+    """Its prompt was token ids: the JSON between two special ids, then the beginning of the answer."""
+    chat = ChatBody([{"role": "user", "content": "Hi"}])
+    ids = (CHAT_ID, *pack(msgspec.json.encode(chat)), CHAT_ID, *pack(b"Hel"))
+    asked = make_request(Address("vllm", "http://h", "m"), Sequence(1, (ids,), Sampling(seed=1, max_tokens=2)))
+    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
+    assert json.loads(asked.body)["messages"] == begun
+
+
+def test_only_text_is_passed_on() -> None:
+    image, sampling = Attachment.of(b"an image", "image/png", 3), Sampling(seed=1, max_tokens=2)
+    with pytest.raises(SequenceFailed, match="only text"):
+        make_request(Address("vllm", "http://h", "m"), Sequence(1, (TextSegment("Hi", 1), image), sampling))
 
 
 def test_unsupported_parameters_are_refused() -> None:

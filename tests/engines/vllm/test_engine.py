@@ -79,7 +79,7 @@ if _IS_HERE:
 
     def _run(shared: Shared, sequence_id: int, **sampling: object) -> tuple[list[int], list[float], list[object]]:
         wanted = Sampling(**{"temperature": 0.0, "seed": 1, "max_tokens": 32, **sampling})  # type: ignore[arg-type]
-        shared.submit(Sequence(sequence_id, (504, 3575, 260), wanted))
+        shared.submit(Sequence(sequence_id, ((504, 3575, 260),), wanted))
         ids: list[int] = []
         logprobs: list[float] = []
         top: list[object] = []

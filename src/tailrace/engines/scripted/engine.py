@@ -13,7 +13,8 @@ faults in the order above, for wires that do not parse control tokens), `caches`
 cached; without it, the engine does not say how much of a prompt was cached), `drift` (how many of a thousand tokens
 differ between processes, so that a replay differs). `script=FILE` says what a script says (`script`).
 
-An adapter changes the words of an answer by its name; its files are not read.
+An adapter changes the words of an answer by its name; its files are not read. An image (`image/png`) is read as equal
+token ids, which depend on its digest.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scripted.script import read_script
 from tailrace.engines.scripted.texts import PIECES, TEXTS, cut
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.types import FinishReason
+from tailrace.types import Attachment, FinishReason, Segment, ids_of
 
 __all__ = [
     "CHAT_TEMPLATE",
@@ -44,6 +45,7 @@ __all__ = [
     "TEXTS",
     "THINKING_TEMPLATE",
     "ScriptedEngine",
+    "read_ids",
     "recited_tokens",
     "scripted_token",
     "tokenizer_json",
@@ -69,6 +71,7 @@ _WORDS = [
     "warm", "light", "near", "water", "mills", "turn", "slow", "wheels", "send", "clear", "songs", "down", "to",
     "green", "fields", "where", "children", "count", "boats", "fish", "birds", "clouds", "hours", "stars",
 ]  # fmt: skip
+_FIRST_IMAGE_ID = 1 << 32
 _CHARACTERS = "🌊🐕🌉🌲🐟🛶🎣🌾"
 
 CHAT_TEMPLATE = (
@@ -89,6 +92,16 @@ def scripted_token(
 ) -> int:
     """Return token `index` of the answer to `prompt_ids`. Tests compare with it."""
     return _token_at(_prompt_hash(prompt_ids, seed, adapter), index, utf8, thinks if _may_think(prompt_ids) else 0)
+
+
+def read_ids(segments: tuple[Segment, ...]) -> tuple[int, ...]:
+    """Return a prompt as the engine reads it, for `scripted_token`."""
+    read = ((_ids_of_image(one),) if isinstance(one, Attachment) else (one,) for one in segments)
+    return ids_of(tuple(one for ones in read for one in ones))
+
+
+def _ids_of_image(image: Attachment) -> tuple[int, ...]:
+    return (_FIRST_IMAGE_ID + int(image.digest[:8], 16),) * image.num_tokens
 
 
 def _may_think(prompt_ids: tuple[int, ...]) -> bool:
@@ -186,22 +199,22 @@ class _Run:
     )  # fmt: skip
 
     def __init__(
-        self, sequence: Sequence, limit: int, eos_after: int, script: tuple[int, ...], thinks: int, now_s: float
+        self, sequence: Sequence, ids: tuple[int, ...], limit: int, eos_after: int, script: tuple[int, ...], thinks: int
     ) -> None:
         self.sequence_id = sequence.sequence_id
-        self.key = _prompt_hash(sequence.prompt_ids, sequence.sampling.seed or 0, sequence.adapter)
+        self.key = _prompt_hash(ids, sequence.sampling.seed or 0, sequence.adapter)
         self.limit = limit
         self.eos_after = eos_after
         self.script = script
-        self.thinks = thinks if _may_think(sequence.prompt_ids) else 0
+        self.thinks = thinks if _may_think(ids) else 0
         self.num_cached: int | None = None
-        self.num_prompt = len(sequence.prompt_ids)
+        self.num_prompt = len(ids)
         self.num_read = 0  # tokens of the prompt
         self.count = 0
-        self.due_s = now_s
+        self.due_s = time.monotonic()
         self.aborted = False
         self.logprobs = (-0.5,) if sequence.sampling.logprobs else ()
-        self.fault = next((i for i in sequence.prompt_ids if CRASH_ID <= i <= GARBAGE_ID), None)
+        self.fault = next((i for i in ids if CRASH_ID <= i <= GARBAGE_ID), None)
 
 
 class ScriptedEngine:
@@ -236,25 +249,27 @@ class ScriptedEngine:
             parameters=frozenset({"seed", "max_tokens", "ignore_eos", "temperature", "logprobs"}),
             exact=not self._drift,
             reports_progress=self._read_interval_s > 0,
+            takes=frozenset({"token_ids", "image/png"}),
         )
 
     def submit(self, sequence: Sequence) -> None:
         limit = sequence.sampling.max_tokens or 1
-        if len(sequence.prompt_ids) + limit > self.capabilities.context_tokens:
+        ids = read_ids(sequence.segments)
+        if len(ids) + limit > self.capabilities.context_tokens:
             raise SequenceFailed("the prompt is too long for this engine")
-        number = self._text if self._text != -1 else _number_in(sequence.prompt_ids)
+        number = self._text if self._text != -1 else _number_in(ids)
         script = () if number is None else recited_tokens(number if number < len(TEXTS) else 0)
         if self._script is not None:
-            script = (*self._script.answer(_text_of(sequence.prompt_ids)).encode(), EOS_ID)
+            script = (*self._script.answer(_text_of(ids)).encode(), EOS_ID)
         eos_after = 0 if sequence.sampling.ignore_eos else len(script) or self._eos_after
         if eos_after:
             limit = min(limit, eos_after)
-        run = _Run(sequence, limit, eos_after, script, self._thinks, time.monotonic())
+        run = _Run(sequence, ids, limit, eos_after, script, self._thinks)
         if number is not None and number >= len(TEXTS):
             run.fault = CRASH_ID + (number - len(TEXTS)) % 4
         if self._cached is not None:
-            run.num_cached = max((_num_equal(sequence.prompt_ids, ids) for ids in self._cached), default=0)
-            self._cached.append(sequence.prompt_ids)
+            run.num_cached = max((_num_equal(ids, others) for others in self._cached), default=0)
+            self._cached.append(ids)
         run.num_read = run.num_cached or 0
         run.due_s += (run.num_prompt - run.num_read) * self._read_interval_s
         self._runs[sequence.sequence_id] = run

@@ -1,7 +1,8 @@
 """The engine `upstream`: another server computes, and tailrace keeps the stream.
 
-Works with any OpenAI-compatible server and text-generation-inference. Token ids are packed text
-(`tailrace.text.packed`): a chunk of an answer becomes a delta of a few ids. Usage is counted in the upstream's tokens.
+Works with any OpenAI-compatible server and text-generation-inference. Prompts are passed on as text or messages. The
+ids of answers are packed text (`tailrace.text.packed`): a chunk of an answer becomes a delta of a few ids. Usage is
+counted in the upstream's tokens.
 Each sequence is one HTTP request; their event loop runs inside `step`.
 
 Before an answer begins, failed requests are retried for a limited time. An answer that breaks off in the middle ends as
@@ -37,7 +38,7 @@ class _Run:
         self.sequence_id = sequence.sequence_id
         self.host = host
         self.count = 0  # ids
-        self.usage = (len(sequence.prompt_ids), 0)  # estimated until the server sends its counts
+        self.usage = (sequence.num_prompt_tokens, 0)  # estimated until the server sends its counts
         self.num_cached: int | None = None  # tokens of the prompt, if the server says it
         self.progress: Prefill | None = None  # until there is text
         self.is_aborted = False
@@ -122,10 +123,11 @@ class UpstreamEngine:
             parameters=PARAMETERS[self._address.kind],
             exact=False,
             reports_progress=self._address.kind == "llamacpp",
+            takes=frozenset({"text", "token_ids"}),  # the ids of its own answers
         )
 
     def submit(self, sequence: Sequence) -> None:
-        if len(sequence.prompt_ids) > self.capabilities.context_tokens:
+        if sequence.num_prompt_tokens > self.capabilities.context_tokens:
             raise SequenceFailed("the prompt is too long for this server")
         request = make_request(self._address, sequence)
         run = _Run(sequence, self._address.host)

@@ -7,6 +7,7 @@ defaults. tailrace itself handles `n` and `stop`. Seeds are reduced to 31 bits, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,8 @@ import msgspec
 from tailrace.engines.interface import Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.models.upstream import Address
-from tailrace.text.packed import CHAT_ID, PackedChat, unpack
-from tailrace.types import Sampling
+from tailrace.text.packed import CHAT_ID, ChatBody, unpack
+from tailrace.types import Attachment, Sampling, Segment
 
 __all__ = ["PARAMETERS", "UpstreamRequest", "make_request"]
 
@@ -46,7 +47,7 @@ class UpstreamRequest:
 def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
     """Make the request for a sequence. Raises: SequenceFailed if this server cannot run it."""
     try:
-        chat, text = _prompt(sequence.prompt_ids)
+        chat, text = _prompt(sequence.segments)
     except (ValueError, msgspec.DecodeError):
         raise SequenceFailed("the prompt is not valid text") from None
     sampling = sequence.sampling
@@ -79,15 +80,28 @@ def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
     return UpstreamRequest(f"{base}/chat/completions", _json(body), is_tgi=False)
 
 
-def _prompt(ids: tuple[int, ...]) -> tuple[PackedChat | None, str]:
-    """Unpack a chat and the beginning of its answer, or a plain text. Raises: ValueError, msgspec.DecodeError."""
-    if not ids or ids[0] != CHAT_ID:
-        return None, unpack(ids).decode("utf-8", "replace")
-    end = ids.index(CHAT_ID, 1)
-    return msgspec.json.decode(unpack(ids[1:end]), type=PackedChat), unpack(ids[end + 1 :]).decode("utf-8", "replace")
+def _prompt(segments: Iterable[Segment]) -> tuple[ChatBody | None, str]:
+    """Return a chat and the beginning of its answer, or None and a text. Token ids are those of the answer so far.
+
+    Raises: ValueError, msgspec.DecodeError, SequenceFailed.
+    """
+    chat, text = None, b""
+    for segment in segments:
+        if isinstance(segment, Attachment):
+            raise SequenceFailed("this engine takes only text")
+        if isinstance(segment, tuple):
+            if segment and segment[0] == CHAT_ID:  # a prompt of an earlier version
+                end = segment.index(CHAT_ID, 1)
+                chat, segment = msgspec.json.decode(unpack(segment[1:end]), type=ChatBody), segment[end + 1 :]
+            text += unpack(segment)
+        elif segment.is_chat:
+            chat = msgspec.json.decode(segment.text, type=ChatBody)
+        else:
+            text += segment.text.encode()
+    return chat, text.decode("utf-8", "replace")
 
 
-def _beginning(address: Address, chat: PackedChat, text: str) -> dict[str, Any]:  # Any: JSON
+def _beginning(address: Address, chat: ChatBody, text: str) -> dict[str, Any]:  # Any: JSON
     """Return the fields that make the server continue the beginning of an answer. Raises: SequenceFailed."""
     if address.kind == "openai":
         raise SequenceFailed(f"{address.host} cannot continue an interrupted answer")

@@ -194,7 +194,7 @@ class VllmEngine:
     def _warm_up(self) -> None:
         """Run a short sequence without and with a grammar, to test the model and load the grammar library."""
         for grammar in (None, Grammar("regex", "[ab]")):
-            self.submit(Sequence(0, (1, 2, 3), Sampling(temperature=0.0, seed=0, max_tokens=2, grammar=grammar)))
+            self.submit(Sequence(0, ((1, 2, 3),), Sampling(temperature=0.0, seed=0, max_tokens=2, grammar=grammar)))
             while self._loop.runs:
                 for delta in self.step():
                     if delta.finish_reason == "error":

@@ -27,7 +27,7 @@ def run_round(engine: Engine, load: Round, first_id: int) -> tuple[list[Timeline
     timelines = {}
     for sequence_id, prompt_ids in enumerate(load.prompts, first_id):
         timelines[sequence_id] = Timeline(start_s)
-        engine.submit(Sequence(sequence_id, prompt_ids, sampling))
+        engine.submit(Sequence(sequence_id, (prompt_ids,), sampling))
     live = set(timelines)
     while live:
         deltas = engine.step()

@@ -6,7 +6,7 @@ from random import Random
 
 from tailrace.models import ModelCard
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
-from tailrace.types import Message
+from tailrace.types import Message, ids_of
 
 __all__ = ["PromptMaker"]
 
@@ -39,7 +39,7 @@ class PromptMaker:
         messages = [Message("user", question)]
         if system:
             messages.insert(0, Message("system", system))
-        return tuple(self._chat.encode(messages))
+        return ids_of(self._chat.encode(messages))
 
     def question(self, draw: Random) -> str:
         return draw.choice(_QUESTIONS).format(draw.choice(_TOPICS), draw.randrange(10_000))

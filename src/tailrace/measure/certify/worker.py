@@ -99,7 +99,7 @@ class RestartedWorker:
     def submit(self, answer: SequenceTranscript) -> int:
         """Raises: ModelError if the worker was lost."""
         sequence_id = next(self._sequence_ids)
-        sequence = Sequence(sequence_id, answer.prompt_ids, answer.sampling, answer.replayed, answer.adapter)
+        sequence = Sequence(sequence_id, (answer.prompt_ids,), answer.sampling, answer.replayed, answer.adapter)
         try:
             self._supervisor.submit(sequence, answer)
         except EngineLost as error:
