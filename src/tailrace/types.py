@@ -237,7 +237,7 @@ class GenerateRequest(KeptFields, frozen=True):
     `linger_s` is cancelled, too.
     """
 
-    model: str | None = None
+    model: str | None = None  # as the client names it; when the stream begins, one of the generator's names, or None
     prompts: tuple[str | tuple[Segment, ...], ...] = ()
     messages: tuple[Message, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()

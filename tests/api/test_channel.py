@@ -9,6 +9,7 @@ from tests.generation.harness import Harness, greedy, oracle, text_of
 from tests.streams.virtual_time import scenario
 from tests.waiting import idle
 
+from tailrace.access.principal import PRINCIPAL, Principal
 from tailrace.generation import Limits
 from tailrace.transport.websocket_parts import WriteTurns
 from tailrace.types import ANONYMOUS
@@ -161,6 +162,25 @@ async def test_streams_survive_their_socket_except_with_on_disconnect_cancel() -
     end = harness.store.index.get(stays).end
     assert end is not None
     assert end.status == "done"
+
+
+@scenario
+async def test_a_key_generates_only_within_its_rights() -> None:
+    harness = Harness()
+    for scopes in (("read",), ("generate", "wire:openai"), ("generate", "model:other")):
+        client = SocketClient(app_of(harness))
+        client.scope[PRINCIPAL] = Principal("me", "k", scopes)
+        async with client:
+            await client.ask(_create("a"))
+            (refusal,) = client.read_json()
+        assert (refusal["type"], refusal["error"]["code"]) == ("refused", "forbidden")
+        chat = SocketClient(app_of(harness), "/")
+        chat.scope[PRINCIPAL] = Principal("me", "k", scopes)
+        async with chat:
+            await chat.ask("Hi")
+            assert chat.closing[0] == 1008
+    harness.check_idle()
+    assert not harness.engine.submitted
 
 
 @scenario

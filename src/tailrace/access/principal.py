@@ -53,6 +53,12 @@ class Principal:
         if any(scope.startswith(f"{kind}:") for scope in self.scopes):
             raise Forbidden(f"This key may not use this {kind}.", param="authorization")
 
+    def require_generation(self, *, wire: str, model: str) -> None:
+        """Raises: Forbidden if the key may not generate, or not on this wire or with this model."""
+        self.require("generate")
+        self.require_within("wire", wire)
+        self.require_within("model", model)
+
     def require_stream(self, stream_id: str) -> None:
         """Raises: Forbidden if the request has a ticket for another stream."""
         if self.stream_id is not None and self.stream_id != stream_id:
@@ -91,16 +97,11 @@ def arrival_of(scope: Scope, *, wire: str, model: str) -> Arrival:
 
 
 def sent_by(scope: Scope, request: GenerateRequest, *, wire: str, model: str) -> GenerateRequest:
-    """Return the request with its caller, owner, key and wire.
-
-    Raises: Forbidden if the key may not generate, or not on this wire or with this model.
-    """
+    """Return the request with its model, caller, owner, key and wire."""
     principal = principal_of(scope)
-    principal.require("generate")
-    principal.require_within("wire", wire)
-    principal.require_within("model", model)
     return replace(
         request,
+        model=model,
         caller=caller_of(scope),
         owner=principal.owner,
         key_id=principal.key_id,

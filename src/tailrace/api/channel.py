@@ -11,11 +11,11 @@ from tailrace.access.audit import note_refusal
 from tailrace.access.principal import arrival_of, sent_by
 from tailrace.api.fitting import fitted, left_open, shortened
 from tailrace.api.stream_facts import facts_of
-from tailrace.assembly.models import NO_SUCH_MODEL, Models
+from tailrace.assembly.models import Models
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import shows_progress
-from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, UnknownModel
+from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
 from tailrace.http.accepted_websocket import Over, Socket
 from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
@@ -111,16 +111,15 @@ class StreamChannel:
         return (found or self._models.names[0]).recommended_sampling
 
     async def _create(self, create: websocket.Create) -> None:
-        found = self._models.find(create.request.model)
-        if found is None and len(self._models.names) > 1:
-            raise UnknownModel(NO_SUCH_MODEL, param="model")
-        named = found or self._models.names[0]  # it will refuse an unknown name
+        named = self._models.find(create.request.model)
+        if named is None:
+            raise self._models.unknown()
         served = named.served
         with served.arriving(arrival_of(self._socket.scope, wire="websocket", model=named.model)):
+            self._socket.principal.require_generation(wire="websocket", model=named.model)
             request = sent_by(self._socket.scope, create.request, wire="websocket", model=named.model)
             self._check_free(create.name)
-            if found is not None:
-                await self._models.load(served)
+            await self._models.load(served)
             request, notes = fitted(request, served.generator, is_strict=self._is_strict)
             run = await served.generator.create(request)
         notes += [*shortened(create.request, run.record, "max_tokens"), *left_open(run.record)]

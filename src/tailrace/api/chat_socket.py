@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from tailrace.access.principal import arrival_of, sent_by
+from tailrace.access.principal import arrival_of, principal_of, sent_by
 from tailrace.assembly.models import Models
 from tailrace.dialects import SocketChat
 from tailrace.dialects.websocket import Close
@@ -74,6 +74,7 @@ class ChatSocket:
         """Raises: TailraceError if the answer cannot be started or completed."""
         served = self._models.first
         with served.arriving(arrival_of(self._socket.scope, wire=self._wire, model=served.model)):
+            principal_of(self._socket.scope).require_generation(wire=self._wire, model=served.model)
             await self._models.load(served)
             run = await self._begin(prompt)
         with Reader(run.log) as reader:

@@ -24,7 +24,7 @@ from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_b
 from tailrace.api.fitting import fitted, left_open, overflow_answer, shortened
 from tailrace.api.request_headers import ignored_header, is_cross_origin, is_own_address, may_generate, with_headers
 from tailrace.api.stream_facts import facts_of, running_streams
-from tailrace.assembly.models import NO_SUCH_MODEL, Models
+from tailrace.assembly.models import Models
 from tailrace.assembly.served import NamedModel
 from tailrace.dialects import Encoder, ParsedRequest, Wire
 from tailrace.dialects.bodies import JsonBody, printable, require_plain_utf8
@@ -49,7 +49,6 @@ from tailrace.errors import (
     IdempotencyConflict,
     QueueFull,
     RequestError,
-    UnknownModel,
     UnknownStream,
     UnsupportedParameter,
 )
@@ -160,7 +159,7 @@ class Routes:
         self, wire: Wire, operation: Operation, request: Request, reader: BodyReader
     ) -> tuple[ParsedRequest, NamedModel | None]:
         """Return the parsed request, and the model that it names. If a server of one model has no such model, this is
-        None, and the generator refuses the request. Raises: RequestError."""
+        None, and what needs a model refuses the request. Raises: RequestError."""
         query = read_query(request.scope["query_string"])
         if operation.query_in_body:
             query = await reader.with_fields(query, request.headers, request.receive)
@@ -175,9 +174,9 @@ class Routes:
         first, *others = self._models.names
         running = partial(running_streams, self._models, owner_of(request.scope))
         parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
-        meant = first if first.served.is_loaded and not others else wire.find_model(parsed)
+        meant = wire.find_model(parsed)
         if meant is None and others:
-            raise UnknownModel(NO_SUCH_MODEL, param="model")
+            raise self._models.unknown()
         assert meant is None or isinstance(meant, NamedModel)  # a wire picks one of the given servers
         principal_of(request.scope).require_within("model", (meant or first).model)
         return parsed if meant in (None, first) else replace(parsed, server=meant, others=()), meant
@@ -226,11 +225,11 @@ class Routes:
             if request.method == "HEAD":
                 return Response(headers={"content-type": call.view.media_type})
             generation = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=named.model)
-            if len(self._models.names) > 1:  # otherwise the generator checks the name
-                generation = msgspec.structs.replace(generation, model=named.model)
             generation, left_out = fitted(generation, served.generator, is_strict=self._settings.strict)
             notes = [*call.ignored, *(name_on_wire(name, wire, parsed) for name in left_out)]
             try:
+                if meant is None:
+                    raise self._models.unknown()
                 if "idempotency-key" in request.headers:
                     log = await self._recall_or_create(request, parsed, generation, served.generator)
                 else:

@@ -15,14 +15,14 @@ from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 from tailrace.assembly.served import NamedModel, Served
-from tailrace.errors import AdmissionError, EngineLost, KeyRevoked, QueueFull, TailraceError
+from tailrace.errors import AdmissionError, EngineLost, KeyRevoked, QueueFull, TailraceError, UnknownModel
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import means_any_model
 
-__all__ = ["NO_SUCH_MODEL", "Models"]
+__all__ = ["Models"]
 
-NO_SUCH_MODEL = "There is no such model here. GET /v1/models lists the models."  # if there are several
+_NO_SUCH_MODEL = "There is no such model here. GET /v1/models lists the models."  # if there are several
 
 _T = TypeVar("_T")
 
@@ -59,6 +59,11 @@ class Models:
         if not name:
             return self.names[0]
         return self._by_name.get(name) or (self.names[0] if means_any_model(name) else None)
+
+    def unknown(self) -> UnknownModel:
+        """Return the error for a request of another model."""
+        one = f"This server runs {self.names[0].model}; there is no such model here."
+        return UnknownModel(_NO_SUCH_MODEL if len(self.names) > 1 else one, param="model")
 
     def end_streams_of(self, key_id: str) -> None:
         """End the streams that a revoked key has begun."""

@@ -27,7 +27,6 @@ from tailrace.api.pages import PageFiles, answer_without_libraries, has_librarie
 from tailrace.api.request_headers import is_cross_origin
 from tailrace.api.routes import route
 from tailrace.api.stream_facts import facts_of
-from tailrace.assembly.models import NO_SUCH_MODEL
 from tailrace.assembly.served import Served
 from tailrace.assembly.service import Service
 from tailrace.demo.plain import PlainAnswer, PlainBody
@@ -37,7 +36,7 @@ from tailrace.dialects.native import NativeView
 from tailrace.dialects.openai_chunks import ChatView
 from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.tgi_answers import TGIView
-from tailrace.errors import EngineLost, Forbidden, UnknownModel, UnknownStream
+from tailrace.errors import EngineLost, Forbidden, UnknownStream
 from tailrace.generation import Observer, Times
 from tailrace.http.answers import STREAM_HEADERS, JsonAnswer
 from tailrace.http.body_budget import BodyBudget
@@ -181,7 +180,7 @@ class DemoRoutes:
         """Raises: UnknownModel."""
         named = self._service.models.find(name)
         if named is None:
-            raise UnknownModel(NO_SUCH_MODEL, param="model")
+            raise self._service.models.unknown()
         return named.served
 
     def _fetch(self) -> object:

@@ -153,6 +153,8 @@ def parse(request: ParsedRequest) -> GenerateCall:
 
 def count_tokens(request: ParsedRequest) -> Reply:
     """Raises: RequestError."""
+    if named_model(request) is None:
+        raise UnknownModel("There is no such model here.", param="model")
     fields, unused = read_known(request.body, CountBody, _UNUSED_IN_COUNTS)
     notes = list(unused)
     generate, _ = _prompt(fields, request.server, notes)

@@ -24,7 +24,6 @@ from tailrace.errors import (
     EngineLost,
     RequestError,
     StorageError,
-    UnknownModel,
     UnsupportedParameter,
 )
 from tailrace.generation.blame import Blame
@@ -46,7 +45,6 @@ from tailrace.types import (
     Record,
     Sampling,
     kind_of,
-    means_any_model,
     new_stream_id,
 )
 
@@ -189,7 +187,7 @@ class Generator:
         record = Record(
             new_stream_id(),
             time.time(),
-            request.model if request.model in self.names else self.model,
+            request.model or self.model,
             prompts=prompts,
             sampling=sampling,
             num_prompt_tokens=num_prompt_tokens,
@@ -354,8 +352,6 @@ class Generator:
         self._stream_ended.set()
 
     def _check(self, request: GenerateRequest) -> None:
-        if request.model and request.model not in self.names and not means_any_model(request.model):
-            raise UnknownModel(f"This server runs {self.model}; there is no such model here.", param="model")
         sampling = request.sampling
         for name in self.unsupported(sampling):
             raise UnsupportedParameter(f"This engine does not support {name}.", param=name)
