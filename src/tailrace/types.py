@@ -10,13 +10,17 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
 from tailrace.errors import ForeignCursor, SeqOutOfRange
+
+if TYPE_CHECKING:  # `typing` has the default of a type variable from Python 3.13 on
+    from typing_extensions import TypeVar
 
 __all__ = [
     "ANONYMOUS",
@@ -27,6 +31,7 @@ __all__ = [
     "Attachment",
     "CallReading",
     "Claim",
+    "ContentT",
     "Continuity",
     "End",
     "Event",
@@ -36,6 +41,7 @@ __all__ = [
     "Grammar",
     "KeptFields",
     "Message",
+    "Payload",
     "Prompt",
     "PromptLogprob",
     "PromptProgress",
@@ -427,7 +433,20 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     schema_mismatches: tuple[str, ...] | None = None
 
 
-Event: TypeAlias = TextDelta | End
+class Payload(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=2):
+    """Bytes that an app has sent: an item of its stream, as JSON, or a piece of a recorded answer. Only the wire of the
+    app reads them."""
+
+    data: bytes
+
+
+if TYPE_CHECKING:
+    ContentT = TypeVar("ContentT", bound=TextDelta | Payload, default=TextDelta)
+else:
+    ContentT = typing.TypeVar("ContentT", bound=TextDelta | Payload)  # msgspec reads the bound
+
+Event: TypeAlias = ContentT | End
+"""An event of a model's stream; `Event[Payload]` is one of an app's. A stream never has both."""
 
 
 @dataclass(frozen=True, slots=True)

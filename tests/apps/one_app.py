@@ -22,6 +22,7 @@ from tailrace.records.service import Records
 from tailrace.serve.link import Channel, Link
 from tailrace.settings import Settings
 from tailrace.streams import MemoryLogStore
+from tailrace.streams.opening import for_apps
 
 __all__ = ["OneApp", "client_of", "one_app"]
 
@@ -68,7 +69,7 @@ async def one_app(items: Callable[[], AsyncIterator[Any]]) -> AsyncIterator[OneA
         await loop.create_unix_connection(lambda link=link: link, sock=sock)  # type: ignore[misc]  # of the loop
     with contextlib.closing(MemoryLogStore()) as store:
         async with asyncio.TaskGroup() as feeding:
-            streams = AppStreams(store, Settings(), feeding)
+            streams = AppStreams(for_apps(store), Settings(), feeding)
             front = Front(Settings(), streams, Records(Settings()))
             front.set_apps([HostedApp("app", "", {"App": cast(Pool, _Place(ours))})])
             front.is_open = True

@@ -18,8 +18,9 @@ from tailrace.apps.app_streams import AppStreams
 from tailrace.apps.events import Memo
 from tailrace.errors import SeqOutOfRange
 from tailrace.settings import Settings
+from tailrace.streams.opening import for_apps
 from tailrace.streams.redis import open_redis
-from tailrace.types import Record, TextDelta, new_stream_id
+from tailrace.types import Payload, Record, TextDelta, new_stream_id
 
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
@@ -61,10 +62,10 @@ async def test_a_stream_is_ended_although_redis_fails_when_it_was_taken_over(tmp
     """The end is dropped with all that waits when the server gives up, and has to be written again."""
     with own_redis(tmp_path) as (url, redis):
         record = Record(new_stream_id(), 1.5, model="app")
-        async with open_redis(url) as gone:
+        async with open_redis(url, of_apps=True) as gone:
             await gone.open(record)
-        async with open_redis(url, give_up_after_s=0.1) as store, asyncio.TaskGroup() as group:
-            streams = AppStreams(store, Settings(), group)
+        async with open_redis(url, of_apps=True, give_up_after_s=0.1) as store, asyncio.TaskGroup() as group:
+            streams = AppStreams(for_apps(store), Settings(), group)
             await streams.recover()
             redis.stop()  # before the end is written
             log = await store.read(record.owner, record.stream_id)
@@ -86,16 +87,17 @@ async def test_a_reader_changes_to_a_server_that_is_behind(tmp_path: Path, memo:
     opened, may_continue, written, over = (threading.Event() for _ in range(4))
 
     async def write() -> None:
-        async with open_redis(url) as one:
-            lease = await one.open(record)
+        async with open_redis(url, of_apps=True) as one:
+            store = for_apps(one)
+            lease = await store.open(record)
             opened.set()
             await asyncio.to_thread(may_continue.wait, LONG_S)
-            one.append(lease, [TextDelta(text, ()) for text in ("11111", "22222", "33333")])
+            store.append(lease, [Payload(piece) for piece in (b"11111", b"22222", b"33333")])
             await wait_until(lambda: lease.log.last_seq == 3)
             written.set()
             await asyncio.to_thread(over.wait, LONG_S)
 
-    async with open_redis(url) as other, asyncio.TaskGroup() as group:
+    async with open_redis(url, of_apps=True) as other, asyncio.TaskGroup() as group:
         writing = group.create_task(asyncio.to_thread(asyncio.run, write()))
         await asyncio.to_thread(opened.wait, LONG_S)
         log = await other.read(record.owner, record.stream_id)
@@ -103,7 +105,7 @@ async def test_a_reader_changes_to_a_server_that_is_behind(tmp_path: Path, memo:
         try:
             assert written.wait(LONG_S)  # without a turn of this event loop, in which `other` would hear of it
             assert log.last_seq == 0
-            streams = AppStreams(other, Settings(), group)
+            streams = AppStreams(for_apps(other), Settings(), group)
             await streams.resume(record.owner, f"{record.stream_id}-{position}")
             assert log.last_seq == 3
             with pytest.raises(SeqOutOfRange):
@@ -111,3 +113,14 @@ async def test_a_reader_changes_to_a_server_that_is_behind(tmp_path: Path, memo:
         finally:
             over.set()
             await writing
+
+
+async def test_bytes_that_an_earlier_version_kept_as_text(tmp_path: Path) -> None:
+    url = f"{shared_url()}?prefix={prefix_of(tmp_path)}"
+    record = Record(new_stream_id(), 1.5, model="app", memo=msgspec.json.encode(Memo("recorded", "image/png")))
+    async with open_redis(url, of_apps=True) as earlier, open_redis(url, of_apps=True) as other:
+        lease = await earlier.open(record)
+        earlier.append(lease, [TextDelta("\x89PNG", ()), TextDelta("\xff\0", ())])
+        await wait_until(lambda: lease.log.last_seq == 2)
+        log = await for_apps(other).read(record.owner, record.stream_id, 2)
+        assert log.events == [Payload(b"\x89PNG"), Payload(b"\xff\0")]

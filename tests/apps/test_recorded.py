@@ -18,7 +18,7 @@ from tests.waiting import LONG_S
 
 from tailrace.apps.events import BodyPieces, RecordedEncoder, is_recordable
 from tailrace.streams import StreamLog
-from tailrace.types import End, Failure, Record, TextDelta, Usage, new_stream_id
+from tailrace.types import End, Failure, Payload, Record, Usage, new_stream_id
 
 _APP = """
 import asyncio, gzip, os
@@ -266,9 +266,9 @@ def test_an_event_cut_by_a_failure_is_dropped(http: httpx.Client, die: int, code
 
 def test_a_long_cut_event_ends_before_the_error() -> None:
     record = Record(stream_id=new_stream_id(), created_s=1.0, model="app", memo=b"", linger_s=1.0)
-    log = StreamLog(record)
-    log.extend([TextDelta("data: 1\n\n", ())])
-    log.extend([TextDelta("data: " + "x" * 2**20, ())])
+    log: StreamLog[Payload] = StreamLog(record)
+    log.extend([Payload(b"data: 1\n\n")])
+    log.extend([Payload(b"data: " + b"x" * 2**20)])
     log.extend([End("error", Usage(0, 0), Failure("app_failed", "The app failed."))])
     encoder = RecordedEncoder(log, "text/event-stream")
     body = b"".join(encoder.encode(seq, event) for seq, event in enumerate(log.events, 1))
@@ -332,8 +332,7 @@ def _lines(pieces: list[bytes]) -> list[bytes]:
 
 def _pieces(chunks: list[bytes]) -> list[bytes]:
     cutting = BodyPieces("text/event-stream")
-    found = [piece for chunk in chunks for piece in cutting.feed(chunk)]
-    return [piece.encode("latin-1") for piece in (*found, *cutting.end())]
+    return [*(piece for chunk in chunks for piece in cutting.feed(chunk)), *cutting.end()]
 
 
 def test_pieces_of_events() -> None:

@@ -176,8 +176,8 @@ DEFECTS = (
     Defect(
         "a reader begins one event too late",
         "tailrace.streams.log",
-        "        self.cursor = after\n",
-        "        self.cursor = after + 1 if after else 0\n",
+        "        super().__init__(after)\n",
+        "        super().__init__(after + 1 if after else 0)\n",
         seeds=20,
     ),
     Defect(

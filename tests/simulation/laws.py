@@ -26,7 +26,7 @@ from tailrace.types import End, Event, TextDelta
 
 __all__ = ["Expected", "Ledger"]
 
-_decode_events = msgspec.msgpack.Decoder(list[Event]).decode
+_decode_events = msgspec.msgpack.Decoder(list[Event[TextDelta]]).decode
 
 
 @dataclass

@@ -9,10 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tailrace.errors import StorageError
+from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._rows import Rows
-from tailrace.types import Attachment, CallReading, Prompt, ReasoningFormat, Record, TextSegment, new_stream_id
+from tailrace.types import (
+    Attachment,
+    CallReading,
+    Payload,
+    Prompt,
+    ReasoningFormat,
+    Record,
+    TextDelta,
+    TextSegment,
+    new_stream_id,
+)
 
 
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 700])
@@ -64,3 +74,16 @@ def test_prompts_are_kept_without_defaults(prompt: Prompt, kept: object) -> None
     row = rows.encode_record(record)
     assert msgspec.msgpack.decode(row[1:])["prompts"] == [kept, kept]
     assert rows.read_record(record.stream_id, row) == record
+
+
+def test_a_stream_of_a_model_has_no_bytes_of_apps() -> None:
+    stream_id = new_stream_id()
+    row = Rows(None, of_apps=True).encode_events(stream_id, [TextDelta("\xff", (1,))])
+    assert Rows(None).read_events(stream_id, row) == [TextDelta("\xff", (1,))]
+    of_apps: list[object] = [*Rows(None, of_apps=True).read_events(stream_id, row)]
+    assert of_apps == [Payload(b"\xff")]
+    for text in ("\u20ac", "\U0001f600"):
+        with pytest.raises(JournalDamaged):
+            Rows(None, of_apps=True).read_events(stream_id, Rows(None).encode_events(stream_id, [TextDelta(text, ())]))
+    with pytest.raises(JournalDamaged):
+        Rows(None).read_events(stream_id, b"\0" + msgspec.msgpack.encode([Payload(b"\xff")]))

@@ -35,10 +35,10 @@ from tailrace.serve.link import ChannelClosed, LinkLost
 from tailrace.serve.stream import StreamOffer, StreamPart
 from tailrace.settings import Settings
 from tailrace.streams import Ender, Lease, LogStore, Producer
-from tailrace.streams.opening import open_log_store
-from tailrace.types import End, Event, Failure, Record, TextDelta, Usage, new_stream_id, parse_cursor
+from tailrace.streams.opening import for_apps, open_log_store
+from tailrace.types import End, Event, Failure, Payload, Record, Usage, new_stream_id, parse_cursor
 
-__all__ = ["STORE_KIND", "AnswerBody", "AppStreams", "open_app_streams"]
+__all__ = ["AnswerBody", "AppStreams", "open_app_streams"]
 
 logger = logging.getLogger("tailrace.apps")
 
@@ -47,7 +47,6 @@ _EVENT_BYTES = 200  # overhead of an event, besides its text
 _FIRST_READER_S = 5.0
 _decode = msgspec.msgpack.decode
 _NO_TOKENS = Usage(0, 0)  # an app's stream has none
-STORE_KIND = "apps"  # servers of models cannot read these streams, nor can apps read theirs
 _INTERRUPTED = End(
     "interrupted", _NO_TOKENS, Failure(Interrupted.code, "The server was stopped before the stream had ended.")
 )
@@ -72,7 +71,7 @@ class _Feed(Producer):
     def __init__(
         self,
         streams: AppStreams,
-        lease: Lease,
+        lease: Lease[Payload],
         parts: ItemPieces | BodyPieces,
         body: AnswerBody,
         on_over: Callable[[], None],
@@ -113,7 +112,7 @@ class _Feed(Producer):
         if self._append(end):
             self._streams.num_ended[self._log.record.model, end.status] += 1
 
-    def _append(self, event: Event) -> bool:
+    def _append(self, event: Event[Payload]) -> bool:
         """Append an event; returns False if another server has taken the stream's lease."""
         try:
             self._streams.store.append(self.lease, (event,))
@@ -168,7 +167,7 @@ class _Feed(Producer):
                 logger.warning("%s: a stream was ended: %s", self._log.record.model, reason)
                 self.end(End("error", _NO_TOKENS, Failure(StreamTooLong.code, reason)))
                 return
-            self._append(TextDelta(part, ()))
+            self._append(Payload(part))
 
 
 @contextlib.asynccontextmanager
@@ -179,8 +178,8 @@ async def open_app_streams(
 
     Raises: ModelError if the store cannot be opened or written.
     """
-    async with open_log_store(settings, data_path, kind=STORE_KIND) as store, asyncio.TaskGroup() as group:
-        streams = AppStreams(store, settings, group, audit)
+    async with open_log_store(settings, data_path, of_apps=True) as store, asyncio.TaskGroup() as group:
+        streams = AppStreams(for_apps(store), settings, group, audit)
         try:
             await streams.recover()
             store.write_errors.check()
@@ -195,7 +194,7 @@ class AppStreams:
     """All streams of apps that can still be read."""
 
     def __init__(
-        self, store: LogStore, settings: Settings, group: asyncio.TaskGroup, audit: AuditLog | None = None
+        self, store: LogStore[Payload], settings: Settings, group: asyncio.TaskGroup, audit: AuditLog | None = None
     ) -> None:
         self.store = store
         self._audit = audit or AuditLog()
@@ -223,7 +222,7 @@ class AppStreams:
             with contextlib.suppress(StorageError):  # whatever is left is found again
                 await self.recover()
 
-    def _on_taken_ended(self, lease: Lease) -> None:
+    def _on_taken_ended(self, lease: Lease[Payload]) -> None:
         self.num_ended[lease.log.record.model, lease.log.status] += 1
         self.store.end(lease)
 

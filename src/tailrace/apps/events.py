@@ -20,7 +20,7 @@ from tailrace.errors import SeqOutOfRange
 from tailrace.serve.stream import ItemWire, StreamPart, StreamWire, item_chunk
 from tailrace.streams import StreamLog
 from tailrace.system.frames import FrameBuffer
-from tailrace.types import End, Event, Failure, Released, TextDelta, event_id
+from tailrace.types import End, Event, Failure, Payload, Released, event_id
 
 __all__ = [
     "AppEncoder",
@@ -42,7 +42,7 @@ _NEWLINES = re.compile(rb"[\r\n]*")
 _EVENT_END = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")
 _EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r", b"\n\r\n", b"\r\r\n")  # every form of a blank line
 _MAX_EVENT_BYTES = 2**20
-_decode_part = msgspec.msgpack.Decoder(str | Failure).decode
+_decode_part = msgspec.msgpack.Decoder(bytes | Failure).decode
 
 
 def is_recordable(media_type: str) -> bool:
@@ -65,17 +65,15 @@ class ItemPieces:
 
 
 class BodyPieces:
-    """Splits the body of an answer into pieces to record. Each byte becomes one character (Latin-1).
-
-    Each server-sent event is one piece, unless it is longer than 1 MiB.
-    """
+    """Splits the body of an answer into pieces to record. Each server-sent event is one piece, unless it is longer than
+    1 MiB."""
 
     def __init__(self, media_type: str) -> None:
         self._has_events: bool | None = None if media_type.startswith(_EVENTS) else False  # None: unknown
         self._rest = bytearray()
         self._num_searched = 0  # bytes of `_rest` already searched for the end of an event
 
-    def feed(self, chunk: bytes) -> Iterator[str]:
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
         """Return the pieces that are complete now."""
         self._rest += chunk
         if self._has_events is None and not _FIELD_BEGINS.fullmatch(self._rest):
@@ -85,15 +83,15 @@ class BodyPieces:
         if self._has_events is False or len(self._rest) > _MAX_EVENT_BYTES:
             yield from self.end()
 
-    def end(self) -> Iterator[str]:
+    def end(self) -> Iterator[bytes]:
         """Return the rest at the end of the body."""
-        rest = self._rest.decode("latin-1")
+        rest = bytes(self._rest)
         self._rest.clear()
         self._num_searched = 0
         if rest:
             yield rest
 
-    def _events(self) -> Iterator[str]:
+    def _events(self) -> Iterator[bytes]:
         start = 0
         while True:
             newlines = _NEWLINES.match(self._rest, start)
@@ -101,7 +99,7 @@ class BodyPieces:
             end = _EVENT_END.search(self._rest, max(start, self._num_searched))
             if end is None:
                 break
-            yield self._rest[start : end.end()].decode("latin-1")
+            yield bytes(self._rest[start : end.end()])
             start = self._num_searched = end.end()
         del self._rest[:start]
         self._num_searched = max(0, len(self._rest) - 3)
@@ -114,7 +112,7 @@ class Memo(msgspec.Struct):
     media_type: str = ""  # of a recorded answer
 
 
-def encoder_of(log: StreamLog, position: int = 0) -> AppEncoder:
+def encoder_of(log: StreamLog[Payload], position: int = 0) -> AppEncoder:
     """Return the encoder of a stream from a position on. Raises: SeqOutOfRange for a position after the end."""
     memo = msgspec.json.decode(log.record.memo or b"{}", type=Memo)
     if memo.wire == "recorded":
@@ -122,11 +120,11 @@ def encoder_of(log: StreamLog, position: int = 0) -> AppEncoder:
     return ItemEncoder(log, memo.wire, position)
 
 
-def path_of(log: StreamLog) -> str:
+def path_of(log: StreamLog[Payload]) -> str:
     return f"/v1/streams/{log.stream_id}"
 
 
-class AppEncoder(Encoder):
+class AppEncoder(Encoder[Payload]):
     """Encodes a stream of an app, from the event after `after` on. Also implements the stream's view.
 
     Raises: SeqOutOfRange for a position after the end.
@@ -135,7 +133,7 @@ class AppEncoder(Encoder):
     media_type: str = NativeView.media_type
     heartbeat = NativeView.heartbeat
 
-    def __init__(self, log: StreamLog, after: int = 0) -> None:
+    def __init__(self, log: StreamLog[Payload], after: int = 0) -> None:
         self.after = after  # number of the last event that the client has received completely
         self._log = log
         if after > log.last_seq:
@@ -150,7 +148,7 @@ class AppEncoder(Encoder):
         """Return what the app has sent so far, as JSON values."""
         raise NotImplementedError
 
-    def whole(self, events: Sequence[Event]) -> bytes:
+    def whole(self, events: Sequence[Event[Payload]]) -> bytes:
         """Return the stream's state as JSON, with its items so far."""
         log = self._log
         state = {
@@ -169,28 +167,28 @@ class AppEncoder(Encoder):
 class EmptyEncoder(AppEncoder):
     """Shows nothing of a stream that is deleted."""
 
-    def encode(self, seq: int, event: Event | Released) -> bytes:
+    def encode(self, seq: int, event: Event[Payload] | Released) -> bytes:
         return b""
 
-    def whole(self, events: Sequence[Event]) -> bytes:
+    def whole(self, events: Sequence[Event[Payload]]) -> bytes:
         return b""
 
 
 class ItemEncoder(AppEncoder):
     """Encodes the events of a `serve.stream` for the wire that the app has chosen."""
 
-    def __init__(self, log: StreamLog, wire: ItemWire, after: int) -> None:
+    def __init__(self, log: StreamLog[Payload], wire: ItemWire, after: int) -> None:
         super().__init__(log, after)
         self._wire = wire
 
     def items(self) -> Sequence[object]:
-        return [msgspec.Raw(event.text.encode()) for event in self._log.events if isinstance(event, TextDelta)]
+        return [msgspec.Raw(event.data) for event in self._log.events if isinstance(event, Payload)]
 
-    def encode(self, seq: int, event: Event | Released) -> bytes:
+    def encode(self, seq: int, event: Event[Payload] | Released) -> bytes:
         given = event_id(self._log.stream_id, seq)
-        if isinstance(event, TextDelta):
+        if isinstance(event, Payload):
             retry = f"retry: {RETRY_MS}\n".encode() if seq == 1 else b""
-            return retry + item_chunk(event.text, self._wire, given)
+            return retry + item_chunk(event.data, self._wire, given)
         if self._wire == "native":
             return _end_chunk(event, given)
         if event.status == "done":
@@ -203,7 +201,7 @@ class RecordedEncoder(AppEncoder):
 
     heartbeat = b""  # before the body has begun, it is unknown whether it may contain comments
 
-    def __init__(self, log: StreamLog, media_type: str, position: int = 0) -> None:
+    def __init__(self, log: StreamLog[Payload], media_type: str, position: int = 0) -> None:
         self.media_type = media_type
         self._log = log
         self._has_events = media_type.startswith(_EVENTS)
@@ -218,21 +216,19 @@ class RecordedEncoder(AppEncoder):
         """Whether the pieces are events. The first piece decides."""
         if self._known_events is None and self._log.events:
             first = self._log.events[0]
-            self._known_events = not isinstance(first, TextDelta) or _is_event(first.text.encode("latin-1"))
+            self._known_events = not isinstance(first, Payload) or _is_event(first.data)
         return self._has_events if self._known_events is None else self._known_events
 
     @property
     def position(self) -> int:
         if self._has_event_pieces:
             return super().position
-        return sum(len(event.text) for event in self._log.events if isinstance(event, TextDelta))
+        return sum(len(event.data) for event in self._log.events if isinstance(event, Payload))
 
-    def encode(self, seq: int, event: Event | Released) -> bytes:
+    def encode(self, seq: int, event: Event[Payload] | Released) -> bytes:
         """Raises: TailraceError at the end of an incomplete answer whose format cannot carry an error."""
-        if isinstance(event, TextDelta):
-            piece = event.text.encode("latin-1")
-            if seq == self.after + 1:
-                piece = piece[self._skipped :]
+        if isinstance(event, Payload):
+            piece = event.data[self._skipped :] if seq == self.after + 1 else event.data
             return self._with_id(piece, seq) if self._has_event_pieces else piece
         if event.status == "done":
             return b""
@@ -242,7 +238,7 @@ class RecordedEncoder(AppEncoder):
         last_seq = seq if isinstance(event, Released) else seq - 1
         before = self._log.events[last_seq - 1] if last_seq else None
         # An event of more than 1 MiB may be incomplete.
-        is_open = isinstance(before, TextDelta) and not before.text.encode("latin-1").endswith(_EVENT_ENDS)
+        is_open = isinstance(before, Payload) and not before.data.endswith(_EVENT_ENDS)
         if isinstance(event, Released):
             if is_open:
                 raise failure_of(event)  # its rest comes when the client resumes
@@ -253,8 +249,7 @@ class RecordedEncoder(AppEncoder):
     def items(self) -> Sequence[object]:
         """Return the pieces as text. A character that is split over pieces is in the last of them."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        pieces = [event.text.encode("latin-1") for event in self._log.events if isinstance(event, TextDelta)]
-        return [decoder.decode(piece) for piece in pieces]
+        return [decoder.decode(event.data) for event in self._log.events if isinstance(event, Payload)]
 
     def _with_id(self, piece: bytes, seq: int) -> bytes:
         """Replace the app's id of an event with ours, from which the stream can be resumed.
@@ -277,15 +272,15 @@ def _is_event(piece: bytes) -> bool:
     return _FIELD.match(piece) is not None and piece.endswith(_EVENT_ENDS)
 
 
-def _locate(events: Sequence[Event], num_bytes: int) -> tuple[int, int]:
+def _locate(events: Sequence[Event[Payload]], num_bytes: int) -> tuple[int, int]:
     """Return how many whole pieces `num_bytes` covers, and how many bytes of the next piece. Raises: SeqOutOfRange."""
     seq = 0
     for event in events:
-        if not isinstance(event, TextDelta) or len(event.text) > num_bytes:
+        if not isinstance(event, Payload) or len(event.data) > num_bytes:
             break
-        num_bytes -= len(event.text)
+        num_bytes -= len(event.data)
         seq += 1
-    if num_bytes and not (seq < len(events) and isinstance(events[seq], TextDelta)):
+    if num_bytes and not (seq < len(events) and isinstance(events[seq], Payload)):
         raise SeqOutOfRange("This stream has no event with that id yet.", param="last-event-id")
     return seq, num_bytes
 

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, Protocol, TypeAlias
+from typing import Generic, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -33,7 +33,17 @@ from tailrace.errors import (
     TailraceError,
     UnsupportedParameter,
 )
-from tailrace.types import End, Event, Failure, GenerateRequest, PromptProgress, Released, TextDelta, means_any_model
+from tailrace.types import (
+    ContentT,
+    End,
+    Event,
+    Failure,
+    GenerateRequest,
+    PromptProgress,
+    Released,
+    TextDelta,
+    means_any_model,
+)
 
 __all__ = [
     "HEARTBEAT",
@@ -73,8 +83,9 @@ NO_PREFIX = "\n"  # matches no path
 HEARTBEAT = b": hb\n"  # a comment without a blank line, which some clients would read as an event
 
 
-class Encoder(ABC):
-    """Encodes one stream for one dialect. What most wires do not have is here, and does nothing."""
+class Encoder(ABC, Generic[ContentT]):
+    """Encodes one stream for one dialect: a model's (`Encoder`), or an app's (`Encoder[Payload]`). What most wires do
+    not have is here, and does nothing."""
 
     __slots__ = ()
 
@@ -82,7 +93,7 @@ class Encoder(ABC):
     headers: Mapping[str, str] = MappingProxyType({})  # of a whole answer, known after `whole`
 
     @abstractmethod
-    def encode(self, seq: int, event: Event | Released) -> bytes:
+    def encode(self, seq: int, event: Event[ContentT] | Released) -> bytes:
         """Return the bytes of an event in a streaming answer, or b"". Events come in order. Instead of the terminal
         event, the last one may be a `Released`, with the number of the event before it.
 
@@ -90,7 +101,7 @@ class Encoder(ABC):
         """
 
     @abstractmethod
-    def whole(self, events: Sequence[Event]) -> bytes:
+    def whole(self, events: Sequence[Event[ContentT]]) -> bytes:
         """Return the body of a whole answer. Raises: TailraceError if the stream has not ended or has failed, unless
         the dialect can show that."""
 
@@ -103,15 +114,15 @@ class Encoder(ABC):
         return usual
 
 
-class CumulativeEncoder(Encoder):
+class CumulativeEncoder(Encoder[ContentT]):
     """An encoder whose events contain all earlier events, so that a reader may skip some."""
 
     @abstractmethod
-    def skip(self, events: Sequence[Event]) -> None:
+    def skip(self, events: Sequence[Event[ContentT]]) -> None:
         """Read the next events without encoding them. Takes time proportional to their text."""
 
     @abstractmethod
-    def num_stale(self, events: Sequence[Event]) -> int:
+    def num_stale(self, events: Sequence[Event[ContentT]]) -> int:
         """Return how many of the next events are contained in a later one of them."""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import UTC, datetime
+from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -64,6 +65,7 @@ class AccessLog:
         logger.info("%s %s", front, shown, extra={"fields": fields})
 
 
+_Log: TypeAlias = StreamLog[Any]  # Any: of a model or of an app
 _UNNAMED_FIELDS = ("time", "client", "method", "path", "status")
 
 
@@ -74,7 +76,7 @@ class _Request:
         self.is_complete = False
         self.client_left = False
         self.stream_id = ""
-        self.logs: list[StreamLog] = []  # the one that answers it
+        self.logs: list[_Log] = []  # the one that answers it
         self.scope = scope
         self._path = str(scope["path"])  # the router may change the scope's
         self._begun = datetime.now(UTC)
@@ -101,7 +103,7 @@ class _Request:
                 self.is_complete = True
                 self._close_code = message.get("code", 1000)
 
-    def fields(self, log: StreamLog | None, wires: ServedWires | None) -> dict[str, str | int | float]:
+    def fields(self, log: _Log | None, wires: ServedWires | None) -> dict[str, str | int | float]:
         """Return the fields of the log line, in order. Unknown fields are omitted."""
         fields: dict[str, str | int | float] = {
             "time": self._begun.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -127,7 +129,7 @@ class _Request:
         fields["end"] = self._end(log)
         return fields
 
-    def _end(self, log: StreamLog | None) -> str:
+    def _end(self, log: _Log | None) -> str:
         """Return how the request ended: the stream's status if its end was sent; refused or failed, by the HTTP status;
         client_left; or cut if the server aborted the response."""
         if self.scope["type"] == "websocket" and self._status == 101:
@@ -150,7 +152,7 @@ def _address(scope: Scope) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _num_tokens(log: StreamLog) -> int:
+def _num_tokens(log: _Log) -> int:
     if log.end is not None:
         return log.end.usage.num_completion_tokens
     return log.num_tokens

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Iterable, Mapping
-from typing import assert_never
+from typing import Generic, assert_never
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -16,7 +16,7 @@ from tailrace.dialects import Encoder, Wire
 from tailrace.dialects.wire import CumulativeEncoder, Presentation, failure_of
 from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
-from tailrace.types import End, Released, TextDelta
+from tailrace.types import ContentT, End, Released
 
 __all__ = [
     "ANSWERED",
@@ -82,7 +82,7 @@ async def client_disconnected(receive: Receive) -> None:
         pass
 
 
-class StreamAnswer:
+class StreamAnswer(Generic[ContentT]):
     """Writes a log to one client: an ASGI application.
 
     All events that are ready go out in one write of limited size. On wires whose newest event repeats the earlier ones,
@@ -103,8 +103,8 @@ class StreamAnswer:
 
     def __init__(
         self,
-        log: StreamLog,
-        encoder: Encoder,
+        log: StreamLog[ContentT],
+        encoder: Encoder[ContentT],
         view: Presentation,
         *,
         after: int,
@@ -140,7 +140,7 @@ class StreamAnswer:
                 await self._write(reader, send)
                 watcher.cancel()
 
-    async def _write(self, reader: Reader, send: Send) -> None:
+    async def _write(self, reader: Reader[ContentT], send: Send) -> None:
         while True:
             taken = await reader.next(self._heartbeat_s)
             if self._is_disconnected:
@@ -163,11 +163,11 @@ class StreamAnswer:
                 case never:
                     assert_never(never)
 
-    def _encode(self, reader: Reader, deltas: list[TextDelta]) -> bytes:
+    def _encode(self, reader: Reader[ContentT], events: list[ContentT]) -> bytes:
         """Encode events for one write, and set the reader back to the last of them."""
         chunks: list[bytes] = []
-        num_bytes, seq = 0, reader.cursor - len(deltas)
-        for event in deltas:
+        num_bytes, seq = 0, reader.cursor - len(events)
+        for event in events:
             seq += 1
             chunk = self._encoder.encode(seq, event)
             chunks.append(chunk)
@@ -177,12 +177,12 @@ class StreamAnswer:
         reader.cursor = seq
         return b"".join(chunks)
 
-    def _beat(self, reader: Reader) -> bytes:
+    def _beat(self, reader: Reader[ContentT]) -> bytes:
         """Return progress, or a heartbeat after a silence."""
         progress = reader.take_progress()
         return self._encoder.beat(self._heartbeat) if progress is None else self._encoder.progress(progress)
 
-    def _skip_stale(self, reader: Reader) -> None:
+    def _skip_stale(self, reader: Reader[ContentT]) -> None:
         """Skip the events that the newest one repeats."""
         if isinstance(self._encoder, CumulativeEncoder):
             events = self._log.events[reader.cursor :]
@@ -190,7 +190,7 @@ class StreamAnswer:
             self._encoder.skip(events[:num_stale])
             reader.cursor += num_stale
 
-    async def _watch(self, receive: Receive, reader: Reader) -> None:
+    async def _watch(self, receive: Receive, reader: Reader[ContentT]) -> None:
         await client_disconnected(receive)
         self._is_disconnected = True
         reader.wake()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Literal, Protocol
+from typing import Any, Generic, Literal, Protocol
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Scope
@@ -17,27 +17,29 @@ from tailrace.errors import StreamExpired, UnknownStream
 from tailrace.http.answers import JsonAnswer, StreamAnswer
 from tailrace.settings import Settings
 from tailrace.streams import LogStore, StreamLog
-from tailrace.types import is_stream_id
+from tailrace.types import ContentT, is_stream_id
 
 __all__ = ["KeptLonger", "StreamActions", "id_header"]
 
 
-class KeptLonger(Protocol):
+class KeptLonger(Protocol[ContentT]):
     """Ended streams that are kept for longer than the log store keeps them."""
 
-    async def kept(self, owner: str, stream_id: str) -> StreamLog | None: ...
+    async def kept(self, owner: str, stream_id: str) -> StreamLog[ContentT] | None: ...
     async def forget(self, owner: str, stream_id: str) -> None: ...
 
 
-class StreamActions:
+class StreamActions(Generic[ContentT]):
     """The actions on the streams of a log store. All doors of a server use them: HTTP, WebSockets, durable streams."""
 
-    def __init__(self, store: LogStore, settings: Settings, kept_longer: KeptLonger | None = None) -> None:
+    def __init__(
+        self, store: LogStore[ContentT], settings: Settings, kept_longer: KeptLonger[ContentT] | None = None
+    ) -> None:
         self._store = store
         self._settings = settings
         self._kept_longer = kept_longer
 
-    async def find(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
+    async def find(self, owner: str, stream_id: str, after: int = 0) -> StreamLog[ContentT]:
         """Find a stream in the log store, or among those that are kept longer. Raises: as `LogStore.read`."""
         try:
             return await self._store.read(owner, stream_id, after)
@@ -50,8 +52,8 @@ class StreamActions:
 
     def follow(
         self,
-        log: StreamLog,
-        encoder: Encoder,
+        log: StreamLog[ContentT],
+        encoder: Encoder[ContentT],
         presentation: Presentation,
         after: int = 0,
         headers: Iterable[tuple[str, str]] = (),
@@ -75,7 +77,7 @@ class StreamActions:
         scope: Scope,
         stream_id: str,
         verb: Literal["show", "cancel", "delete"],
-        open_encoder: Callable[[StreamLog], Encoder],
+        open_encoder: Callable[[StreamLog[ContentT]], Encoder[ContentT]],
     ) -> ASGIApp:
         """Do it, and show the stream: 204 if the encoder has no body for it. To delete a stream cancels it, too.
         `open_encoder` refuses streams that its wire cannot show; they are left as they are.
@@ -97,16 +99,16 @@ class StreamActions:
                     await self._kept_longer.forget(owner, stream_id)
         return JsonAnswer(body, 200, id_header(log)) if body else Response(status_code=204, headers=id_header(log))
 
-    async def cancel(self, scope: Scope, log: StreamLog) -> None:
+    async def cancel(self, scope: Scope, log: StreamLog[ContentT]) -> None:
         """End a stream as cancelled, if it has not ended. Raises: StreamError, StorageError."""
         with noting("stream.cancel", scope, stream=log.stream_id):
             if log.end is None:
                 await self._store.stop(owner_of(scope), log.stream_id)
 
-    def path_of(self, log: StreamLog) -> str:
+    def path_of(self, log: StreamLog[ContentT]) -> str:
         """Return the path that has the streams of all wires."""
         return f"{self._settings.root_path}/v1/streams/{log.stream_id}"
 
 
-def id_header(log: StreamLog) -> dict[str, str]:
+def id_header(log: StreamLog[Any]) -> dict[str, str]:  # Any: of a model or of an app
     return {"x-stream-id": log.stream_id}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tailrace.conversations.items import Branch, Place
 from tailrace.conversations.turns import Spoken, read_turn
@@ -111,7 +111,7 @@ class ConversationKeeper(Observer):
 
     # Start, writing, shutdown
 
-    def observe(self, generators: Sequence[Generator], store: LogStore) -> None:
+    def observe(self, generators: Sequence[Generator], store: LogStore[Any]) -> None:  # Any: apps have no conversations
         """Observe all streams of these generators from now on. Streams are read from `store`."""
         self._streams = store
         for generator in generators:

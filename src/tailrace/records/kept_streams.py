@@ -9,12 +9,12 @@ from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import kept_streams
 from tailrace.streams import StreamLog
-from tailrace.types import Event, Record, is_stream_id
+from tailrace.types import Event, Record, TextDelta, is_stream_id
 
 __all__ = ["KeptStreams"]
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(tuple[Record, list[Event]]).decode
+_decode = msgspec.msgpack.Decoder(tuple[Record, list[Event[TextDelta]]]).decode
 
 
 class KeptStreams:

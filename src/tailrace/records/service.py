@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tailrace.access.authentication import Authentication
 from tailrace.access.keyring import Keyring
@@ -208,7 +208,9 @@ class Records:
                 is_unreachable = False
 
     @contextlib.asynccontextmanager
-    async def recording(self, generators: Sequence[Generator], store: LogStore, data_path: Path) -> AsyncIterator[None]:
+    async def recording(
+        self, generators: Sequence[Generator], store: LogStore[Any], data_path: Path
+    ) -> AsyncIterator[None]:  # Any: streams of apps are not recorded
         """Record the requests of these generators as soon as there is a database, and finish the turns of earlier
         servers. Rows are spooled in `data_path`.
 

@@ -40,7 +40,7 @@ STREAM_HEADER = b"x-tailrace-stream"
 
 ItemWire: TypeAlias = Literal["native", "triton"]
 StreamWire: TypeAlias = ItemWire | Literal["recorded"]  # the body unchanged, without frames
-StreamPart: TypeAlias = str | Failure  # an item as JSON, or how the stream failed
+StreamPart: TypeAlias = bytes | Failure  # an item as JSON, or how the stream failed
 
 
 class StreamOffer(msgspec.Struct, frozen=True):
@@ -133,7 +133,7 @@ class _Stream(StreamingResponse):
         try:
             async for item in self._items:
                 try:
-                    part = _json({"text": item} if isinstance(item, str) else item)
+                    part = _json({"text": item} if isinstance(item, str) else item).encode("ascii")
                 except (TypeError, ValueError, RecursionError) as error:
                     yield self._encoded(self._not_json(item, error))
                     return
@@ -159,11 +159,11 @@ class _Stream(StreamingResponse):
         return item_chunk(part, self._wire)
 
 
-def item_chunk(part: str | Mapping[str, object], wire: ItemWire, event_id: str = "") -> bytes:
+def item_chunk(part: bytes | Mapping[str, object], wire: ItemWire, event_id: str = "") -> bytes:
     """Encode an item of a stream (JSON), or how it failed (`code`, `message` and more), as a server-sent event."""
     last = f"id: {event_id}\n\n" if event_id else "\n"
-    if isinstance(part, str):
-        return f"data: {part}\n{last}".encode()
+    if isinstance(part, bytes):
+        return b"data: %b\n%b" % (part, last.encode())
     if wire == "triton":
         more = {name: value for name, value in part.items() if name not in ("code", "message")}
         return f"data: {_json({'error': part['message'], **more})}\n{last}".encode()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import msgspec
 
 from tailrace.durable.records import DurableRecord
 from tailrace.errors import JournalDamaged, ModelError
-from tailrace.types import Event, Prompt, Record
+from tailrace.types import End, Event, Payload, Prompt, Record, TextDelta
 
 __all__ = ["Rows", "checksum", "intact", "read_key"]
 
@@ -29,15 +29,17 @@ _SPREAD = 2_654_435_761  # spreads the numbers of streams over 32 bits (Knuth, 6
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_fields = msgspec.msgpack.Decoder(dict[str, Any]).decode  # Any: of each field's type
-_decode_events = msgspec.msgpack.Decoder(list[Event]).decode
+_decode_events = msgspec.msgpack.Decoder(list[Event[TextDelta]]).decode
+_decode_app_events = msgspec.msgpack.Decoder(list[TextDelta | Payload | End]).decode
 _decode_note = msgspec.msgpack.Decoder(DurableRecord).decode
 
 
 class Rows:
-    """Encodes and decodes rows, with a key of 32 bytes or without one. Reading raises JournalDamaged if a row is
-    damaged or None, which stands for a row with a wrong checksum."""
+    """Encodes and decodes rows, with a key of 32 bytes or without one: of the streams of models, or `of_apps`. Reading
+    raises JournalDamaged if a row is damaged or None, which stands for a row with a wrong checksum."""
 
-    def __init__(self, key: bytes | None) -> None:
+    def __init__(self, key: bytes | None, *, of_apps: bool = False) -> None:
+        self._decode_events: Callable[[bytes], list[Any]] = _read_app_events if of_apps else _decode_events
         # Any: the library is imported only if needed, since the import takes longer than opening a journal.
         self._aead: Any = None
         if key is not None:
@@ -98,8 +100,8 @@ class Rows:
 
     def read_events(self, stream_id: str, row: bytes | None) -> list[Event]:
         try:
-            return _decode_events(self.open(row, stream_id))
-        except msgspec.DecodeError as error:
+            return self._decode_events(self.open(row, stream_id))
+        except (msgspec.DecodeError, UnicodeEncodeError) as error:
             raise JournalDamaged("not a list of events") from error
 
     def read_note(self, key: bytes, row: bytes | None) -> DurableRecord:
@@ -117,6 +119,12 @@ def _stored(prompt: Prompt) -> Any:  # Any: a named tuple's elements
     if len(prompt.segments) == 1 and isinstance(prompt.segments[0], tuple):
         return (shortened[0], prompt.segments[0], *shortened[2:])
     return shortened
+
+
+def _read_app_events(body: bytes) -> list[Event[Payload]]:
+    """Earlier versions kept the bytes of an app as text: a character for each byte."""
+    events = _decode_app_events(body)
+    return [Payload(event.text.encode("latin-1")) if isinstance(event, TextDelta) else event for event in events]
 
 
 def _shortened(value: Any) -> Any:  # Any: a named tuple, or one of its elements

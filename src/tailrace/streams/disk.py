@@ -48,6 +48,7 @@ class DiskJournal:
 
     `epoch` counts the servers that have used the directory, including this one.
 
+    The streams are those of models, or `of_apps`.
     `keep_finished=False` deletes streams from the disk when they finish. `lifetime_s` is how long after the last write
     clients can still read the streams. Other servers use it to remove old journals; a journal without it is never
     removed.
@@ -60,6 +61,7 @@ class DiskJournal:
         directory: Path,
         *,
         key: bytes | None = None,
+        of_apps: bool = False,
         keep_finished: bool = True,
         lifetime_s: float | None = None,
         sync_s: float = 0.1,
@@ -69,7 +71,7 @@ class DiskJournal:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._database.close)
             try:
-                self._rows = self._open_rows(key)
+                self._rows = self._open_rows(Rows(key, of_apps=of_apps))
                 if lifetime_s is not None:
                     self._database.write_fact(LIFETIME_FACT, repr(lifetime_s).encode())
                 self.epoch = self._next_epoch()
@@ -92,14 +94,13 @@ class DiskJournal:
         elif self._database.has_lost_commits:
             logger.error("the end of the journal was damaged and is lost")
 
-    def _open_rows(self, key: bytes | None) -> Rows:
+    def _open_rows(self, rows: Rows) -> Rows:
         """Raises: ModelError if the journal was encrypted with another key."""
-        rows = Rows(key)
         sealed = self._database.read_fact(_SEALED_FACT)
         try:
             if sealed is not None:
                 rows.open(sealed, _SEALED_FACT)
-            elif key is not None:
+            elif rows.is_encrypting:
                 self._database.write_fact(_SEALED_FACT, rows.encrypt(b"", _SEALED_FACT))
         except JournalDamaged:
             raise ModelError("The journal was encrypted with another key: see --journal-key-file.") from None

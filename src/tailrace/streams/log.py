@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TypeAlias, cast, final
+from typing import Generic, TypeAlias, cast, final
 
 from tailrace.errors import SeqOutOfRange, TailraceError
 from tailrace.streams.producer import Producer
 from tailrace.system.follower import Follower
-from tailrace.types import End, Event, Failure, PromptProgress, Record, Released, TextDelta
+from tailrace.types import ContentT, End, Event, Failure, Payload, PromptProgress, Record, Released, TextDelta
 
 __all__ = [
     "Reader",
@@ -26,18 +26,19 @@ _TAKE_EVENTS = 512  # so that a long replay neither blocks the event loop nor fi
 _EVENT_BYTES = 200  # memory of one event without its text (CPython 3.11, measured over 100,000 events)
 
 
-class StreamLog:
-    """The events of one request that readers may see. Used from one event loop only."""
+class StreamLog(Generic[ContentT]):
+    """The events of one request that readers may see: of a model (`StreamLog`), or of an app (`StreamLog[Payload]`).
+    Used from one event loop only."""
 
     __slots__ = (
         "_ending", "_linger", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "number", "producer",
         "progress", "record", "released",
     )  # fmt: skip
 
-    def __init__(self, record: Record, events: Sequence[Event] = (), *, number: int = 0) -> None:
+    def __init__(self, record: Record, events: Sequence[Event[ContentT]] = (), *, number: int = 0) -> None:
         self.record = record
         self.number = number  # in the journal
-        self.events: list[Event] = list(events)  # seq n is events[n - 1]
+        self.events: list[Event[ContentT]] = list(events)  # seq n is events[n - 1]
         last = self.events[-1] if self.events else None
         self.end: End | None = last if isinstance(last, End) else None
         self.released: TailraceError | None = None  # why this process adds no more events, although it has not ended
@@ -47,8 +48,8 @@ class StreamLog:
         self.expires_s: float | None = None  # monotonic; None while it runs, and after it has expired
         self._linger: asyncio.TimerHandle | None = None
         self._readers = 0
-        self._waiting: dict[Reader, None] = {}  # for the next event, in order
-        self._ending: dict[Reader, None] = {}  # for the terminal one
+        self._waiting: dict[Reader[ContentT], None] = {}  # for the next event, in order
+        self._ending: dict[Reader[ContentT], None] = {}  # for the terminal one
 
     @property
     def stream_id(self) -> str:
@@ -87,10 +88,15 @@ class StreamLog:
     @property
     def num_bytes(self) -> int:
         """Return about how much memory the stream takes."""
-        text = sum([len(event.text) + len(event.reasoning) for event in self.events if type(event) is TextDelta])
-        return text + _EVENT_BYTES * len(self.events) + len(self.record.memo) + len(self.record.turn)
+        content = [
+            len(event.text) + len(event.reasoning) if type(event) is TextDelta
+            else len(event.data) if type(event) is Payload
+            else 0
+            for event in self.events
+        ]  # fmt: skip
+        return sum(content) + _EVENT_BYTES * len(self.events) + len(self.record.memo) + len(self.record.turn)
 
-    def extend(self, events: Sequence[Event]) -> None:
+    def extend(self, events: Sequence[Event[ContentT]]) -> None:
         """Add events, of which only the last may be terminal, and wake the readers that wait for them. Ignored after
         the terminal event.
 
@@ -176,12 +182,12 @@ class StreamLog:
         return "".join(event.text for event in self.events if type(event) is TextDelta and event.choice == choice)
 
 
-Taken: TypeAlias = list[TextDelta] | End | Released
+Taken: TypeAlias = list[ContentT] | End | Released
 """What a reader gets: the next events, the terminal event, or the reason why no more events come here."""
 
 
 @final
-class Reader(Follower):
+class Reader(Follower, Generic[ContentT]):
     """Follows a log, from the event after `after`. The log counts its open readers.
 
     With `at_end_only`, only the terminal event wakes the reader. Answers in one piece use this. With `shows_progress`,
@@ -191,7 +197,7 @@ class Reader(Follower):
     __slots__ = ("_log", "_shown", "at_end_only", "shows_progress")
 
     def __init__(
-        self, log: StreamLog, after: int = 0, *, at_end_only: bool = False, shows_progress: bool = False
+        self, log: StreamLog[ContentT], after: int = 0, *, at_end_only: bool = False, shows_progress: bool = False
     ) -> None:
         super().__init__(after)
         self._log = log
@@ -199,7 +205,7 @@ class Reader(Follower):
         self.at_end_only = at_end_only
         self.shows_progress = shows_progress
 
-    def __enter__(self) -> Reader:
+    def __enter__(self) -> Reader[ContentT]:
         log = self._log
         log._readers += 1
         log._stop_lingering()
@@ -213,7 +219,7 @@ class Reader(Follower):
         if log._readers == 0 and log.producer is not None:
             log.producer.unread()
 
-    def take(self) -> Taken:
+    def take(self) -> Taken[ContentT]:
         """Return what comes next, and advance the cursor: at most `_TAKE_EVENTS` events, or [] if there is none yet;
         after all of them how the stream ends for this reader. A reader `at_end_only` gets no events."""
         log = self._log
@@ -222,7 +228,7 @@ class Reader(Follower):
         if self.cursor < num_deltas and not self.at_end_only:
             deltas = log.events[self.cursor : min(self.cursor + _TAKE_EVENTS, num_deltas)]
             self.cursor += len(deltas)
-            return cast("list[TextDelta]", deltas)
+            return cast("list[ContentT]", deltas)
         if end is not None:
             self.cursor = len(log.events)
             return end
@@ -230,7 +236,7 @@ class Reader(Follower):
             return Released(log.stream_id, self.cursor, Failure(log.released.code, log.released.message))
         return []
 
-    async def next(self, at_most_s: float = 0.0) -> Taken:
+    async def next(self, at_most_s: float = 0.0) -> Taken[ContentT]:
         """Wait until there is something to take, and take it. Returns [] where `wait` returns without it.
 
         Cancellation: leaves the reader as it was.
@@ -253,7 +259,7 @@ class Reader(Follower):
         log = self._log
         return log.progress if self.shows_progress and not log.events and log.progress is not self._shown else None
 
-    def waiting(self) -> dict[Reader, None] | None:
+    def waiting(self) -> dict[Reader[ContentT], None] | None:
         log = self._log
         if log.end is not None or log.released is not None or (self.cursor < len(log.events) and not self.at_end_only):
             return None

@@ -11,23 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol
 
 from tailrace.streams.log import StreamLog
 from tailrace.streams.write_errors import WriteErrors
-from tailrace.types import Claim, Event, Record
+from tailrace.types import Claim, ContentT, Event, Record
 
 __all__ = ["Lease", "LogStore", "StoreState"]
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(Generic[ContentT]):
     """The right to write one stream. One server has it at a time.
 
     `log` holds the committed events. Only the store adds to it.
     """
 
-    log: StreamLog
+    log: StreamLog[ContentT]
     epoch: int
 
     @property
@@ -47,8 +47,8 @@ class StoreState:
     clock_offset_s: float = 0.0  # by which this server's clock is ahead of the store's machine
 
 
-class LogStore(Protocol):
-    """Keeps streams. Used from one event loop only.
+class LogStore(Protocol[ContentT]):
+    """Keeps streams: of models (`LogStore`), or of apps (`LogStore[Payload]`). Used from one event loop only.
 
     Methods that are not coroutines never wait, because every token passes them. Coroutines may wait for another
     machine. Stores on this machine never suspend them.
@@ -60,14 +60,14 @@ class LogStore(Protocol):
     def write_errors(self) -> WriteErrors:
         """Return whether streams can be written at the moment. If not, queued events wait."""
 
-    async def open(self, record: Record) -> Lease:
+    async def open(self, record: Record) -> Lease[ContentT]:
         """Store a new stream of `record.owner`. It is committed when this returns.
 
         Cancellation: leaves no stream. Raises: StorageError, ClaimTaken if another server has begun a stream with the
         idempotency key of this one.
         """
 
-    def append(self, lease: Lease, events: Sequence[Event]) -> None:
+    def append(self, lease: Lease[ContentT], events: Sequence[Event[ContentT]]) -> None:
         """Queue events. Events of one turn of the event loop are committed together at its end; then readers see them.
         During a write error they wait. Events after the terminal event are dropped.
 
@@ -77,14 +77,14 @@ class LogStore(Protocol):
     def flush(self) -> None:
         """Commit the queued events now, if that is possible without waiting."""
 
-    def queued(self, lease: Lease) -> Sequence[Event]:
+    def queued(self, lease: Lease[ContentT]) -> Sequence[Event[ContentT]]:
         """Return the events of this stream that were appended and are not committed yet. They follow those of
         `lease.log`, and are committed before whatever is appended later."""
 
-    def end(self, lease: Lease) -> None:
+    def end(self, lease: Lease[ContentT]) -> None:
         """Start the retention time of a stream whose terminal event can be read."""
 
-    async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
+    async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog[ContentT]:
         """Return the log of a stream, which has at least `after` events. The log grows until the terminal event. Follow
         it with a `Reader`.
 
@@ -93,14 +93,14 @@ class LogStore(Protocol):
         lost.
         """
 
-    async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
+    async def recall(self, owner: str, claim: Claim) -> StreamLog[ContentT] | None:
         """Return the stream that this owner's idempotency key started; None if there is none. Two owners may use the
         same key.
 
         Raises: IdempotencyConflict if the key came with another request, StorageError.
         """
 
-    async def stop(self, owner: str, stream_id: str) -> StreamLog:
+    async def stop(self, owner: str, stream_id: str) -> StreamLog[ContentT]:
         """End a stream as cancelled. Its end can be read when this returns. Does nothing if the stream has ended.
 
         Raises: as `read`; Draining if the next server continues the stream, StorageError if its end cannot be written.
@@ -115,7 +115,7 @@ class LogStore(Protocol):
     async def streams_of(self, owner: str) -> list[str]:
         """Return the ids of an owner's streams that can be read, running or finished. Raises: StorageError."""
 
-    async def take_over(self, models: Collection[str] | None = None) -> list[Lease]:
+    async def take_over(self, models: Collection[str] | None = None) -> list[Lease[ContentT]]:
         """Return leases of the unfinished streams of servers that are gone, in the order in which the streams began.
         Each stream goes to exactly one server, once. From then on finished streams and idempotency keys can be read,
         too. `models` are those that this server has: where servers share a store, it leaves streams of other models to

@@ -108,6 +108,7 @@ async def open_sqlite(
     retention_s: float = 900.0,
     budget_bytes: int = 256 * 2**20,
     key: bytes | None = None,
+    of_apps: bool = False,
     keep_finished: bool = True,
     lifetime_s: float | None = None,
     sync_s: float = 0.1,
@@ -121,6 +122,7 @@ async def open_sqlite(
     journal = DiskJournal(
         directory,
         key=key,
+        of_apps=of_apps,
         keep_finished=keep_finished,
         lifetime_s=lifetime_s,
         sync_s=sync_s,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from starlette.types import ASGIApp
 
-from tailrace.apps.app_streams import STORE_KIND
 from tailrace.apps.on_ray.cluster import deploy, on_cluster, say, wait_for_signal
 from tailrace.apps.on_ray.resumable import ResumableApp
 from tailrace.apps.on_ray.spec import RayError, check_redis
@@ -37,7 +36,7 @@ def run_apps(plan: Plan, settings: Settings) -> None:
     if settings.shares_streams:
         if any(spec.route_prefix == STREAMS_PATH for spec in plan.apps):
             raise RayError(f"with a Redis in --journal, the path {STREAMS_PATH} belongs to the streams of the apps.")
-        check_redis(settings, kind=STORE_KIND)
+        check_redis(settings, of_apps=True)
     with on_cluster(settings) as names:
         if settings.shares_streams:
             deploy(streams_application(settings), names, STREAMS_NAME, STREAMS_PATH)

@@ -63,12 +63,12 @@ def _refuse(names: Iterable[str], settings: Settings, reason: str) -> None:
             raise ValueError(f"{rows[name].flag} {reason}")
 
 
-def check_redis(settings: Settings, *, kind: str = "") -> None:
+def check_redis(settings: Settings, *, of_apps: bool = False) -> None:
     """Raises: RayError if replicas cannot share their streams in the Redis of the settings."""
 
     async def check() -> None:
         with tempfile.TemporaryDirectory() as directory:
-            async with open_log_store(settings, Path(directory), kind=kind):
+            async with open_log_store(settings, Path(directory), of_apps=of_apps):
                 pass
 
     try:

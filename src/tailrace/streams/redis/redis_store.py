@@ -365,7 +365,7 @@ class RedisLogStore:
 async def open_redis(
     url: str,
     *,
-    kind: str = "",
+    of_apps: bool = False,
     lease_s: float = 10.0,
     retention_s: float = 900.0,
     budget_bytes: int = 256 * 2**20,
@@ -376,15 +376,15 @@ async def open_redis(
 ) -> AsyncIterator[RedisLogStore]:
     """Open the store at a URL (`_connection.py`), and take part in it until the context is left.
 
-    Servers of one `kind` share their streams; those of other kinds at the same URL do not see them. A `client` of one
-    Redis takes the place of the URL.
+    The streams of models and those `of_apps` have other keys, also at the same URL. A `client` of one Redis takes the
+    place of the URL.
     `lease_s` is how long the streams of this server wait at most, after it has died, until another server takes them
     over. `key` encrypts what is stored. Raises: ModelError.
     """
-    async with Connection.open(url, kind, client) as connection:
+    async with Connection.open(url, "apps" if of_apps else "", client) as connection:
         store = RedisLogStore(
             connection,
-            Rows(key),
+            Rows(key, of_apps=of_apps),
             lease_s=lease_s,
             retention_s=retention_s,
             budget_bytes=budget_bytes,
