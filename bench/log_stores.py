@@ -18,13 +18,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from pathlib import Path
 
 import redis
 
 from tailrace.measure.bench.load import percentile
-from tailrace.streams import Ender, Lease, LogStore, Reader, StreamLog, open_sqlite
+from tailrace.streams import Lease, LogStore, Reader, StreamLog, open_sqlite
 from tailrace.streams.redis import open_redis
 from tailrace.types import ANONYMOUS, End, Record, Sampling, TextDelta, Usage, new_stream_id
 
@@ -43,10 +42,7 @@ async def wait_for(logs: Sequence[StreamLog], count: int) -> None:
 
 
 async def open_streams(store: LogStore, count: int) -> list[Lease]:
-    leases = [await store.open(Record(new_stream_id(), time.time(), sampling=Sampling(seed=1))) for _ in range(count)]
-    for lease in leases:
-        lease.log.producer = Ender(partial(store.end, lease))
-    return leases
+    return [await store.open(Record(new_stream_id(), time.time(), sampling=Sampling(seed=1))) for _ in range(count)]
 
 
 def redis_s(client: redis.Redis) -> float:

@@ -92,7 +92,9 @@ def read_journal(directory: Path, *, key: bytes | None = None) -> Kept:
 async def _read(directory: Path, key: bytes | None) -> Kept:
     journal = DiskJournal(directory, key=key)
     try:
-        streams: dict[str, Sequence[Event]] = {log.stream_id: log.events for log in journal.unfinished()}
+        streams: dict[str, Sequence[Event]] = {
+            log.stream_id: [*log.events, *([end] if end is not None else [])] for log, end in journal.unfinished()
+        }
         for finished in journal.finished():
             with contextlib.suppress(JournalDamaged):  # and so it is not held
                 streams[finished.stream_id] = journal.load(finished.stream_id).events

@@ -46,9 +46,6 @@ class Writer(Producer):
     def unread(self) -> None:
         self.heard.append("unread")
 
-    def ended(self) -> None:
-        self.store.end(self.lease)
-
     def lease_lost(self) -> None:
         self.heard.append("lease_lost")
         self.lease.log.release(LeaseLost("Another server writes this stream now."))

@@ -374,7 +374,7 @@ async def test_a_stop_survives_the_server_that_should_execute_it(prefix: str) ->
         async with server(prefix) as dying:
             writer = await begin(dying, delta(1))
             stream_id = writer.lease.stream_id
-            writer.lease.log.producer = Ender(lambda: None)  # which does not react
+            writer.lease.log.producer = Ender()  # which does not react
             stopping = asyncio.create_task(other.stop(ANONYMOUS, stream_id))
             await asyncio.sleep(0.2)
         assert await one.take_over({"m"}) == []
@@ -431,7 +431,7 @@ async def test_redis_away_for_too_long_when_a_stream_only_has_to_end(tmp_path: P
         async with open_redis(url, lease_s=60.0, give_up_after_s=0.5) as store:
             writer = await begin(store, delta(1))
             log = writer.lease.log
-            log.producer = Ender(lambda: store.end(writer.lease))
+            log.producer = Ender()
             failed: list[StorageError] = []
             store.write_errors.on_give_up.append(failed.append)
             process.stop()

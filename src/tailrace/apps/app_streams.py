@@ -34,7 +34,7 @@ from tailrace.serve.failures import Refusal
 from tailrace.serve.link import ChannelClosed, LinkLost
 from tailrace.serve.stream import StreamOffer, StreamPart
 from tailrace.settings import Settings
-from tailrace.streams import Ender, Lease, LogStore, Producer
+from tailrace.streams import Ender, Lease, LogStore, Producer, StreamLog
 from tailrace.streams.opening import for_apps, open_log_store
 from tailrace.types import End, Event, Failure, Payload, Record, Usage, new_stream_id, parse_cursor
 
@@ -90,9 +90,6 @@ class _Feed(Producer):
 
     def unread(self) -> None:
         self._log.linger()
-
-    def ended(self) -> None:
-        self._streams.store.end(self.lease)
 
     def lease_lost(self) -> None:
         self._is_ended = True
@@ -210,7 +207,7 @@ class AppStreams:
         """Take over the streams of servers that are gone. A generator cannot continue in another process, so that
         unfinished streams end as interrupted. Raises: StorageError."""
         for lease in await self.store.take_over():
-            lease.log.producer = Ender(partial(self._on_taken_ended, lease))
+            lease.log.producer = Ender(partial(self._on_taken_ended, lease.log))
             with contextlib.suppress(LeaseLost):  # another server ends it
                 self.store.append(lease, (_INTERRUPTED,))
         self.store.flush()
@@ -222,9 +219,8 @@ class AppStreams:
             with contextlib.suppress(StorageError):  # whatever is left is found again
                 await self.recover()
 
-    def _on_taken_ended(self, lease: Lease[Payload]) -> None:
-        self.num_ended[lease.log.record.model, lease.log.status] += 1
-        self.store.end(lease)
+    def _on_taken_ended(self, log: StreamLog[Payload]) -> None:
+        self.num_ended[log.record.model, log.status] += 1
 
     async def begin(
         self,

@@ -381,7 +381,6 @@ class Run(Producer):
         assert self.log.end is not None
         self.log.producer = None  # later readers need only the log
         self.observers.on_end(self.record, self.log, self.times)
-        self.store.end(self.lease)
         self.on_end(self)
 
     def lease_lost(self) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from tailrace.durable.damage import missing_stream_error
 from tailrace.errors import IdempotencyConflict, JournalDamaged, StreamExpired
 from tailrace.streams.log import StreamLog
-from tailrace.streams.log_store import Lease, StoreState
+from tailrace.streams.log_store import StoreState
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import ANONYMOUS, Claim, is_stream_id
 
@@ -235,9 +235,6 @@ class LocalLogStore:
     @property
     def state(self) -> StoreState:
         return StoreState(self.epoch, self.num_streams, is_durable=self.is_durable)
-
-    def end(self, lease: Lease) -> None:
-        self.index.finish(lease.log)
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
         log = self.index.get(stream_id, owner)

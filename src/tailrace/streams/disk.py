@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tailrace.durable.records import Dropped, DurableRecord
@@ -24,6 +24,7 @@ from tailrace.streams._compaction import MAX_EXPIRED, Compaction
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
+from tailrace.streams._startup_recovery import Unfinished
 from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.log import StreamLog, enqueue
 from tailrace.streams.old_journals import LIFETIME_FACT
@@ -82,6 +83,7 @@ class DiskJournal:
         self.keeps_finished = keep_finished
         self._sync_s = sync_s
         self.write_errors = WriteErrors("The journal", give_up_after_s=give_up_after_s)
+        self.on_end: Callable[[StreamLog], None] = lambda log: None  # called when a terminal event is committed
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_broken = False  # a sync failed, so the journal is unusable until a restart
         self._pending: dict[StreamLog, list[Event]] = {}  # nothing follows a terminal event
@@ -166,6 +168,8 @@ class DiskJournal:
             self._recovered()
         for log, events in pending.items():
             log.extend(events)
+            if log.end is not None:
+                self.finish(log)
 
     # Write errors
 
@@ -215,9 +219,10 @@ class DiskJournal:
     # Ends
 
     def finish(self, log: StreamLog) -> None:
-        """Queue a stream that has ended for compaction."""
+        """Queue a stream that has ended for compaction, and report it."""
         self._compaction.finished.append(log)
         self._compaction_due.set()
+        self.on_end(log)
 
     def forget(self, stream_ids: Sequence[str]) -> None:
         """Replace these finished streams by tombstones, later."""
@@ -253,14 +258,9 @@ class DiskJournal:
         """Return the seconds since an unknown set of streams was lost by damage; None if none was."""
         return self._database.damage_age_s()
 
-    def unfinished(self) -> list[StreamLog]:
+    def unfinished(self) -> Sequence[Unfinished]:
         """Return the streams that an earlier process did not finish, in the order in which they began."""
-        found = startup_recovery.unfinished(self._database, self._rows)
-        for log, end in found:
-            if end is not None:
-                self.append(log, (end,))
-        self.flush()
-        return [log for log, _ in found]
+        return startup_recovery.unfinished(self._database, self._rows)
 
     # Durable streams
 

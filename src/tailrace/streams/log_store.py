@@ -69,7 +69,8 @@ class LogStore(Protocol[ContentT]):
 
     def append(self, lease: Lease[ContentT], events: Sequence[Event[ContentT]]) -> None:
         """Queue events. Events of one turn of the event loop are committed together at its end; then readers see them.
-        During a write error they wait. Events after the terminal event are dropped.
+        During a write error they wait. Events after the terminal event are dropped. When
+        that can be read, the retention of the stream starts.
 
         Raises: LeaseLost if another server has taken the stream over, or this store is closed.
         """
@@ -80,9 +81,6 @@ class LogStore(Protocol[ContentT]):
     def queued(self, lease: Lease[ContentT]) -> Sequence[Event[ContentT]]:
         """Return the events of this stream that were appended and are not committed yet. They follow those of
         `lease.log`, and are committed before whatever is appended later."""
-
-    def end(self, lease: Lease[ContentT]) -> None:
-        """Start the retention time of a stream whose terminal event can be read."""
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog[ContentT]:
         """Return the log of a stream, which has at least `after` events. The log grows until the terminal event. Follow

@@ -33,8 +33,11 @@ class MemoryLogStore(LocalLogStore):
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         if lease.epoch != self._valid_epoch:
             raise LeaseLost("Another server writes this stream now.")
+        was_running = lease.log.end is None
         for event in events:
             lease.log.extend((event,))
+        if was_running and lease.log.end is not None:
+            self.index.finish(lease.log)
 
     def flush(self) -> None:
         pass

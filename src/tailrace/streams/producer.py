@@ -37,7 +37,7 @@ class Ender(Producer):
     """The producer of a stream of which only the terminal event is missing. `on_end` is called when that can be
     read."""
 
-    def __init__(self, on_end: Callable[[], None]) -> None:
+    def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
         self._on_end = on_end
 
     def ended(self) -> None:

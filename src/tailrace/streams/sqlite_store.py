@@ -36,6 +36,7 @@ class SqliteLogStore(LocalLogStore):
         super().__init__(index, journal.epoch, journal.write_errors)
         index.damaged_until_s = damaged_until_s(journal.damage_age_s(), retention_s)
         self._journal = journal
+        journal.on_end = index.finish
         self._has_taken_over = False
 
     async def open(self, record: Record) -> Lease:
@@ -53,10 +54,6 @@ class SqliteLogStore(LocalLogStore):
 
     def queued(self, lease: Lease) -> Sequence[Event]:
         return self._journal.queued(lease.log)
-
-    def end(self, lease: Lease) -> None:
-        self._journal.finish(lease.log)
-        self.index.finish(lease.log)
 
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
         log = self.index.get(stream_id, owner)
@@ -76,17 +73,19 @@ class SqliteLogStore(LocalLogStore):
         if self._has_taken_over:
             return []
         finished = self._journal.finished()
-        logs = self._journal.unfinished()
+        unfinished = self._journal.unfinished()
         self.index.restore(finished, self._journal.expired())
         self._has_taken_over = True
         leases = []
-        for log in logs:
-            lease = Lease(log, self.epoch)
+        for log, end in unfinished:
             self.index.admit(log)
             if log.end is not None:  # the earlier process stopped before compaction
-                self.end(lease)
+                self._journal.finish(log)
+            elif end is not None:
+                self._journal.append(log, (end,))
             else:
-                leases.append(lease)
+                leases.append(Lease(log, self.epoch))
+        self._journal.flush()
         return leases
 
     async def durable_streams(self, budget_bytes: int) -> DurableStreams:

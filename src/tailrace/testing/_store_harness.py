@@ -62,7 +62,7 @@ def copy_directory(source: Path, target: Path) -> None:
 
 
 class StoreProducer(Producer):
-    """The producer of a stream. `cancel` ends it as cancelled; after its end its retention starts."""
+    """The producer of a stream. `cancel` ends it as cancelled."""
 
     def __init__(self, store: LogStore, lease: Lease) -> None:
         self._store = store
@@ -71,9 +71,6 @@ class StoreProducer(Producer):
 
     def cancel(self) -> None:
         self._store.append(self._lease, (End("cancelled", Usage(2, 0), Failure("cancelled", "It was stopped.")),))
-
-    def ended(self) -> None:
-        self._store.end(self._lease)
 
     def lease_lost(self) -> None:
         self._lease.log.release(LeaseLost("Another server writes this stream now."))

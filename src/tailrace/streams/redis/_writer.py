@@ -42,7 +42,8 @@ class Writer:
 
     `on_other_writer` is called with a log that another server writes now, as Redis says, and must `drop` it if that is
     true. `on_missing` is called with a log that Redis has lost, and must `open` it again. `on_unreadable` is called
-    with one of which Redis has events that cannot be read, and must `drop` it.
+    with one of which Redis has events that cannot be read, and must `drop` it. `on_end` is called with a log whose
+    terminal event is committed.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Writer:
         on_other_writer: Callable[[StreamLog], Awaitable[None]],
         on_missing: Callable[[StreamLog], Awaitable[object]],
         on_unreadable: Callable[[StreamLog], None],
+        on_end: Callable[[StreamLog], None],
     ) -> None:
         self._connection = connection
         self._members = members
@@ -64,6 +66,7 @@ class Writer:
         self._on_other_writer = on_other_writer
         self._on_missing = on_missing
         self._on_unreadable = on_unreadable
+        self._on_end = on_end
         self._queues: dict[StreamLog, list[Event]] = {}
         self._num_restored = 0  # streams, in this commit
         self._is_queued = asyncio.Event()
@@ -165,7 +168,12 @@ class Writer:
             del queue[: len(events)]
             if not queue:
                 del self._queues[log]
+        self._show(log, events)
+
+    def _show(self, log: StreamLog, events: Sequence[Event]) -> None:
         log.extend(events)
+        if log.end is not None:
+            self._on_end(log)
 
     async def open(self, log: StreamLog) -> None:
         """Store a new stream, or one that Redis has lost, with the events of its log. Raises: StorageError."""
@@ -201,7 +209,7 @@ class Writer:
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(new, events, strict=False)))
         if same:
             self._committed(log, events[:same])
-        log.extend(new[same:])
+        self._show(log, new[same:])
         queue = self._queues.get(log, [])
         if log.end is not None:  # what was to end it in another way comes too late
             self.drop(log)

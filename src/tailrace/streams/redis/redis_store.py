@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, UnknownStream
@@ -71,6 +70,7 @@ class RedisLogStore:
             on_other_writer=self._on_other_writer,
             on_missing=self._store,
             on_unreadable=self._on_lease_lost,
+            on_end=self._on_end,
         )
         self.write_errors = self._writer.errors
         self._finished = FinishedStreams(
@@ -168,8 +168,7 @@ class RedisLogStore:
     def queued(self, lease: Lease) -> Sequence[Event]:
         return self._writer.queued(lease.log)
 
-    def end(self, lease: Lease) -> None:
-        log = lease.log
+    def _on_end(self, log: StreamLog) -> None:
         if self._own.end(log):
             self._finished.add(log)
 
@@ -285,7 +284,7 @@ class RedisLogStore:
 
     def _end(self, lease: Lease, status: Status, failure: Failure) -> None:
         """End a stream that has no producer."""
-        lease.log.producer = Ender(partial(self.end, lease))
+        lease.log.producer = Ender()
         self._writer.append(lease.log, [end_of(lease.log, status, failure)])
 
     # Tasks
