@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from tests.generation.engine_failures import KILL, ids_of, restart_engine
 from tests.generation.harness import Harness, end_of, greedy, text_of
@@ -10,7 +12,18 @@ from tests.generation.harness import oracle as oracle_of
 from tailrace.engines.interface import Sequence
 from tailrace.engines.scripted.engine import read_ids
 from tailrace.errors import ContextLengthExceeded, SequenceFailed, UnsupportedParameter
-from tailrace.types import Attachment, GenerateRequest, Sampling, Segment, TextSegment, num_tokens_of, with_ids
+from tailrace.types import (
+    Attachment,
+    GenerateRequest,
+    Prompt,
+    Record,
+    Sampling,
+    Segment,
+    TextSegment,
+    new_stream_id,
+    num_tokens_of,
+    with_ids,
+)
 
 _IMAGE, _OTHER = (Attachment.of(content, "image/png", 7) for content in (b"an image", b"another"))
 _PROMPT: tuple[Segment, ...] = ((72, 105), _IMAGE, (33,))
@@ -93,4 +106,32 @@ async def test_an_image_that_does_not_fit_is_refused() -> None:
     assert caught.value.num_prompt_tokens == 52
     with pytest.raises(UnsupportedParameter, match="truncated"):
         await harness.generator.create(GenerateRequest(prompts=(((72, 105), large),), truncate=5))
+    harness.check_idle()
+
+
+async def test_a_stream_whose_prompt_the_next_engine_does_not_take_is_interrupted() -> None:
+    harness = Harness(max_sequences=1)
+    running, waiting = [await harness.generator.create(_request()) for _ in range(2)]
+    plain = await harness.create("Hi", greedy(20))
+    harness.engine.step(6)
+    harness.engine.fail(KILL)
+    harness.engine.capabilities = replace(harness.engine.engine.capabilities, takes=frozenset({"token_ids"}))
+    harness.engine.is_ready = True
+    harness.generator.on_load()
+    harness.finish(plain)
+    assert [end_of(run.log).status for run in (running, waiting, plain)] == ["interrupted", "interrupted", "done"]
+    harness.check_idle()
+
+
+@pytest.mark.parametrize(("takes", "status"), [("image/png", "done"), ("image/gif", "interrupted")])
+async def test_a_stream_of_an_earlier_process_needs_an_engine_that_takes_its_prompt(takes: str, status: str) -> None:
+    harness = Harness()
+    harness.engine.capabilities = replace(harness.engine.engine.capabilities, takes=frozenset({"token_ids", takes}))
+    prompts = (Prompt("Hi!", _PROMPT),)
+    record = Record(new_stream_id(), 1.0, "scripted", prompts=prompts, sampling=greedy(20), linger_s=1e6)
+    lease = await harness.store.open(record)
+    harness.generator.recover([lease])
+    harness.finish(*harness.generator.live)
+    assert end_of(lease.log).status == status
+    assert text_of(lease.log) == (oracle_of(read_ids(_PROMPT), 1, 20) if status == "done" else "")
     harness.check_idle()

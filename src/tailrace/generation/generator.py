@@ -44,6 +44,7 @@ from tailrace.types import (
     Grammar,
     Record,
     Sampling,
+    Segment,
     kind_of,
     new_stream_id,
 )
@@ -266,7 +267,8 @@ class Generator:
             run.restore()
             if run.end is not None:
                 continue
-            if record.model not in self.names or not (record.linger_s or run.log.num_readers):
+            is_taken = not self._not_taken(prompt.segments for prompt in record.prompts)
+            if record.model not in self.names or not is_taken or not (record.linger_s or run.log.num_readers):
                 run.interrupt()
                 continue
             assert record.sampling.max_tokens is not None
@@ -306,12 +308,13 @@ class Generator:
         self.gate.shut()
 
     def on_load(self) -> None:
-        """The engine is loaded. End the waiting streams that are too long for it as `interrupted`."""
+        """The engine is loaded. End the waiting streams that it cannot run as `interrupted`."""
         self.is_unloaded = False
         for run in list(self.live):
             record = run.log.record
             longest = max(prompt.num_tokens for prompt in record.prompts)
-            if longest + (record.sampling.max_tokens or 0) > self.limit_tokens(record.num_choices):
+            is_taken = not self._not_taken(prompt.segments for prompt in record.prompts)
+            if not is_taken or longest + (record.sampling.max_tokens or 0) > self.limit_tokens(record.num_choices):
                 run.interrupt()
         self.on_engine_change()
 
@@ -359,16 +362,20 @@ class Generator:
             raise UnsupportedParameter("ignore_eos cannot be used with a grammar.", param="ignore_eos")
         if sampling.n > self.limits.max_n:
             raise RequestError(f"n must be at most {self.limits.max_n}.", param="n")
-        capabilities = self._supervisor.capabilities
-        taken = capabilities.takes if capabilities is not None else None
-        for kind in {kind_of(one) for prompt in request.prompts if not isinstance(prompt, str) for one in prompt}:
-            if taken is not None and kind not in taken:
-                raise UnsupportedParameter(f"This model does not take {kind}.", param="prompt")
+        for kind in self._not_taken(prompt for prompt in request.prompts if not isinstance(prompt, str)):
+            raise UnsupportedParameter(f"This model does not take {kind}.", param="prompt")
         if len(request.prompts) * sampling.n > self.limits.max_choices:
             most = self.limits.max_choices
             raise RequestError(f"A request has at most {most} answers (prompts times n).", param="prompt")
         self.prompts.check_ids(sampling)
         self.prompts.check(request)
+
+    def _not_taken(self, prompts: Iterable[tuple[Segment, ...]]) -> list[str]:
+        """Return the kinds of segments in prompts that the engine does not take."""
+        capabilities = self._supervisor.capabilities
+        if capabilities is None:
+            return []
+        return sorted({kind_of(one) for segments in prompts for one in segments} - capabilities.takes)
 
     def unsupported(self, sampling: Sampling) -> list[str]:
         """Return the names of the parameters in use that the engine does not have."""
