@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import NoReturn
 
 import pytest
 
-__all__ = ["missing_reason", "missing_summary", "skip_missing"]
+__all__ = ["missing_reason", "missing_summary", "needs", "skip_missing"]
 
 _BEGIN = "not on this machine: "
 _REASONS = (re.compile(rf"{_BEGIN}([^:]+)"), re.compile(r"could not import '([^']+)'"))
@@ -24,6 +25,13 @@ def skip_missing(what: str, why: str = "") -> NoReturn:
 def missing_reason(what: str, why: str = "") -> str:
     """Return the reason of `skip_missing`, for marks."""
     return f"{_BEGIN}{what}: {why}" if why else f"{_BEGIN}{what}"
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    """Return a mark that skips tests for which a package is missing. It imports none, as `pytest.importorskip` would:
+    every process of a test run collects all tests, and importing torch takes two seconds."""
+    missing = [package for package in packages if find_spec(package) is None]
+    return pytest.mark.skipif(bool(missing), reason=missing_reason(", ".join(missing)))
 
 
 def missing_summary(skips: Iterable[tuple[str, str]]) -> str:

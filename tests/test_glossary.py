@@ -54,6 +54,8 @@ _REPLACED = {
 
 # A name in JavaScript, and not a word in a text: `function lose()`, `lose(`, `lose:`, `lose =`, `stream.lose`.
 _IN_JAVASCRIPT = re.compile(r"(?:function|class|const|let)\s+(\w+)|\.(\w+)|(\w+)\s*(?:[(:]|=(?!=))")
+# In Python, where all names of a file are found, which takes longer.
+_REPLACED_ANYWHERE = re.compile(rf"\b({'|'.join(_REPLACED)})\b")
 
 
 def _sources() -> Iterator[Path]:
@@ -72,6 +74,7 @@ def _names(path: Path) -> set[str]:
 def test_replaced_names_do_not_come_back() -> None:
     paths = [path for folder in ("bench", "scripts", "src", "tests") for path in (ROOT / folder).rglob("*.*")]
     ours = [path for path in paths if path.suffix in (".py", ".js", ".mjs") and "lib" not in path.parts]
+    ours = [path for path in ours if path.suffix != ".py" or _REPLACED_ANYWHERE.search(path.read_text("utf-8"))]
     found = [
         f"{path.relative_to(ROOT)}: {name}, now {_REPLACED[name]}"
         for path in ours

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sized
 __all__ = ["LONG_S", "idle", "turn", "until", "wait_until"]
 
 LONG_S = 120.0  # less than a test may take, so that it fails here and says what did not come
+_MOST_PAUSE_S = 0.03  # between two questions, which may be requests: what is waited for needs the processor, too
 
 
 def until(condition: Callable[[], bool], *, timeout_s: float = LONG_S) -> None:
@@ -17,17 +18,21 @@ def until(condition: Callable[[], bool], *, timeout_s: float = LONG_S) -> None:
     Raises: AssertionError after `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
+    pause_s = 0.005
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come to that"
-        time.sleep(0.005)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _MOST_PAUSE_S)
 
 
 async def wait_until(condition: Callable[[], bool], *, timeout_s: float = LONG_S) -> None:
     """As `until`, without blocking the event loop."""
     deadline_s = time.monotonic() + timeout_s
+    pause_s = 0.002
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come to that"
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, _MOST_PAUSE_S)
 
 
 async def idle() -> None:

@@ -60,6 +60,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+# Streams of every wire go on in tests/faults/test_server.py. What a client does about it is deep, but for one client.
+one_wire = pytest.mark.parametrize(
+    "wire",
+    [pytest.param(wire, marks=pytest.mark.deep if name != "chats" else (), id=name) for name, wire in WIRES.items()],
+)
+
+
 @pytest.fixture(params=WIRES)
 def wire(request: pytest.FixtureRequest) -> type[Wire]:
     return WIRES[request.param]
@@ -114,13 +121,21 @@ def test_broken_arguments_are_text(agent: Agent) -> None:
     assert agent.ran == []
 
 
-def test_an_agent_shortens_a_conversation_that_is_too_long(wire: type[Wire], work: Path) -> None:
-    with scripted(work.parent, RULES, "--context-tokens", "2500") as server, at_work(wire, server, work) as agent:
+@pytest.fixture(scope="module")
+def short_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that a long conversation does not fit into."""
+    with scripted(tmp_path_factory.mktemp("script"), RULES, "--context-tokens", "2500") as server:
+        yield server
+
+
+def test_an_agent_shortens_a_conversation_that_is_too_long(wire: type[Wire], short_server: Server, work: Path) -> None:
+    with at_work(wire, short_server, work) as agent:
         assert agent.work("Begin: forty steps.") == DONE
     assert agent.num_compacted > 1
     assert [json.loads(call.arguments)["path"] for call in agent.ran] == [f"step-{n}.txt" for n in range(1, 41)]
 
 
+@one_wire
 def test_an_engine_that_dies_in_the_middle_of_a_call_is_a_pause(wire: type[Wire], work: Path) -> None:
     with (
         scripted(work.parent, RULES, options="tokens_per_s=100") as server,
@@ -133,6 +148,7 @@ def test_an_engine_that_dies_in_the_middle_of_a_call_is_a_pause(wire: type[Wire]
     assert (work / "slow.txt").read_text() == "slow"
 
 
+@one_wire
 def test_a_server_that_dies_in_the_middle_of_a_call(wire: type[Wire], work: Path) -> None:
     """The agent repeats its request. The next server also continues the broken stream, which nobody reads."""
     keeps = ("--data-dir", str(work.with_name("data")))

@@ -158,10 +158,11 @@ class Server:
 
     def wait_state(self, stream_id: str, *statuses: str, timeout_s: float = LONG_S) -> dict[str, Any]:
         """Poll a stream until it has one of these statuses."""
-        deadline_s = time.monotonic() + timeout_s
+        deadline_s, pause_s = time.monotonic() + timeout_s, 0.01
         while (state := self.state(stream_id))["status"] not in statuses:
             assert time.monotonic() < deadline_s, state
-            time.sleep(0.01)  # there is nothing to wait on: it is this question that is under test
+            time.sleep(pause_s)  # there is nothing to wait on: it is this question that is under test
+            pause_s = min(pause_s * 1.5, 0.05)
         return state
 
     def close(self) -> None:

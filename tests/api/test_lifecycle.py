@@ -115,7 +115,7 @@ def test_a_signal_while_it_loads_is_a_quick_and_clean_exit(number: signal.Signal
     server = Server("scripted")
     server.wait_line("Loading")
     while has_worker and not psutil.Process(server.process.pid).children():
-        pass  # no line says so, and it is not long until it is loaded
+        time.sleep(0.001)  # no line says so, and it is not long until it is loaded
     server.send_signal(number)
     assert server.wait(timeout_s=LONG_S) == 130
     server.close()

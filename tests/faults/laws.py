@@ -177,7 +177,7 @@ class Resources:
         return cls(
             num_processes=len(process.children(recursive=True)),
             num_descriptors=process.num_fds(),
-            num_connections=len(process.net_connections("tcp")),
+            num_connections=len(process.net_connections("tcp4")),
             num_running=int(float(gauges["tgi_batch_current_size"])),
             num_waiting=int(float(gauges["tgi_queue_size"])),
             memory_bytes=process.memory_info().rss,
@@ -189,6 +189,7 @@ class Resources:
         before, now = cls.of(server), cls.of(server)
         since_s = time.monotonic()
         while time.monotonic() < since_s + _REST_S:
+            time.sleep(_REST_S / 4)  # asking keeps the server and this process busy
             now = cls.of(server)
             if now._held != before._held:
                 before, since_s = now, time.monotonic()

@@ -278,7 +278,7 @@ def test_many_readers_that_do_not_read_cost_little_and_can_resume(tmp_path: Path
         def are_gone() -> bool:
             nonlocal most_bytes
             most_bytes = max(most_bytes, memory().rss - before_bytes)
-            return len(psutil.Process(house.server.process.pid).net_connections("tcp")) < 10
+            return len(psutil.Process(house.server.process.pid).net_connections("tcp4")) < 10
 
         until(are_gone)
         assert most_bytes < num_readers * READER_BYTES

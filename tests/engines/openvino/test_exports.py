@@ -15,6 +15,7 @@ from openvino import opset13 as ops
 from tests.engines.lora import random_pairs, save
 from tests.engines.openvino.exporting import export
 from tests.engines.openvino.tiny_models import EXACT, TINY, greedy, logits, make
+from tests.missing import needs
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.adapters import read_adapter
@@ -24,8 +25,7 @@ from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.errors import ModelError
 from tailrace.types import Sampling
 
-pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytestmark = needs("torch", "transformers")
 
 _PROMPT = [int(token_id) for token_id in np.random.default_rng(3).integers(3, 96, 40)]
 _TABLE = (3, 1)
@@ -127,6 +127,8 @@ def test_a_model_that_is_no_decoder(tmp_path: Path) -> None:
 
 def test_the_engine(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     """A model of a family for which the engine has no graph of its own."""
+    import transformers
+
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir, attn_implementation="eager")
     exported = export(model, tmp_path / "export")
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):

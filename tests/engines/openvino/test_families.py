@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.engines.openvino.tiny_models import CONTEXT_TOKENS, EXACT, TINY, greedy, logits, make, write_gguf
+from tests.missing import needs
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Sequence
@@ -23,8 +24,7 @@ from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.errors import ModelError
 from tailrace.types import Sampling
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytestmark = needs("torch", "transformers")
 
 _PROMPT = [int(token_id) for token_id in np.random.default_rng(3).integers(3, 96, 70)]
 _TABLE = (5, 0, 3, 1)  # blocks need not be in order

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.engines.openvino.tiny_models import TINY, make, write_gguf
+from tests.missing import needs
 from tests.models.parts import split
 
 from tailrace.engines.openvino import model_files, packer
@@ -26,8 +27,7 @@ from tailrace.engines.openvino import prepared as openvino_prepared
 from tailrace.engines.openvino.prepared import Weights, prepare, prepared_path, remove_unused
 from tailrace.errors import ModelError
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytestmark = needs("torch", "transformers")
 
 _DAY_S = 86_400.0
 _FILE = "weights.safetensors"

@@ -11,13 +11,13 @@ import pytest
 import tokenizers
 from numpy.typing import NDArray
 from tests.engines.openvino.tiny_models import TINY, logits, make
+from tests.missing import needs
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.types import Sampling
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
+pytestmark = needs("torch", "transformers")
 
 _PROMPT = tuple(int(token_id) for token_id in np.random.default_rng(3).integers(3, 96, 150))  # more than two pieces
 _NEAR = 1e-3
