@@ -84,7 +84,7 @@ DEFECTS = (
         _STORE + "_writer",
         "                await self._read_committed(log, events)\n",
         "                self._committed(log, events)\n",
-        seeds=100,
+        seeds=400,
     ),
     Defect(
         "what Redis has lost is written again one event too late",
