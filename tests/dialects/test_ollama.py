@@ -73,6 +73,8 @@ def test_what_a_model_recommends_comes_before_ollamas_defaults() -> None:
     server = FakeServer(recommended_sampling={"temperature": 0.6, "repetition_penalty": 1.5})
     expected = Sampling(temperature=0.6, top_k=40, top_p=0.9, repetition_penalty=1.5)
     assert generate({}, server=server).request.sampling == expected
+    unpenalized = {"options": {"repeat_last_n": 0, "repeat_penalty": 1.3}}
+    assert generate(unpenalized, server=server).request.sampling.repetition_penalty == 1.0
 
 
 def test_options() -> None:

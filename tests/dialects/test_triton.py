@@ -29,6 +29,14 @@ def call_of(
     return parse(parsed(body, path={"model": "scripted"}, server=server))
 
 
+def test_what_a_model_recommends_does_not_change_this_wires_defaults() -> None:
+    server = FakeServer(can_chat=False, recommended_sampling={"top_k": 20, "temperature": 0.6})
+    assert call_of({"text_input": "Hi"}, server=server).request.sampling == GREEDY
+    assert call_of({"text_input": "Hi", "temperature": 0.7}, server=server).request.sampling == Sampling(
+        temperature=0.7
+    )
+
+
 def infer(*tensors: JsonBody, **more: object) -> GenerateCall:
     return call_of({"inputs": list(tensors), **more}, triton.parse_infer)
 

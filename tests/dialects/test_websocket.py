@@ -43,8 +43,8 @@ class _NoVocabulary:
         raise AssertionError
 
 
-def parse(body: dict[str, Any]) -> websocket.Command:
-    return websocket.parse(body, lambda model: {"top_k": 20} if model == "cool" else {})
+def parse(body: dict[str, Any]) -> websocket.Command | websocket.Create:
+    return websocket.parse_create(body, {}) if body.get("type") == "create" else websocket.parse(body)
 
 
 def _frames(name: str | None = NAME) -> Frames:
@@ -235,7 +235,8 @@ def test_the_page_names_every_frame_and_every_code() -> None:
     assert re.findall(r"^\| (1\d\d\d) \|", page, re.MULTILINE) == re.findall(r"\b(10\d\d)\b", websocket.__doc__ or "")
 
 
-def test_what_a_model_recommends_is_for_requests_to_it() -> None:
-    command = parse({"type": "create", "prompt": "Hi", "model": "cool", "temperature": 0.5})
-    assert isinstance(command, Create)
+def test_what_a_model_recommends_comes_after_what_a_request_says() -> None:
+    command = websocket.parse_create(
+        {"type": "create", "prompt": "Hi", "temperature": 0.5}, {"temperature": 1, "top_k": 20}
+    )
     assert (command.request.sampling.top_k, command.request.sampling.temperature) == (20, 0.5)

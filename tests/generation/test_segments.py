@@ -120,6 +120,9 @@ async def test_a_stream_whose_prompt_the_next_engine_does_not_take_is_interrupte
     harness.generator.on_load()
     harness.finish(plain)
     assert [end_of(run.log).status for run in (running, waiting, plain)] == ["interrupted", "interrupted", "done"]
+    failure = end_of(waiting.log).failure
+    assert failure is not None
+    assert failure.message == "The engine that runs now cannot continue this stream."
     harness.check_idle()
 
 

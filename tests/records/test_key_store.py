@@ -46,7 +46,7 @@ def test_a_key_is_kept_without_its_secret(store: KeyStore, database: RecordDatab
     made = store.create("alice", name="laptop", scopes=("read", "wire:openai"))
     assert store.get(made.key.key_id) == made.key
     assert _show(_keyring(store), made.token) == Principal("alice", made.key.key_id, ("read", "wire:openai"))
-    secret = made.token.rpartition("_")[2].encode()
+    secret = made.token.split("_", 2)[2].encode()  # it may have a _ itself
     with database.begin() as connection:
         row = connection.execute(keys.select()).one()
     assert all(secret not in str(value).encode() for value in row)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
 from typing import assert_never
 
 from tailrace.access.audit import note_refusal
@@ -80,9 +79,10 @@ class StreamChannel:
         try:
             body = self._read(text)
             name = websocket.name_of(body)
-            match websocket.parse(body, self._recommended):
-                case websocket.Create() as create:
-                    await self._create(create)
+            if body.get("type") == "create":
+                await self._create(body)
+                return
+            match websocket.parse(body):
                 case websocket.FollowCommand() as follow:
                     await self._follow(follow)
                 case websocket.Unfollow(wanted):
@@ -106,20 +106,21 @@ class StreamChannel:
         self._num_unreadable = 0
         return body
 
-    def _recommended(self, model: object) -> Mapping[str, float]:
-        found = self._models.find(model) if isinstance(model, str) else None
-        return (found or self._models.names[0]).recommended_sampling
-
-    async def _create(self, create: websocket.Create) -> None:
-        named = self._models.find(create.request.model)
-        if named is None:
+    async def _create(self, body: dict[str, object]) -> None:
+        model = body.get("model")
+        found = self._models.find(model if isinstance(model, str) else None)  # another type is refused below
+        if found is None and len(self._models.names) > 1:
             raise self._models.unknown()
+        named = found or self._models.names[0]  # the only one: its log of requests has the refusal
         served = named.served
         with served.arriving(arrival_of(self._socket.scope, wire="websocket", model=named.model)):
+            if found is None:
+                raise self._models.unknown()
             self._socket.principal.require_generation(wire="websocket", model=named.model)
-            request = sent_by(self._socket.scope, create.request, wire="websocket", model=named.model)
-            self._check_free(create.name)
+            self._check_free(websocket.name_of(body))
             await self._models.load(served)
+            create = websocket.parse_create(body, named.recommended_sampling)
+            request = sent_by(self._socket.scope, create.request, wire="websocket", model=named.model)
             request, notes = fitted(request, served.generator, is_strict=self._is_strict)
             run = await served.generator.create(request)
         notes += [*shortened(create.request, run.record, "max_tokens"), *left_open(run.record)]

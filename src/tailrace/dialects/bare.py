@@ -22,10 +22,11 @@ def bare_sampling(server: ServerFacts, fields: SamplingFields) -> Sampling:
     """Return the sampling parameters. By default sampling is greedy, as in Ray Serve's tutorial, with a small
     repetition penalty if the engine supports it: without it, small models repeat themselves endlessly.
     Raises: RequestError."""
+    sampling = sampling_of(fields, {})
     if any(getattr(fields, name) is not None for name in _SAMPLING_FIELDS):
-        return sampling_of(fields, server.recommended_sampling)
+        return sampling
     penalty = 1.1 if "repetition_penalty" in server.generator.parameters else 1.0
-    return replace(sampling_of(fields, {}), temperature=0.0, repetition_penalty=penalty)
+    return replace(sampling, temperature=0.0, repetition_penalty=penalty)
 
 
 def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> GenerateRequest:

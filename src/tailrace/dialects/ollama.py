@@ -197,7 +197,7 @@ def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None, notes
     options = fields.options or Options()
     wants_logprobs = bool(fields.top_logprobs) if fields.logprobs is None else fields.logprobs
     if options.repeat_last_n == 0:  # no tokens count
-        options.repeat_penalty = None
+        options.repeat_penalty = 1.0
     elif options.repeat_last_n is not None and options.repeat_last_n not in _LAST_TOKENS:
         notes.append("options.repeat_last_n")
     defaults = {name: value for name, value in _DEFAULTS.items() if name in server.generator.parameters}

@@ -14,7 +14,7 @@ socket, unless they were created with `"on_disconnect": "cancel"`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
@@ -41,6 +41,7 @@ __all__ = [
     "encode_status",
     "name_of",
     "parse",
+    "parse_create",
     "read",
 ]
 
@@ -88,7 +89,7 @@ class Ping(NamedTuple):
     name: str | None
 
 
-Command: TypeAlias = Create | FollowCommand | Unfollow | Cancel | Ping
+Command: TypeAlias = FollowCommand | Unfollow | Cancel | Ping
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_NAME_CHARACTERS)]
 _StreamId = Annotated[str, msgspec.Meta(max_length=64)]
@@ -121,15 +122,17 @@ def name_of(body: JsonBody) -> str | None:
     return name if isinstance(name, str) and len(name) <= _MAX_NAME_CHARACTERS else None
 
 
-def parse(body: JsonBody, recommended: Callable[[object], Mapping[str, float]]) -> Command:
-    """Parse a command. `recommended` returns the parameters that a model's makers recommend, from the field `model`.
+def parse_create(body: JsonBody, recommended: Mapping[str, float]) -> Create:
+    """Parse the command that begins a stream, once its model is loaded. `recommended` is as in `sampling_of`.
     Raises: RequestError, also for unknown fields."""
+    named, _ = read_fields({name: body[name] for name in ("type", "id") if name in body}, _Named)
+    request = parse_body({name: body[name] for name in body if name not in ("type", "id")}, recommended)
+    return Create(named.id, request, bool(body.get("return_progress")))
+
+
+def parse(body: JsonBody) -> Command:
+    """Parse another command. Raises: RequestError, also for unknown fields."""
     match body.get("type"):
-        case "create":
-            named, _ = read_fields({name: body[name] for name in ("type", "id") if name in body}, _Named)
-            fields = {name: body[name] for name in body if name not in ("type", "id")}
-            request = parse_body(fields, recommended(body.get("model")))
-            return Create(named.id, request, bool(body.get("return_progress")))
         case "follow":
             return _parse_follow(read_fields(body, _Follow, strict=True)[0])
         case "unfollow":

@@ -52,6 +52,7 @@ from tailrace.types import (
 __all__ = ["Generator", "Limits"]
 
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
+_CANNOT_CONTINUE = "The engine that runs now cannot continue this stream."
 # Parameters that tailrace implements for every engine.
 _DEFAULTS = Sampling()
 _COMMON_PARAMETERS = frozenset(
@@ -276,7 +277,7 @@ class Generator:
             try:
                 num_tokens = self.gate.demand(longest, record.sampling.max_tokens, record.num_choices)
             except RequestError:  # this engine has less memory than the earlier one
-                run.interrupt()
+                run.interrupt(_CANNOT_CONTINUE)
             else:
                 run.enter(num_tokens, queue_s=self.limits.recover_s)
         return sum(run.end is None for run in self.live)
@@ -315,7 +316,7 @@ class Generator:
             longest = max(prompt.num_tokens for prompt in record.prompts)
             is_taken = not self._not_taken(prompt.segments for prompt in record.prompts)
             if not is_taken or longest + (record.sampling.max_tokens or 0) > self.limit_tokens(record.num_choices):
-                run.interrupt()
+                run.interrupt(_CANNOT_CONTINUE)
         self.on_engine_change()
 
     def _open_gate(self, pause_s: float) -> None:

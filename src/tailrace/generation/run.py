@@ -400,9 +400,9 @@ class Run(Producer):
         self.is_handed_over = True
         self.log.release(reason)
 
-    def interrupt(self) -> None:
+    def interrupt(self, why: str = "The server was shut down before the answer was complete.") -> None:
         """End the stream because the server stops, or cannot run it."""
-        self._end("interrupted", Interrupted("The server was shut down before the answer was complete."))
+        self._end("interrupted", Interrupted(why))
 
     def fail(self, error: TailraceError) -> None:
         """End the stream with an error."""

@@ -28,6 +28,7 @@ from tailrace.streams._startup_recovery import Unfinished
 from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.log import StreamLog, enqueue
 from tailrace.streams.old_journals import LIFETIME_FACT
+from tailrace.streams.producer import Ender
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event, Record
 
@@ -36,6 +37,8 @@ __all__ = ["DiskJournal"]
 logger = logging.getLogger("tailrace.journal")
 
 _SEALED_FACT = "sealed"
+_KIND_FACT = "kind"  # whose streams these are; journals of earlier versions do not say
+_KINDS = (b"models", b"apps")
 _EPOCH_FACT = "epoch"
 _EPOCH_BYTES = 8
 _RETRY_S = 0.02
@@ -73,6 +76,7 @@ class DiskJournal:
             on_failure.callback(self._database.close)
             try:
                 self._rows = self._open_rows(Rows(key, of_apps=of_apps))
+                self._check_kind(directory, b"apps" if of_apps else b"models")
                 if lifetime_s is not None:
                     self._database.write_fact(LIFETIME_FACT, repr(lifetime_s).encode())
                 self.epoch = self._next_epoch()
@@ -95,6 +99,18 @@ class DiskJournal:
             logger.error("the journal was damaged and is now %s; a new one was created", self._database.damaged_path)
         elif self._database.has_lost_commits:
             logger.error("the end of the journal was damaged and is lost")
+
+    def _check_kind(self, directory: Path, kind: bytes) -> None:
+        """Raises: ModelError if the journal has streams of the other kind, whose events have another form."""
+        known = self._database.read_fact(_KIND_FACT)
+        if known == kind:
+            return
+        if known is not None and known in _KINDS:  # a damaged fact may be anything
+            raise ModelError(
+                f"{directory} has the streams of {known.decode()}, and this server would keep those of "
+                f"{kind.decode()}. Choose another --data-dir."
+            )
+        self._database.write_fact(_KIND_FACT, kind)
 
     def _open_rows(self, rows: Rows) -> Rows:
         """Raises: ModelError if the journal was encrypted with another key."""
@@ -207,8 +223,13 @@ class DiskJournal:
         self._recovered()
 
     def _give_up(self, error: StorageError) -> None:
-        """End all streams. Events that wait are dropped; readers never see them."""
-        self._pending.clear()
+        """End all streams. Events that wait are dropped; readers never see them. The end of a stream that was taken
+        over only to end it still waits: nobody would write it again."""
+        self._pending = {
+            log: events
+            for log, events in self._pending.items()
+            if log.producer is None or isinstance(log.producer, Ender)
+        }
         self.write_errors.give_up(error)
         self._database.reserve.free()
         self.flush(only_ends=True)
