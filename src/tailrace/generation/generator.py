@@ -268,8 +268,8 @@ class Generator:
             run.restore()
             if run.end is not None:
                 continue
-            is_taken = not self._not_taken(prompt.segments for prompt in record.prompts)
-            if record.model not in self.names or not is_taken or not (record.linger_s or run.log.num_readers):
+            is_wanted = record.linger_s or run.log.num_readers
+            if record.model not in self.names or not self._takes(record) or not is_wanted:
                 run.interrupt()
                 continue
             assert record.sampling.max_tokens is not None
@@ -314,8 +314,9 @@ class Generator:
         for run in list(self.live):
             record = run.log.record
             longest = max(prompt.num_tokens for prompt in record.prompts)
-            is_taken = not self._not_taken(prompt.segments for prompt in record.prompts)
-            if not is_taken or longest + (record.sampling.max_tokens or 0) > self.limit_tokens(record.num_choices):
+            if not self._takes(record) or longest + (record.sampling.max_tokens or 0) > self.limit_tokens(
+                record.num_choices
+            ):
                 run.interrupt(_CANNOT_CONTINUE)
         self.on_engine_change()
 
@@ -370,6 +371,10 @@ class Generator:
             raise RequestError(f"A request has at most {most} answers (prompts times n).", param="prompt")
         self.prompts.check_ids(sampling)
         self.prompts.check(request)
+
+    def _takes(self, record: Record) -> bool:
+        """Return whether the engine takes the prompts of a stream."""
+        return not self._not_taken(prompt.segments for prompt in record.prompts)
 
     def _not_taken(self, prompts: Iterable[tuple[Segment, ...]]) -> list[str]:
         """Return the kinds of segments in prompts that the engine does not take."""

@@ -26,9 +26,8 @@ from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import Unfinished
 from tailrace.streams._wal import WriteAheadLog
-from tailrace.streams.log import StreamLog, enqueue
+from tailrace.streams.log import StreamLog, enqueue, without_producers
 from tailrace.streams.old_journals import LIFETIME_FACT
-from tailrace.streams.producer import Ender
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event, Record
 
@@ -223,13 +222,8 @@ class DiskJournal:
         self._recovered()
 
     def _give_up(self, error: StorageError) -> None:
-        """End all streams. Events that wait are dropped; readers never see them. The end of a stream that was taken
-        over only to end it still waits: nobody would write it again."""
-        self._pending = {
-            log: events
-            for log, events in self._pending.items()
-            if log.producer is None or isinstance(log.producer, Ender)
-        }
+        """End all streams. Events that wait are dropped; readers never see them."""
+        self._pending = without_producers(self._pending)
         self.write_errors.give_up(error)
         self._database.reserve.free()
         self.flush(only_ends=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeAlias, cast, final
 
 from tailrace.errors import SeqOutOfRange, TailraceError
-from tailrace.streams.producer import Producer
+from tailrace.streams.producer import Ender, Producer
 from tailrace.system.follower import Follower
 from tailrace.types import ContentT, End, Event, Failure, Payload, PromptProgress, Record, Released, TextDelta
 
@@ -18,6 +18,7 @@ __all__ = [
     "StreamLog",
     "Taken",
     "enqueue",
+    "without_producers",
 ]
 
 logger = logging.getLogger("tailrace.streams")
@@ -282,3 +283,9 @@ def enqueue(queues: dict[StreamLog, list[Event]], log: StreamLog, events: Sequen
         if type(event) is End:
             break
     return True
+
+
+def without_producers(queues: dict[StreamLog, list[Event]]) -> dict[StreamLog, list[Event]]:
+    """Return the queues that wait when a store gives up and ends all streams: the ends of streams that were taken over
+    only to end them. Nobody would write these again."""
+    return {log: events for log, events in queues.items() if isinstance(log.producer, Ender)}

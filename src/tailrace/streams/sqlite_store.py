@@ -15,6 +15,7 @@ from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.disk import DiskJournal
 from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import Lease
+from tailrace.streams.producer import Ender
 from tailrace.types import Event, Record
 
 __all__ = ["SqliteLogStore", "open_sqlite"]
@@ -82,6 +83,7 @@ class SqliteLogStore(LocalLogStore):
             if log.end is not None:  # the earlier process stopped before compaction
                 self._journal.finish(log)
             elif end is not None:
+                log.producer = Ender()
                 self._journal.append(log, (end,))
             else:
                 leases.append(Lease(log, self.epoch))

@@ -11,8 +11,7 @@ import msgspec
 
 from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams._rows import Rows
-from tailrace.streams.log import StreamLog, enqueue
-from tailrace.streams.producer import Ender
+from tailrace.streams.log import StreamLog, enqueue, without_producers
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._finished import lifetimes_ms
 from tailrace.streams.redis._members import Members
@@ -224,9 +223,8 @@ class Writer:
         self._is_queued.set()  # so that `run` finds out when it is over
 
     def _end_all(self, error: StorageError) -> None:
-        """Drop the waiting events, and end all streams. The end of a stream that was taken over only to end it still
-        waits: nobody would write it again."""
-        self._queues = {log: events for log, events in self._queues.items() if isinstance(log.producer, Ender)}
+        """Drop the waiting events, and end all streams."""
+        self._queues = without_producers(self._queues)
         self.errors.give_up(error)
         for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
             log.release(error)
