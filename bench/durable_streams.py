@@ -17,10 +17,12 @@ from contextlib import AsyncExitStack
 
 import redis
 
-from tailrace.durable.durable_streams import DurableStreams
-from tailrace.durable.operations import Creation, ProducerBatch
+from tailrace.streams.notes import Answer, Entry, EntryId
 from tailrace.streams.redis import open_redis
-from tailrace.streams.redis._durable_log import Answer, Entry, EntryId
+from tailrace_plugins.durable_streams.durable_streams import DurableStreams
+from tailrace_plugins.durable_streams.opening import open_durable
+from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
+from tailrace_plugins.durable_streams.shared_durable_streams import SharedDurableStreams
 
 Send = Callable[..., Awaitable[Answer]]
 BATCH = ProducerBatch(bytes(100), "text/plain")
@@ -41,7 +43,8 @@ async def measure(url: str, num_servers: int, num_writers: int, seconds: float) 
         shared = []
         for _ in range(num_servers):
             store = await stack.enter_async_context(open_redis(url))
-            shared.append(await store.durable_streams(BUDGET_BYTES))
+            notes = await store.notes_of("durable")
+            shared.append(await stack.enter_async_context(open_durable(notes, BUDGET_BYTES)))
 
         def count(send: Send) -> Send:
             async def counted(after: EntryId, entry: Entry, *, asks_for_turn: bool) -> Answer:
@@ -53,6 +56,7 @@ async def measure(url: str, num_servers: int, num_writers: int, seconds: float) 
 
         await shared[0].perform(lambda store: store.create(b"a", Creation("text/plain"), b"")[1])
         for streams in shared:
+            assert isinstance(streams, SharedDurableStreams)
             setattr(streams.log, "append", count(streams.log.append))  # noqa: B010  # mypy refuses the plain form
         begun_s = time.perf_counter()
         writers = [write(shared[n % num_servers], begun_s + seconds) for n in range(num_servers * num_writers)]

@@ -25,6 +25,7 @@ from tailrace.api.lifecycle import build_app
 from tailrace.assembly.service import start_service
 from tailrace.assembly.source import find_source
 from tailrace.models.progress import NoProgress
+from tailrace.server import Server
 from tailrace.settings import Settings
 
 _ROOT = Path(tailrace.__file__).parent
@@ -91,7 +92,7 @@ async def main() -> None:
     settings = Settings()
     with tempfile.TemporaryDirectory() as path:
         async with start_service(find_source("scripted", NoProgress()), settings, data_path=Path(path)) as service:
-            app = build_app(service.models, service.durable, settings)
+            app = build_app(service.models, Server(settings, service.store))
             await ask(app)
             with watching(seen):
                 answer = await ask(app)

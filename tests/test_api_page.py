@@ -26,8 +26,8 @@ def test_the_page_has_its_sections() -> None:
         "tailrace.serve.huggingface", "tailrace.testing",
     ]  # fmt: skip
     assert list(PARTS) == [
-        "tailrace.engines", "tailrace.dialects", "tailrace.commands", "tailrace.client", "tailrace.conversations",
-        "tailrace.types", "tailrace.errors",
+        "tailrace.engines", "tailrace.dialects", "tailrace.commands", "tailrace.client", "tailrace.extensions",
+        "tailrace.server", "tailrace.conversations", "tailrace.types", "tailrace.errors",
     ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import subprocess
@@ -140,6 +141,34 @@ def test_it_is_served(parrot: Path) -> None:
         assert again.json()["choices"][0]["text"] == "ab"
         refused = server.post("/v1/completions", {"model": "default", "prompt": "ab", "logit_bias": {"5": 1}})
         assert refused.json()["error"]["param"] == "logit_bias"
+
+
+def test_its_memory_is_kept_in_the_journal_and_with_its_limit(parrot: Path, tmp_path: Path) -> None:
+    flags = ("--data-dir", str(tmp_path / "data"), "--parrot-phrases", "2")
+    text = {"content-type": "text/plain"}
+    for phrase, known in (("one", ["one"]), ("two", ["one", "two"]), ("three", ["one", "two"])):
+        with contextlib.closing(Server("scripted", *flags)) as server:
+            server.wait_ready()
+            assert server.http.post("/phrases", content=phrase).json() == known
+            assert server.http.post("/v1/durable/a", content=phrase, headers=text).status_code == 404  # notes are apart
+
+
+def test_its_memory_of_an_owner_is_forgotten(parrot: Path, tmp_path: Path) -> None:
+    flags = ("--data-dir", str(tmp_path / "data"), "--database", f"sqlite:///{tmp_path / 'records.sqlite'}")
+    keys = [
+        subprocess.run(
+            [TAILRACE, "keys", "create", "--json", *words, *flags[2:]],
+            capture_output=True, text=True, timeout=LONG_S, check=True, env=environment(),
+        ).stdout
+        for words in (("me",), ("root", "--scope", "admin"))
+    ]  # fmt: skip
+    mine, root = ({"authorization": f"Bearer {json.loads(key)['token']}"} for key in keys)
+    with contextlib.closing(Server("scripted", *flags)) as server:
+        server.wait_ready()
+        assert server.http.post("/phrases", content="one").status_code == 401
+        assert server.http.post("/phrases", content="one", headers=mine).json() == ["one"]
+        deleted = server.http.delete("/v1/admin/owners/me", headers=root).json()["deleted"]
+        assert (deleted["parrot_phrases"], deleted["durable_streams"]) == (1, 0)
 
 
 def test_auto_takes_no_engine_of_another_package(parrot: Path) -> None:

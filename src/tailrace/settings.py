@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
+
+from tailrace.extensions import Setting, installed_extensions
 
 _HOST_NAME = re.compile(r"[^\s/:@?#\[\]*]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+", re.ASCII)
@@ -16,10 +17,9 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE)
 _NAMED_PATH = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/-]{0,127})=(.+)", re.ASCII)  # ./a=b has no name
 _METRIC_FAMILIES = ("tgi", "vllm")
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-_MOST = 10**15  # of a whole number: fits into every message, database and library that it goes to
 _REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://")
 
-__all__ = ["Setting", "Settings", "checked_settings", "settings_table"]
+__all__ = ["Settings", "checked_settings", "settings_of", "settings_table"]
 
 
 # Any: dataclass fields take their type from the annotation
@@ -35,8 +35,6 @@ def _setting(
     is_list: bool = False,
 ) -> Any:
     kind = kind or type(default)
-    if most is None:
-        most = _MOST if kind is int else math.inf
     row = {"text": text, "kind": kind, "least": least, "most": most}
     return field(default=default, metadata=row | {"choices": choices, "of_model": of_model, "is_list": is_list})
 
@@ -203,12 +201,6 @@ class Settings:
         "Keep finished streams in the journal for --retention-s. Otherwise they are deleted from disk at their end, "
         "and stay readable only while this process runs.",
     )
-    durable_bytes: int = _setting(
-        64 * 2**20,
-        "Memory for the streams that clients create at /v1/durable; beyond it 507. 0 disables /v1/durable. Each server "
-        "that shares a Redis has all of these streams in memory.",
-    )
-    durable_poll_s: float = _setting(20.0, "Longest wait of a long poll at /v1/durable.", least=0.1)
     heartbeat_s: float = _setting(
         10.0, "Idle time after which a stream gets an event or a line without text, so that it is kept open."
     )
@@ -312,6 +304,9 @@ class Settings:
         "or answers. SIGHUP reopens it.",
     )
 
+    # Of extensions, by name: those that do not have their default. Any: of each setting's type
+    of_extensions: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
     def __post_init__(self) -> None:
         """Raises: ValueError for settings that contradict each other, and invalid hosts, origins or paths."""
         if self.journal not in ("disk", "memory") and not self.journal.startswith(_REDIS_SCHEMES):
@@ -366,42 +361,14 @@ class Settings:
 
     @property
     def changed(self) -> dict[str, Any]:  # Any: of each setting's type
-        """The settings that do not have their default, by name."""
-        return {row.name: value for row in settings_table() if (value := getattr(self, row.name)) != row.default}
+        """The settings that do not have their default, by name, without those of extensions."""
+        return {row.name: value for row in _TABLE if (value := getattr(self, row.name)) != row.default}
 
     def of_model(self, own: Mapping[str, Any]) -> Settings:  # Any: of each setting's type
         """Return the settings with a model's own values. If the model has its own adapter, it does not inherit the
         scale of --adapter. Raises: ValueError."""
         first: dict[str, Any] = {"adapter_scale": 1.0} if "adapter" in own else {}
         return replace(self, **{**first, **own})
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One row of the table."""
-
-    name: str
-    kind: type
-    default: Any  # Any: of type `kind`, or None if the default depends on the engine
-    text: str
-    least: float  # for numbers
-    most: float
-    choices: tuple[str, ...]  # for texts; () allows any text
-    of_model: bool  # each of several models may have its own value
-    is_list: bool  # a text that may have several parts, separated by commas; the flag may be repeated
-
-    @property
-    def key(self) -> str:
-        """The name as users write it: `for`, where Python's keyword requires the field `for_`."""
-        return self.name.rstrip("_")
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.key.replace("_", "-")
-
-    @property
-    def variable(self) -> str:
-        return "TAILRACE_" + self.key.upper()
 
 
 def _is_address(host: str) -> bool:
@@ -412,8 +379,23 @@ def _is_address(host: str) -> bool:
     return True
 
 
+_TABLE = tuple(Setting(name=row.name, default=row.default, **row.metadata) for row in fields(Settings) if row.metadata)
+
+
 def settings_table() -> tuple[Setting, ...]:
-    return tuple(Setting(name=row.name, default=row.default, **row.metadata) for row in fields(Settings))
+    """Return all settings: the fields of `Settings`, and then those of extensions."""
+    known = {row.name for row in _TABLE}
+    others = [row for extension in installed_extensions().values() for row in extension.settings]
+    return (*_TABLE, *(row for row in others if row.name not in known))
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:  # Any: of each setting's type
+    """Return the settings with these values, also those of extensions. Raises: as `Settings`."""
+    known = {row.name for row in _TABLE}
+    return Settings(
+        **{name: value for name, value in values.items() if name in known},
+        of_extensions={name: value for name, value in values.items() if name not in known},
+    )
 
 
 def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:  # Any: of each setting's type
@@ -427,8 +409,8 @@ def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:  # Any: of 
         kinds = (int, float) if row.kind is float else (row.kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and row.kind is not bool):
             raise ValueError(f"should be {_KINDS[row.kind]}.")
-        if isinstance(value, (int, float)) and not row.least <= value <= row.most:
-            raise ValueError(f"should be from {row.least:g} to {row.most:g}.")
+        if isinstance(value, (int, float)) and not row.least <= value <= row.limit:
+            raise ValueError(f"should be from {row.least:g} to {row.limit:g}.")
         if row.choices and value not in row.choices and row.name != "engine":  # which may be of another package
             raise ValueError(f"should be one of {', '.join(row.choices)}.")
     return dict(settings)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from tailrace.api.lifecycle import build_app
 from tailrace.assembly.service import Service, start_service
 from tailrace.assembly.source import find_source
 from tailrace.models import NoProgress
 from tailrace.records.service import Records
+from tailrace.server import Opened, Server, open_extensions
 from tailrace.settings import Settings
 
 __all__ = ["House", "OpenSocket", "serving_with_keys"]
@@ -29,8 +30,17 @@ class House:
         self.records = self.twin()
         self.records.keys()  # makes the database
         self.service = service
-        self.settings = Settings()
-        self.app = build_app(service.models, service.durable, self.settings, self.records)
+        self.extensions: Sequence[Opened] = ()
+        self.app = self.build_app()
+
+    def server(self, settings: Settings | None = None, records: Records | None = None) -> Server:
+        kept = (records or self.records).conversations
+        return Server(settings or Settings(), self.service.store, kept)
+
+    def build_app(self, settings: Settings | None = None, records: Records | None = None) -> ASGIApp:
+        """Return an application over the same streams, with other settings or other records."""
+        server = self.server(settings, records)
+        return build_app(self.service.models, server, self.extensions, records or self.records)
 
     def twin(self) -> Records:
         """Return the records of another server with the same database."""
@@ -99,7 +109,8 @@ async def serving_with_keys(directory: Path) -> AsyncIterator[House]:
     async with start_service(source, settings, data_path=directory) as service:
         house = House(service, f"sqlite:///{directory / 'records.sqlite'}")
         house.records.conversations.observe([service.generator], service.store)
-        async with asyncio.TaskGroup() as group:
+        async with open_extensions(house.server()) as house.extensions, asyncio.TaskGroup() as group:
+            house.app = house.build_app()
             keeping = group.create_task(house.records.conversations.write_until_cancelled())
             async with house.records.recording([service.generator], service.store, directory):
                 try:

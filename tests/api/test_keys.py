@@ -12,7 +12,7 @@ from starlette.routing import Route, WebSocketRoute
 from tests.api.keyed import House, serving_with_keys
 
 from tailrace.access.keys import NewKey
-from tailrace.api.lifecycle import PUBLIC, build_app, build_routes
+from tailrace.api.lifecycle import PUBLIC, build_routes
 from tailrace.records.key_store import KeyStore
 from tailrace.settings import Settings
 
@@ -32,7 +32,7 @@ async def test_without_keys_no_key_is_needed(tmp_path: Path) -> None:
 def _paths(house: House) -> list[tuple[str, str]]:
     """Yield each method and path of each route, and those of WebSockets."""
     found = []
-    routes, _ = build_routes(house.service.models, house.service.durable, house.settings, house.records)
+    routes, _ = build_routes(house.service.models, house.server(), house.extensions, house.records)
     for one in routes:
         path = re.sub(r"\{[^}]*\}", "x", one.path)  # type: ignore[attr-defined]
         if isinstance(one, WebSocketRoute):
@@ -200,7 +200,7 @@ async def test_another_server_over_the_same_database_accepts_a_ticket(tmp_path: 
             ticket = (await mine.post("/v1/tickets", json={"stream_id": begun})).json()["ticket"]
         other = house.twin()
         await other.read_keys()
-        house.app = build_app(house.service.models, house.service.durable, house.settings, other)
+        house.app = house.build_app(records=other)
         async with house.client() as browser:
             followed = await browser.get(f"/v1/streams/{begun}/events?ticket={ticket}")
         other.close()
@@ -282,7 +282,7 @@ async def test_metrics_can_be_public(tmp_path: Path) -> None:
         house.key()
         async with house.client() as client:
             assert (await client.get("/metrics")).status_code == 401
-        house.app = build_app(house.service.models, house.service.durable, Settings(public_metrics=True), house.records)
+        house.app = house.build_app(Settings(public_metrics=True))
         async with house.client() as client:
             assert "tailrace_ready 1.0" in (await client.get("/metrics")).text
             assert (await client.get("/v1/models")).status_code == 401

@@ -10,7 +10,6 @@ from tests.api.keyed import House, serving_with_keys
 from tests.waiting import wait_until
 
 from tailrace.access.quota import Quota
-from tailrace.api.lifecycle import build_app
 from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import METADATA
 
@@ -85,7 +84,7 @@ async def test_another_server_that_still_accepts_the_key_cannot_add_conversation
             other = house.twin()
             await other.read_keys()
             assert (await admin.delete("/v1/admin/owners/alice")).json()["deleted"]["conversations"] == 1
-        house.app = build_app(house.service.models, house.service.durable, house.settings, other)
+        house.app = house.build_app(records=other)
         async with house.client(token) as alice:
             assert (await alice.get("/v1/conversations")).json()["data"] == []
             made = await alice.post("/v1/conversations", json={})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -23,6 +23,7 @@ from tailrace.assembly.source import find_source
 from tailrace.dialects.wire import Follow, OnStream, Operation, Wire
 from tailrace.http.wires import ServedWires
 from tailrace.models import NoProgress
+from tailrace.server import Opened, Server, open_extensions
 from tailrace.settings import Settings
 from tailrace.types import ANONYMOUS, GenerateRequest, new_stream_id
 
@@ -45,8 +46,8 @@ class OwnerEdge:
 class _House:
     """A server in this process, and its clients."""
 
-    def __init__(self, service: Service) -> None:
-        self.app = OwnerEdge(build_app(service.models, service.durable, Settings()))
+    def __init__(self, service: Service, server: Server, extensions: Sequence[Opened]) -> None:
+        self.app = OwnerEdge(build_app(service.models, server, extensions))
         self.service = service
         transport = httpx.ASGITransport(self.app)
         self.mine, self.yours, self.nobodys = (
@@ -78,7 +79,9 @@ async def _serving(directory: Path) -> AsyncIterator[_House]:
     source = await asyncio.to_thread(find_source, "scripted:tokens_per_s=200", NoProgress())
     settings = Settings(kv_tokens=4_000_000, load_s=60.0)
     async with start_service(source, settings, data_path=directory) as service:
-        yield _House(service)
+        server = Server(Settings(), service.store)
+        async with open_extensions(server) as extensions:
+            yield _House(service, server, extensions)
         for run in list(service.generator.live):
             run.cancel()
 

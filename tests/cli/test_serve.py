@@ -154,7 +154,7 @@ def test_more_context_than_the_models_window_is_refused() -> None:
 def test_every_default_is_within_its_bounds() -> None:
     for row in settings_table():
         if row.kind in (int, float):
-            assert row.least <= row.default <= row.most, row.name
+            assert row.least <= row.default <= row.limit, row.name
 
 
 def test_the_start_message_names_the_page_and_the_base_url_for_openai_clients(server: Server) -> None:

@@ -14,7 +14,6 @@ from tests.api.keyed import serving_with_keys
 from tests.api.process import Server
 from tests.http.nginx import below_a_path
 
-from tailrace.api.lifecycle import build_app
 from tailrace.settings import Settings
 
 _BODY = {"prompt": "Hi", "max_tokens": 3}
@@ -44,7 +43,7 @@ def test_the_paths_in_answers_begin_with_it(server: Server) -> None:
 async def test_the_cookie_is_for_it(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house:
         settings = Settings(root_path="/llm")
-        house.app = build_app(house.service.models, house.service.durable, settings, house.records)
+        house.app = house.build_app(settings)
         async with house.client(house.key(), origin="http://localhost") as client:
             assert "; Path=/llm/; " in (await client.post("/v1/session")).headers["set-cookie"]
 

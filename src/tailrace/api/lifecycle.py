@@ -18,7 +18,6 @@ from tailrace.api.about_routes import AboutRoutes
 from tailrace.api.access_routes import AccessRoutes
 from tailrace.api.conversation_files import ConversationFileRoutes
 from tailrace.api.conversation_routes import ConversationRoutes
-from tailrace.api.durable_routes import DurableRoutes
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
 from tailrace.api.owner_deletion import OwnerDeletion
@@ -31,15 +30,13 @@ from tailrace.assembly.models import Models
 from tailrace.assembly.service import Service, start_service
 from tailrace.assembly.source import Source
 from tailrace.dialects import native
-from tailrace.durable.durable_streams import DurableStreams
 from tailrace.errors import Draining, ModelError
 from tailrace.http.access_log import AccessLog
-from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.near_paths import NearPaths
-from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.records.service import Records, open_records
+from tailrace.server import Opened, Server, open_extensions
 from tailrace.settings import Settings
 from tailrace.transport.listening import BACKLOG, Signals, Uvicorn
 
@@ -64,29 +61,28 @@ _HEADERS = {
 
 def build_routes(
     models: Models,
-    durable: DurableStreams,
-    settings: Settings,
+    server: Server,
+    extensions: Sequence[Opened] = (),
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),
 ) -> tuple[list[BaseRoute], ServedWires]:
     """Return all routes, and the wires among them. `own_routes` come first."""
+    settings, streams, bodies = server.settings, server.streams, server.bodies
     metrics = Metrics(*(served.generator for served in models), families=settings.metric_families)
-    bodies = BodyBudget(settings)
     conversations = records.conversations if records is not None else None
-    streams = StreamActions(models.first.generator.store, settings, conversations)
-    about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path))
-    durable_routes = DurableRoutes(durable, streams, settings, bodies)
-    own: list[BaseRoute] = [*about.table(), *durable_routes.table()]
+    about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path, extensions))
+    own: list[BaseRoute] = [*about.table()]
     if records is not None:
         conversation_routes = ConversationRoutes(records.conversations, bodies, is_strict=settings.strict)
         files = ConversationFileRoutes(records.conversations, bodies)
-        owner_deletion = OwnerDeletion(records, models.first.generator.store, durable)
+        owner_deletion = OwnerDeletion(records, models.first.generator.store, extensions)
         access, usage = AccessRoutes(records, bodies, owner_deletion), UsageRoutes(records)
         sessions = SessionRoutes(records, settings.root_path)
         own += [*access.table(), *sessions.table(), *usage.table()]
         own += [*files.table(), *conversation_routes.table()]  # `export` must not match as a conversation's id
     sockets = Sockets(models, streams, settings)
     own += sockets.table()
+    own += [route for extension in extensions for route in extension.routes]
     wires = ServedWires((*own_routes, *own))
     routes = Routes(wires, models, streams, settings, bodies, conversations)
     return [*own_routes, *routes.table(), *sockets.of_wires(wires), *own], wires
@@ -94,15 +90,16 @@ def build_routes(
 
 def build_app(
     models: Models,
-    durable: DurableStreams,
-    settings: Settings,
+    server: Server,
+    extensions: Sequence[Opened] = (),
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),
     audit: AuditLog | None = None,
 ) -> ASGIApp:
     """Return the ASGI application. Without records there are no keys and no conversations, and all requests are
     anonymous. With an audit log, the generators' new streams are written to it from now on."""
-    routes, wires = build_routes(models, durable, settings, records, own_routes)
+    settings = server.settings
+    routes, wires = build_routes(models, server, extensions, records, own_routes)
     router = Router(routes, redirect_slashes=False)
     if audit is not None:
         for served in models:
@@ -119,7 +116,7 @@ def build_app(
         public=(*PUBLIC, "/metrics") if settings.public_metrics else PUBLIC,
         headers=_HEADERS,
     )
-    app = let_origins_read(edge, settings)
+    app = let_origins_read(edge, settings, [name for one in extensions for name in one.exposed_headers])
     if settings.access_log:
         app = AccessLog(app, wires)
     return NearPaths(app, wires, routes)
@@ -132,6 +129,7 @@ class RunningServer:
     app: ASGIApp
     service: Service
     records: Records
+    extensions: Sequence[Opened]
 
     def announce_drain(self) -> None:
         """Let `/readyz` answer 503; requests are still accepted."""
@@ -163,7 +161,8 @@ class RunningServer:
                 run.interrupt()
         self.service.store.flush()
         await self.records.conversations.finish()
-        self.service.durable.close()
+        for extension in self.extensions:
+            extension.drain()
 
 
 @contextlib.asynccontextmanager
@@ -195,8 +194,10 @@ async def open_server(
             ) as service,
             records.recording([served.generator for served in service.models], service.store, data_path),
         ):
-            app = build_app(service.models, service.durable, settings, records, own_routes(service), audit)
-            yield RunningServer(app, service, records)
+            server = Server(settings, service.store, records.conversations)
+            async with open_extensions(server) as extensions:
+                app = build_app(service.models, server, extensions, records, own_routes(service), audit)
+                yield RunningServer(app, service, records, extensions)
 
 
 async def serve(

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tailrace import __version__
-from tailrace.api.openapi_durable import DURABLE_TAG, durable_paths
 from tailrace.dialects import Wire, native
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.wire import SSE, Follow, Generate, OnStream, Operation, Show
 from tailrace.errors import RequestError
 from tailrace.http.wires import ServedWires
+from tailrace.server import Opened
 
 __all__ = ["document", "routes_page"]
 
@@ -119,7 +119,7 @@ _DATABASE_ROUTES = (
 )  # fmt: skip
 
 
-def document(wires: ServedWires, root_path: str = "") -> bytes:
+def document(wires: ServedWires, root_path: str = "", extensions: Sequence[Opened] = ()) -> bytes:
     """Return the document, in OpenAPI 3.1. `root_path` is the path of the server at its proxy."""
     entries = [(wire, operation) for wire in wires.all for operation in wire.operations]
     bodies = list(dict.fromkeys(operation.body for _, operation in entries if operation.body is not None))
@@ -137,7 +137,8 @@ def document(wires: ServedWires, root_path: str = "") -> bytes:
         paths.setdefault(path, {})["get"] = {"summary": summary, "operationId": name, "responses": {"200": answer}}
     for row in _DATABASE_ROUTES:
         paths.setdefault(row.path, {})[row.method] = _database_operation(row)
-    paths |= durable_paths()
+    for extension in extensions:
+        paths |= extension.paths or {}
     return to_json(
         {
             "openapi": "3.1.0",
@@ -150,7 +151,7 @@ def document(wires: ServedWires, root_path: str = "") -> bytes:
             },
             "tags": [
                 *({"name": wire.name, "description": wire.title} for wire in wires.all if wire.operations),
-                DURABLE_TAG,
+                *(extension.tag for extension in extensions if extension.tag is not None),
             ],
             **({"servers": [{"url": root_path}]} if root_path else {}),
             "paths": paths,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 from tailrace.access.keys import check_owner
 from tailrace.access.quota import NO_LIMITS
-from tailrace.dialects.durable import owned_key
-from tailrace.durable.durable_streams import DurableStreams
 from tailrace.errors import StreamError
 from tailrace.records.service import Records
+from tailrace.server import Opened
 from tailrace.streams import LogStore
 
 __all__ = ["OwnerDeletion"]
@@ -19,10 +19,10 @@ class OwnerDeletion:
     """Deletes an owner from this server and its database. On other servers, streams end with their keys, and are
     deleted after their retention; the database takes nothing about the owner from them any more."""
 
-    def __init__(self, records: Records, streams: LogStore, durable: DurableStreams) -> None:
+    def __init__(self, records: Records, streams: LogStore, extensions: Sequence[Opened]) -> None:
         self._records = records
         self._streams = streams
-        self._durable = durable
+        self._extensions = extensions
 
     async def delete(self, owner: str) -> dict[str, int]:
         """Return how many objects of each kind were deleted. After an error it can be called again, and continues.
@@ -38,12 +38,10 @@ class OwnerDeletion:
                 await self._streams.stop(owner, stream_id)
                 await self._streams.delete(owner, stream_id)
                 num_streams += 1
-        num_durable = await self._durable.perform(lambda store: store.delete_below(owned_key(owner, b"")))
-        return {
-            "streams": num_streams,
-            "durable_streams": num_durable,
-            **await self._records.forget(owner),
-        }
+        counts = {"streams": num_streams}
+        for extension in self._extensions:
+            counts.update(await extension.forget(owner))
+        return counts | await self._records.forget(owner)
 
     def _revoke(self, owner: str) -> None:
         """Blocks. Raises: StorageError, ModelError."""

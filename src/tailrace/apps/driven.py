@@ -20,7 +20,7 @@ from tailrace.apps.process import BootError
 from tailrace.serve.boot import Failed
 from tailrace.serve.link import Channel, Link
 from tailrace.serve.running import Ordered, Started
-from tailrace.settings import Settings, checked_settings
+from tailrace.settings import checked_settings, settings_of
 from tailrace.system import eventloop
 from tailrace.system.child import begin_child
 from tailrace.transport.addresses import bind
@@ -65,7 +65,7 @@ async def _run(fd: int) -> None:
         reply(Started(f"http://{address}:{port}"))
 
     try:
-        settings = Settings(**_checked_settings(ordered.settings))
+        settings = settings_of(_checked_settings(ordered.settings))
         sock = bind(settings)
     except (ValueError, OSError) as error:
         where = f"Cannot listen on {settings.host}:{settings.port}: " if isinstance(error, OSError) else ""

@@ -14,7 +14,6 @@ from tailrace.admission import Gate
 from tailrace.assembly.models import Models
 from tailrace.assembly.served import Served
 from tailrace.assembly.source import Source
-from tailrace.durable.durable_streams import DurableStreams
 from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
 from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation.generator import Generator, Limits
@@ -41,8 +40,7 @@ class Service:
     """Everything below HTTP, for applications with their own sockets or without any."""
 
     models: Models
-    store: LogStore
-    durable: DurableStreams
+    store: Store
     num_recovered: int  # streams of an earlier process that continue
 
     @property
@@ -79,14 +77,13 @@ async def start_service(
         served[0].start(group)
         models: Models | None = None
         try:
-            durable = await _durable(store, settings)
             # Load the tokenizers while the engine loads in its own process.
             for one, model in zip(sources, served, strict=True):
                 model.generator = await _generator(one, model, store)
             models = Models(served, settings, group)
             num_recovered = await _first_start(models, settings, on_loaded)
             taking_over = group.create_task(_take_over_orphans(models, store))
-            yield Service(models, store, durable, num_recovered)
+            yield Service(models, store, num_recovered)
             taking_over.cancel()
         finally:
             if models is not None:
@@ -100,14 +97,6 @@ async def _take_over_orphans(models: Models, store: LogStore) -> None:
         await store.wait_for_orphans()
         with contextlib.suppress(StorageError):  # whatever is left is found again
             await models.recover()
-
-
-async def _durable(store: Store, settings: Settings) -> DurableStreams:
-    """Return the durable streams. Raises: ModelError if they cannot be read."""
-    try:
-        return await store.durable_streams(settings.durable_bytes)
-    except StorageError as error:
-        raise ModelError(error.message) from None
 
 
 def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from tailrace.cli.console import print_json
 from tailrace.cli.options import setting_options, warn_of_unknown_variables
-from tailrace.settings import Settings, settings_table
+from tailrace.settings import settings_of, settings_table
 
 __all__ = ["config"]
 
@@ -31,7 +31,7 @@ def config(ctx: click.Context, /, as_json: bool, changed: bool, **values: Any) -
     Accepts the flags of `tailrace serve`. Passwords in database addresses are hidden.
     """
     try:
-        Settings(**values)
+        settings_of(values)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     warn_of_unknown_variables()

@@ -12,7 +12,8 @@ import click
 from click.core import ParameterSource
 
 from tailrace.cli.console import say_error
-from tailrace.settings import Setting, settings_table
+from tailrace.extensions import Setting
+from tailrace.settings import settings_table
 from tailrace.wording import closest, did_you_mean
 
 __all__ = ["own_settings", "setting_options", "warn_of_unknown_variables"]
@@ -135,9 +136,9 @@ def _check_range(row: Setting) -> Callable[[click.Context, click.Parameter, Any]
     """Return a callback that rejects numbers out of range, NaN and infinity."""
 
     def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-        if row.kind not in (int, float) or (row.least <= value <= row.most and value < math.inf):
+        if row.kind not in (int, float) or (row.least <= value <= row.limit and value < math.inf):
             return value
-        bounds = f"from {row.least:g} to {row.most:g}" if row.most < math.inf else f"{row.least:g} or more"
+        bounds = f"from {row.least:g} to {row.limit:g}" if row.limit < math.inf else f"{row.least:g} or more"
         raise click.BadParameter(f"{value} is not {bounds}.", ctx, param)
 
     return check

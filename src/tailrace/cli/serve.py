@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from tailrace import DEFAULT_MODEL
 from tailrace.cli.console import say, say_error, show_log
 from tailrace.cli.options import own_settings, setting_options, warn_of_unknown_variables
-from tailrace.settings import Settings, settings_table
+from tailrace.settings import Settings, settings_of, settings_table
 from tailrace.system import eventloop
 
 __all__ = [
@@ -121,7 +121,7 @@ def serve(
     tailrace serve --model chat=smollm2 --model big=./model.gguf --set big.engine=llamacpp
     """
     try:
-        settings = Settings(**values)
+        settings = settings_of(values)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     warn_of_unknown_variables()

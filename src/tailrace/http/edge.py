@@ -33,7 +33,6 @@ from tailrace.access.quotas import LIMIT_HEADERS, Quotas
 from tailrace.access.requests_in_progress import RequestsInProgress
 from tailrace.access.sessions import Sessions, is_own_origin
 from tailrace.dialects import Wire, native
-from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.errors import Forbidden, MethodNotAllowed, NotFound, TailraceError, Unauthenticated
 from tailrace.http.answers import error_answer
 from tailrace.http.near_paths import nearest_path
@@ -207,8 +206,9 @@ class Edge:
         return address.is_loopback or not self._is_loopback
 
 
-def let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
-    """Add CORS for the allowed origins: answers preflight requests, and lets pages read responses, including errors."""
+def let_origins_read(app: ASGIApp, settings: Settings, exposed_headers: Iterable[str] = ()) -> ASGIApp:
+    """Add CORS for the allowed origins: answers preflight requests, and lets pages read responses, including errors,
+    with the tailrace headers and further `exposed_headers`."""
     origins = _listed(settings.allowed_origins)
     if not origins:
         return app
@@ -225,7 +225,7 @@ def let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
             "x-stream-id",
             "x-tailrace-ignored",
             *LIMIT_HEADERS,
-            *EXPOSED_HEADERS,
+            *exposed_headers,
         ],
     )
 

@@ -84,7 +84,7 @@ class Model:
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:  # Any: of each setting's type
-        known = {row.name for row in fields(Settings)}
+        known = {row.name for row in fields(Settings) if row.metadata}
         for setting in settings:
             if setting not in known:
                 raise TypeError(f"There is no setting {setting}.{did_you_mean(setting, known)}")

@@ -340,23 +340,27 @@ class Database:
         """Return (stream id, owner) of the tombstones, oldest first."""
         return [*self._select("SELECT stream_id, owner FROM expired ORDER BY row")]
 
-    def note(self, key: bytes, body: bytes) -> None:
-        """Write a record of a durable stream."""
+    def add_note(self, key: bytes, body: bytes) -> None:
+        """Write a note of an extension."""
         with self._writing() as connection:
             connection.execute("INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)", (key, body, checksum(body, key)))
 
-    def erase(self, key: bytes) -> None:
-        """Delete all records of a durable stream."""
+    def erase_notes(self, key: bytes) -> None:
+        """Delete all notes with this key."""
         with self._writing() as connection:
             connection.execute("DELETE FROM notes WHERE key = ?", (key,))
 
-    def notes(self) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """Yield row, key and body (None if damaged) of all records of durable streams, in the order of writing."""
+    def notes(self) -> Iterator[tuple[int, object, bytes | None]]:
+        """Yield row, key and body (None if damaged) of all notes, in the order of writing."""
         for row, key, body, crc in self._select("SELECT row, key, body, crc FROM notes ORDER BY row"):
             yield row, key, intact(body, crc, key) if isinstance(key, bytes) else None
 
-    def truncate_notes(self, cuts: Mapping[bytes, int]) -> None:
-        """Delete the records of durable streams from a row on. `cuts` maps keys to rows."""
+    def drop_notes(self, rows: Sequence[int]) -> None:
+        with self._writing() as connection:
+            connection.executemany("DELETE FROM notes WHERE row = ?", [(row,) for row in rows])
+
+    def cut_notes(self, cuts: Mapping[bytes, int]) -> None:
+        """Delete the notes of each key from a row on. `cuts` maps keys to rows."""
         with self._writing() as connection:
             connection.executemany("DELETE FROM notes WHERE key = ? AND row >= ?", cuts.items())
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from tailrace.durable.damage import missing_stream_error
 from tailrace.errors import IdempotencyConflict, JournalDamaged, StreamExpired
+from tailrace.streams.damage import missing_stream_error
 from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import StoreState
 from tailrace.streams.write_errors import WriteErrors

@@ -16,7 +16,6 @@ from typing import Any
 
 import msgspec
 
-from tailrace.durable.records import DurableRecord
 from tailrace.errors import JournalDamaged, ModelError
 from tailrace.types import End, Event, Payload, Prompt, Record, TextDelta
 
@@ -31,7 +30,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_fields = msgspec.msgpack.Decoder(dict[str, Any]).decode  # Any: of each field's type
 _decode_events = msgspec.msgpack.Decoder(list[Event[TextDelta]]).decode
 _decode_app_events = msgspec.msgpack.Decoder(list[TextDelta | Payload | End]).decode
-_decode_note = msgspec.msgpack.Decoder(DurableRecord).decode
 
 
 class Rows:
@@ -85,9 +83,6 @@ class Rows:
     def encode_events(self, stream_id: str, events: Sequence[Event]) -> bytes:
         return self.encrypt(_encode(events), stream_id)
 
-    def encode_note(self, key: bytes, record: DurableRecord) -> bytes:
-        return self.encrypt(_encode(record), key.hex())
-
     def read_record(self, stream_id: str, row: bytes | None) -> Record:
         try:
             fields = _decode_fields(self.open(row, stream_id))
@@ -103,13 +98,6 @@ class Rows:
             return self._decode_events(self.open(row, stream_id))
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
             raise JournalDamaged("not a list of events") from error
-
-    def read_note(self, key: bytes, row: bytes | None) -> DurableRecord:
-        try:
-            note: DurableRecord = _decode_note(self.open(row, key.hex()))
-        except msgspec.DecodeError as error:
-            raise JournalDamaged("not a record of a durable stream") from error
-        return note
 
 
 def _stored(prompt: Prompt) -> Any:  # Any: a named tuple's elements

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from tailrace.durable.records import Appended, Created, DurableRecord
 from tailrace.errors import Interrupted, JournalDamaged
 from tailrace.streams._clock import age_s, now
 from tailrace.streams._compaction import MAX_EXPIRED
@@ -16,7 +15,7 @@ from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
 from tailrace.types import End, Event, Failure, Status, Usage
 
-__all__ = ["MAX_RECOVERIES", "TOO_MANY_RECOVERIES", "Unfinished", "end_of", "finished", "notes", "unfinished"]
+__all__ = ["MAX_RECOVERIES", "TOO_MANY_RECOVERIES", "Unfinished", "end_of", "finished", "unfinished"]
 
 logger = logging.getLogger("tailrace.journal")
 
@@ -74,45 +73,6 @@ def unfinished(database: Database, rows: Rows) -> list[Unfinished]:
     if lost:
         database.drop(lost, most_expired=MAX_EXPIRED)
     return found
-
-
-def notes(database: Database, rows: Rows) -> Iterator[tuple[bytes, DurableRecord]]:
-    """Yield the records of durable streams. A stream's records are deleted from the first one on that is damaged or
-    depends on a damaged one; otherwise later appends would be read as if they followed the damage."""
-    lengths: dict[bytes, int] = {}
-    cuts: dict[bytes, int] = {}
-    for row, key, body in database.notes():
-        if key in cuts:
-            continue
-        try:
-            record = rows.read_note(key, body)
-            lengths[key] = _length(lengths, key, record)
-        except JournalDamaged:
-            end = "ends before the damage" if key in lengths else "is lost"
-            logger.error("a durable stream was damaged on disk and %s", end)
-            cuts[key] = row
-            continue
-        yield key, record
-    if cuts:
-        database.truncate_notes(cuts)
-    if not cuts.keys() <= lengths.keys():
-        database.record_damage()
-
-
-def _length(lengths: Mapping[bytes, int], key: bytes, record: DurableRecord) -> int:
-    """Return how many appends a durable stream has after a record. `lengths` has the number of each stream before the
-    record. Raises: JournalDamaged if the record depends on a lost one."""
-    if isinstance(record, Created) and record.fork is not None:
-        length = record.fork.position + bool(record.fork.part)
-        if lengths.get(record.fork.source, -1) < length:
-            raise JournalDamaged("a fork of a lost stream")
-    elif isinstance(record, Created):
-        length = 0
-    elif key in lengths:
-        length = lengths[key]
-    else:
-        raise JournalDamaged("a stream without its first record")
-    return length + bool(record.pieces) if isinstance(record, Created | Appended) else length
 
 
 def _events(rows: Rows, stream_id: str, tail: Sequence[TailRow]) -> tuple[list[Event], bool]:

@@ -14,10 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tailrace.durable.records import Dropped, DurableRecord
 from tailrace.errors import JournalDamaged, ModelError, StorageError
 from tailrace.streams import _startup_recovery as startup_recovery
 from tailrace.streams._compaction import MAX_EXPIRED, Compaction
@@ -27,6 +26,7 @@ from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import Unfinished
 from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.log import StreamLog, enqueue, without_producers
+from tailrace.streams.notes import Note
 from tailrace.streams.old_journals import LIFETIME_FACT
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event, Record
@@ -87,6 +87,7 @@ class DiskJournal:
         self._sync_s = sync_s
         self.write_errors = WriteErrors("The journal", give_up_after_s=give_up_after_s)
         self.on_end: Callable[[StreamLog], None] = lambda log: None  # called when a terminal event is committed
+        self.on_damage: Callable[[], None] = lambda: None  # called when damage was found while this server runs
         self._retry_timer: asyncio.TimerHandle | None = None
         self._is_broken = False  # a sync failed, so the journal is unusable until a restart
         self._pending: dict[StreamLog, list[Event]] = {}  # nothing follows a terminal event
@@ -277,19 +278,41 @@ class DiskJournal:
         """Return the streams that an earlier process did not finish, in the order in which they began."""
         return startup_recovery.unfinished(self._database, self._rows)
 
-    # Durable streams
+    # Notes of extensions (`notes.NoteRows`)
 
-    def note(self, key: bytes, record: DurableRecord) -> None:
-        """Commit a record of a durable stream before this returns. Raises: StorageError."""
+    def add_note(self, key: bytes, body: bytes) -> None:
+        """Commit a note before this returns. Raises: StorageError."""
         with self._write_now():
-            if isinstance(record, Dropped):
-                self._database.erase(key)
-            else:
-                self._database.note(key, self._rows.encode_note(key, record))
+            self._database.add_note(key, self._rows.encrypt(body, key.hex()))
 
-    def notes(self) -> Iterator[tuple[bytes, DurableRecord]]:
-        """Yield key and record of all changes of durable streams, in the order in which they happened."""
-        return startup_recovery.notes(self._database, self._rows)
+    def erase_notes(self, key: bytes) -> None:
+        """Raises: StorageError."""
+        with self._write_now():
+            self._database.erase_notes(key)
+
+    def notes(self) -> Iterator[Note]:
+        """Yield all notes, in the order of writing. Those with a damaged key are deleted."""
+        nobodys: list[int] = []
+        for row, key, body in self._database.notes():
+            if not isinstance(key, bytes):
+                nobodys.append(row)
+                continue
+            try:
+                yield Note(row, key, self._rows.open(body, key.hex()))
+            except JournalDamaged:
+                yield Note(row, key, None)
+        if nobodys:
+            self._database.drop_notes(nobodys)
+            self.record_damage()
+
+    def cut_notes(self, cuts: Mapping[bytes, int]) -> None:
+        """Delete the notes of each key from a row on. Raises: StorageError."""
+        self._database.cut_notes(cuts)
+
+    def record_damage(self) -> None:
+        """Store that something was lost now. Raises: StorageError."""
+        self._database.record_damage()
+        self.on_damage()
 
     # Maintenance
 

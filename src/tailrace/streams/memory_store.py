@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from tailrace.durable.durable_store import DurableStore
-from tailrace.durable.durable_streams import DurableStreams, LocalDurableStreams
 from tailrace.errors import LeaseLost
 from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import Lease
+from tailrace.streams.notes import LocalNotes
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event, Record
 
@@ -56,5 +55,5 @@ class MemoryLogStore(LocalLogStore):
     async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         return []
 
-    async def durable_streams(self, budget_bytes: int) -> DurableStreams:
-        return LocalDurableStreams(DurableStore(budget_bytes=budget_bytes))
+    async def notes_of(self, name: str) -> LocalNotes:
+        return LocalNotes(name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the library is not installed everywhere
 __all__ = ["Store", "for_apps", "open_log_store"]
 
 Store: TypeAlias = "MemoryLogStore | SqliteLogStore | RedisLogStore"
-"""A log store that has the durable streams, too."""
+"""A log store that keeps notes of extensions (`notes.py`), too: `notes_of(name)`."""
 
 
 @contextlib.asynccontextmanager

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from tailrace.durable.damage import damaged_until_s
-from tailrace.durable.durable_store import DurableStore
-from tailrace.durable.durable_streams import DurableStreams, LocalDurableStreams
 from tailrace.errors import LeaseLost
 from tailrace.streams._index import LocalLogStore, StreamIndex
+from tailrace.streams.damage import damaged_until_s
 from tailrace.streams.disk import DiskJournal
 from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import Lease
+from tailrace.streams.notes import LocalNotes
 from tailrace.streams.producer import Ender
 from tailrace.types import Event, Record
 
@@ -35,9 +34,10 @@ class SqliteLogStore(LocalLogStore):
             is_complete=journal.keeps_finished,
         )
         super().__init__(index, journal.epoch, journal.write_errors)
-        index.damaged_until_s = damaged_until_s(journal.damage_age_s(), retention_s)
         self._journal = journal
+        self._read_damage()
         journal.on_end = index.finish
+        journal.on_damage = self._read_damage
         self._has_taken_over = False
 
     async def open(self, record: Record) -> Lease:
@@ -90,12 +90,11 @@ class SqliteLogStore(LocalLogStore):
         self._journal.flush()
         return leases
 
-    async def durable_streams(self, budget_bytes: int) -> DurableStreams:
-        durable = DurableStore(budget_bytes=budget_bytes, journal=self._journal.note)
-        durable.restore(self._journal.notes())
-        until_s = damaged_until_s(self._journal.damage_age_s(), self.index.retention_s)  # reading may have found damage
-        durable.damaged_until_s = self.index.damaged_until_s = until_s
-        return LocalDurableStreams(durable)
+    async def notes_of(self, name: str) -> LocalNotes:
+        return LocalNotes(name, self._journal, lambda: self.index.damaged_until_s)
+
+    def _read_damage(self) -> None:
+        self.index.damaged_until_s = damaged_until_s(self._journal.damage_age_s(), self.index.retention_s)
 
     def close(self) -> None:
         super().close()

@@ -13,7 +13,7 @@ from typing import Any
 
 from tailrace import DEFAULT_MODEL
 from tailrace.errors import ModelError
-from tailrace.settings import Settings, checked_settings, settings_table
+from tailrace.settings import Settings, checked_settings, settings_of, settings_table
 from tailrace.streams.opening import open_log_store
 from tailrace.wording import did_you_mean
 
@@ -156,7 +156,7 @@ class ServerSpec:
         secret = {name: value for name, value in variables.items() if value is not None}
         return cls(
             first,
-            Settings(**secret | _checked(args.get("settings", {}), "settings")),
+            settings_of(secret | _checked(args.get("settings", {}), "settings")),
             tuple(f"{name}={source}" for name, source in models.items()),
             {name: _checked(one, f"model_settings.{name}", of_model=True) for name, one in own.items()},
             replicas,

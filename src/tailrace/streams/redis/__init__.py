@@ -7,8 +7,7 @@ the others take its streams over. Any server can show, stop and delete any strea
 reached, `_members.py` which servers live, `own_streams.py` which streams this one writes, `_openings.py` what becomes
 of streams whose opening failed, `_inventory.py` how a server finds out what Redis has lost, `_writer.py` how events are
 committed, `_lookup.py` how streams are found, `_follower.py` how those of other servers are followed, `_orphans.py` how
-those of dead ones are taken, `redis_store.py` puts them together. Streams that clients create have no writer of their
-own: `durable.py`.
+those of dead ones are taken, `redis_store.py` puts them together, `shared_log.py` what extensions keep.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from tailrace.streams.redis._connection import Connection
 __all__ = ["check_format"]
 
 _FORMAT = "1"  # of keys and values
-_DURABLE_FORMAT = "1"  # of the log of durable streams
+_LOG_FORMAT = "1"  # of the logs of extensions, under the name that the first of them had
 
 
 async def check_format(connection: Connection, rows: Rows) -> None:
@@ -19,11 +19,11 @@ async def check_format(connection: Connection, rows: Rows) -> None:
     """
     client, facts = connection.client, connection.keys.facts
     num_shards = str(connection.keys.num_shards)
-    own = {"format": _FORMAT, "durable": _DURABLE_FORMAT, "shards": num_shards, "sealed": rows.encrypt(b"", "sealed")}
+    own = {"format": _FORMAT, "durable": _LOG_FORMAT, "shards": num_shards, "sealed": rows.encrypt(b"", "sealed")}
     for name, value in own.items():
         await connection.ask(client.hsetnx(facts, name, value))
     kept = await connection.ask(client.hgetall(facts))
-    if (kept[b"format"].decode(), kept[b"durable"].decode()) != (_FORMAT, _DURABLE_FORMAT):
+    if (kept[b"format"].decode(), kept[b"durable"].decode()) != (_FORMAT, _LOG_FORMAT):
         raise ModelError(
             "Servers of another version of tailrace share this Redis, and keep streams in another form. Give this "
             "version its own ?prefix= in the URL of --journal."

@@ -1,6 +1,6 @@
 """How long a server waits for Redis, in seconds. docs/many-servers.md says what clients see while Redis is away.
 
-What cannot be asked now is asked again after `RETRY_S`: events, messages to other servers, changes of durable streams,
+What cannot be asked now is asked again after `RETRY_S`: events, messages to other servers, entries of shared logs,
 and what others have written. `--journal-wait-s` says for how long. Then the streams of this server end with an error,
 and it asks every `PROBE_S` whether Redis is back. New streams wait as long. What only Redis knows cannot be read
 meanwhile: a reader is refused after `COMMAND_S`, and asks again itself.

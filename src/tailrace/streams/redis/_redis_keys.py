@@ -15,12 +15,12 @@ Servers of users' apps have PREFIX:apps in place of PREFIX: they and servers of 
     PREFIX:{0}:events:ID        stream: the events. The entry LAST-0 has the events up to number LAST
     PREFIX:{0}:gone:ID          the owner of a stream that is no longer kept; NUL and a position: nobody's
     PREFIX:{0}:claim:HASH       fingerprint and stream of an idempotency key; HASH is of owner and key
-    PREFIX:{0}:durable          hash: ends of the log of durable streams and of its snapshot (`_durable_log.py`)
-    PREFIX:{0}:durable:log      list: that log
-    PREFIX:{0}:durable:tail     stream: one entry, the number of the last entry of that log
-    PREFIX:{0}:durable:turn     the server that may append to that log next, for a moment
-    PREFIX:{0}:durable:writer   the server that writes a snapshot of it, for a while
-    PREFIX:{0}:durable:new:NAME list: the snapshot that a server writes
+    PREFIX:{0}:LOG              hash: ends of the log of an extension, such as `durable`, and of its snapshot
+    PREFIX:{0}:LOG:log          list: that log (`shared_log.py`)
+    PREFIX:{0}:LOG:tail         stream: one entry, the number of the last entry of that log
+    PREFIX:{0}:LOG:turn         the server that may append to that log next, for a moment
+    PREFIX:{0}:LOG:writer       the server that writes a snapshot of it, for a while
+    PREFIX:{0}:LOG:new:NAME     list: the snapshot that a server writes
 
 When a stream has ended, its events move from `events` into one field of `stream`.
 """
@@ -100,8 +100,8 @@ class Keys:
         digest = hashlib.sha256(f"{len(owner)}:{owner}{key}".encode()).hexdigest()
         return self._of_shard(self.shard_of(digest), f"claim:{digest}")
 
-    def durable(self, name: str = "") -> str:
-        return self._of_shard(0, f"durable:{name}" if name else "durable")
+    def shared_log(self, name: str, part: str) -> str:
+        return self._of_shard(0, f"{name}:{part}" if part else name)
 
     @property
     def all_streams(self) -> str:

@@ -29,8 +29,8 @@ from tailrace.streams.redis._openings import Openings
 from tailrace.streams.redis._orphans import Orphans
 from tailrace.streams.redis._patience import CLOSE_S
 from tailrace.streams.redis._writer import Writer
-from tailrace.streams.redis.durable import SharedDurableStreams
 from tailrace.streams.redis.own_streams import OwnStreams
+from tailrace.streams.redis.shared_log import RedisSharedLog
 from tailrace.types import Claim, Event, Failure, Record, Status
 
 __all__ = ["RedisLogStore", "open_redis"]
@@ -91,7 +91,8 @@ class RedisLogStore:
         self._openings = Openings(connection, self._members, self._own)
         self._orphans = Orphans(connection, self._members, rows, self._own, retention_s=retention_s)
         self._inventory = Inventory(self._members, self._finished, self._own, store=self._store)
-        self._durable = SharedDurableStreams(connection, rows, give_up_after_s=give_up_after_s)
+        self._give_up_after_s = give_up_after_s
+        self._shared_logs: dict[str, RedisSharedLog] = {}  # of extensions, by their names
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
         self._is_due = asyncio.Event()  # to look after streams
@@ -244,13 +245,16 @@ class RedisLogStore:
     async def streams_of(self, owner: str) -> list[str]:
         return await self._lookup.streams_of(owner)
 
-    async def durable_streams(self, budget_bytes: int) -> SharedDurableStreams:
-        try:
-            if budget_bytes:
-                await self._durable.load(budget_bytes)
-        except StorageError as error:
-            raise start_error(error) from None
-        return self._durable
+    async def notes_of(self, name: str) -> RedisSharedLog:
+        if name not in self._shared_logs:
+            log = RedisSharedLog(name, self._connection, self._rows, give_up_after_s=self._give_up_after_s)
+            self._shared_logs[name] = log
+            self._follow_shared_log(log)
+            await self._followers.of_shard(0).wake()
+        return self._shared_logs[name]
+
+    def _follow_shared_log(self, log: RedisSharedLog) -> None:
+        self._followers.of_shard(0).follow(log.tail_key, "0-0", log.take)
 
     # Streams of dead servers
 
@@ -297,12 +301,14 @@ class RedisLogStore:
 
     def _follow_inboxes(self) -> None:
         self._followers.begin(self.epoch, self._messages.take, self._on_lost_connection)
-        self._followers.of_shard(0).follow(self._durable.log.tail_key, "0-0", self._durable.take)
+        for log in self._shared_logs.values():
+            self._follow_shared_log(log)
 
     def _on_lost_connection(self) -> None:
         """A read failed that waits all the time: Redis may have been restarted, or another one may take its place."""
         self._inventory.is_due = True
-        self._durable.on_failure()
+        for log in self._shared_logs.values():
+            log.on_failure()
 
     async def run(self) -> None:
         """Write, follow and tidy up until cancelled."""
@@ -311,7 +317,6 @@ class RedisLogStore:
             group.create_task(self._members.run(self._on_tick, self._on_declared_dead))
             group.create_task(self._messages.run())
             group.create_task(self._finished.run())
-            group.create_task(self._durable.run())
             group.create_task(self._followers.run())
             group.create_task(self._look_after_streams())
 
@@ -333,7 +338,8 @@ class RedisLogStore:
         self._messages.keep_readers(self._members.alive)
         if self._members.was_missing:
             self._mirrors.join_again()
-        self._durable.on_tick()
+        for log in self._shared_logs.values():
+            log.on_tick()
         self._is_due.set()
 
     async def _look_after_streams(self) -> None:

@@ -1,0 +1,138 @@
+"""What authors of extensions need (docs/extending.md): the routes, the records and the streams of a server.
+
+An extension is opened when the models are loaded, and closed when the server stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pkgutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from starlette.routing import BaseRoute
+
+from tailrace.access.principal import owner_of, principal_of
+from tailrace.dialects.bodies import JsonBody, require_plain_utf8
+from tailrace.dialects.native import event_json
+from tailrace.dialects.queries import read_query
+from tailrace.dialects.wire import HEARTBEAT
+from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError
+from tailrace.extensions import Extension, installed_extensions
+from tailrace.http.answers import STREAM_HEADERS, client_disconnected
+from tailrace.http.body_budget import BodyBudget
+from tailrace.http.stream_actions import KeptLonger, StreamActions
+from tailrace.settings import Settings
+from tailrace.streams import Reader, StreamLog
+from tailrace.streams.damage import missing_stream_error
+from tailrace.streams.notes import Answer, Entry, EntryId, LoadedLog, LocalNotes, LogListener, Note, SharedLog
+from tailrace.streams.opening import Store
+from tailrace.system.follower import Follower
+from tailrace.text.templates import is_deeper
+from tailrace.wording import in_one_line
+
+__all__ = [
+    "HEARTBEAT",
+    "SHUTTING_DOWN",
+    "STREAM_HEADERS",
+    "Answer",
+    "Entry",
+    "EntryId",
+    "Follower",
+    "LoadedLog",
+    "LocalNotes",
+    "LogListener",
+    "Note",
+    "Opened",
+    "Options",
+    "Reader",
+    "Server",
+    "SharedLog",
+    "StreamLog",
+    "client_disconnected",
+    "event_json",
+    "is_deeper",
+    "missing_stream_error",
+    "open_extensions",
+    "owner_of",
+    "principal_of",
+    "read_query",
+    "require_plain_utf8",
+]
+
+logger = logging.getLogger("tailrace.plugins")
+
+Options: TypeAlias = Mapping[str, Any]  # Any: of each setting's type
+"""The values of an extension's settings, by name."""
+
+
+class Server:
+    """What the routes of a server share.
+
+    `bodies` limits the memory for request bodies; `streams` finds the streams of models; `notes_of` returns what an
+    extension keeps in the log store: a `SharedLog` where servers share one, else `LocalNotes`.
+    """
+
+    def __init__(self, settings: Settings, store: Store, kept_longer: KeptLonger | None = None) -> None:
+        self.settings = settings
+        self.bodies = BodyBudget(settings)
+        self.streams = StreamActions(store, settings, kept_longer)
+        self.store = store
+
+    async def notes_of(self, name: str) -> LocalNotes | SharedLog:
+        """Raises: StorageError."""
+        return await self.store.notes_of(name)
+
+
+async def _forget_nothing(owner: str) -> Mapping[str, int]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What an extension adds to a running server.
+
+    `routes` come after those of the server and of its wires. `paths` and `tag` describe them in the OpenAPI document.
+    `exposed_headers` are those of answers that pages of other origins may read. `forget` deletes what an owner has and
+    returns how much of each kind. `drain` is called when the server stops, before its connections are closed.
+    """
+
+    routes: Sequence[BaseRoute] = ()
+    paths: JsonBody | None = None
+    tag: JsonBody | None = None
+    exposed_headers: Sequence[str] = ()
+    forget: Callable[[str], Awaitable[Mapping[str, int]]] = _forget_nothing
+    drain: Callable[[], None] = lambda: None
+
+
+Open: TypeAlias = Callable[[Server, Options], AbstractAsyncContextManager[Opened]]
+
+
+@contextlib.asynccontextmanager
+async def open_extensions(server: Server) -> AsyncIterator[list[Opened]]:
+    """Open all extensions. One that fails is left out, with a line in the log.
+
+    Raises: ModelError if an extension raises it, or StorageError: the server cannot start.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        opened = []
+        for extension in installed_extensions().values():
+            try:
+                opened.append(await stack.enter_async_context(_open(extension, server)))
+            except StorageError as error:
+                raise ModelError(error.message) from None
+            except ModelError:
+                raise
+            except Exception as error:  # extensions may raise anything
+                logger.warning("The extension %s is left out: %s.", extension.name, in_one_line(error))
+                logger.debug("%s could not be opened", extension.opens, exc_info=error)
+        yield opened
+
+
+def _open(extension: Extension, server: Server) -> AbstractAsyncContextManager[Opened]:
+    function: Open = pkgutil.resolve_name(extension.opens)
+    given = server.settings.of_extensions
+    return function(server, {row.name: given.get(row.name, row.default) for row in extension.settings})

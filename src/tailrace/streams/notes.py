@@ -1,0 +1,163 @@
+"""What extensions keep in the log store: notes on one machine, or a log that all servers of a Redis append to.
+
+Each extension has its own, by its name. Neither knows what the bytes mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+__all__ = ["Answer", "Entry", "EntryId", "LoadedLog", "LocalNotes", "LogListener", "Note", "NoteRows", "SharedLog"]
+
+_NAMED = b"\1"  # begins the keys of every extension, except
+_WITHOUT_NAME = "durable"  # which was the only one in earlier versions; its keys begin otherwise
+
+
+class Note(NamedTuple):
+    """A note that was read."""
+
+    row: int  # rows grow in the order of writing
+    key: bytes
+    body: bytes | None  # None: damaged
+
+
+class NoteRows(Protocol):
+    """The file that has the notes of all extensions (`streams/disk.py`)."""
+
+    def add_note(self, key: bytes, body: bytes) -> None: ...
+    def erase_notes(self, key: bytes) -> None: ...
+    def notes(self) -> Iterator[Note]: ...
+    def cut_notes(self, cuts: Mapping[bytes, int]) -> None: ...
+    def record_damage(self) -> None: ...
+
+
+class LocalNotes:
+    """The notes of one extension on this machine, in the order of writing. Without a file, nothing is kept.
+
+    A note is committed when `add` returns. Methods that write raise StorageError, and JournalFull if the disk is full.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rows: NoteRows | None = None,
+        damaged_until_s: Callable[[], float] = lambda: -math.inf,
+    ) -> None:
+        self._rows = rows
+        self._damaged_until_s = damaged_until_s
+        self._prefix = b"" if name == _WITHOUT_NAME else b"%b%b\0" % (_NAMED, name.encode())
+
+    def read(self) -> Iterator[Note]:
+        """Raises: StorageError."""
+        for row, key, body in self._rows.notes() if self._rows is not None else ():
+            if key.startswith(self._prefix) and (self._prefix or not key.startswith(_NAMED)):
+                yield Note(row, key.removeprefix(self._prefix), body)
+
+    def add(self, key: bytes, body: bytes) -> None:
+        if self._rows is not None:
+            self._rows.add_note(self._prefix + key, body)
+
+    def erase(self, key: bytes) -> None:
+        """Delete all notes with this key."""
+        if self._rows is not None:
+            self._rows.erase_notes(self._prefix + key)
+
+    def cut(self, cuts: Mapping[bytes, int]) -> None:
+        """Delete the notes of each key from a row on, since a damaged one may not be followed by others."""
+        if self._rows is not None:
+            self._rows.cut_notes({self._prefix + key: row for key, row in cuts.items()})
+
+    def record_damage(self) -> None:
+        """Keep that something was lost now."""
+        if self._rows is not None:
+            self._rows.record_damage()
+
+    @property
+    def damaged_until_s(self) -> float:
+        """Until when (monotonic) something that is missing may have been lost by damage. Read first."""
+        return self._damaged_until_s()
+
+
+class EntryId(NamedTuple):
+    """The number of an entry, and its random token. The default stands for the start of the log."""
+
+    number: int = 0
+    token: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry to append, or one that was read. `SharedLog.body` decodes it."""
+
+    entry_id: EntryId
+    row: bytes = b""  # token and body; empty: nothing to append
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an append."""
+
+    is_known: bool  # whether the log has the last entry of the server; else only `last` is set
+    is_appended: bool
+    last: EntryId  # of the log
+    entries: Sequence[Entry]  # that the server lacks, or the first of them
+    needs_snapshot: bool  # whether the entries behind the snapshot take too much room
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedLog:
+    """The bodies of the snapshot and of all entries after it, and the ids of the last entries, which have numbers
+    without gaps."""
+
+    bodies: Sequence[bytes]
+    ids: Sequence[EntryId]
+
+
+class LogListener(Protocol):
+    """What a server wants to know of a shared log. Methods return at once."""
+
+    def on_appended(self, number: int) -> None:
+        """A server has appended entries; `number` is that of the last one."""
+
+    def on_failure(self) -> None:
+        """Redis did not answer. It may come back with less than it had."""
+
+    def on_tick(self) -> None:
+        """Some seconds have passed: look for what was appended and not heard of."""
+
+
+class SharedLog(Protocol):
+    """A log that all servers of a Redis append to, in one order: a server can append only after the last entry that it
+    has read. Methods that wait raise StorageError.
+
+    The log begins with a snapshot, in parts; entries follow it.
+    """
+
+    give_up_after_s: float  # how long a call should be repeated while Redis is away: `--journal-wait-s`
+
+    def listen(self, listener: LogListener) -> None:
+        """Set the only listener."""
+
+    def entry(self, after: EntryId, body: bytes) -> Entry:
+        """Make the entry that follows another one. Without a body there is nothing to append."""
+
+    def body(self, entry: Entry) -> bytes:
+        """Return the body of an entry. Raises: JournalDamaged."""
+
+    async def append(self, after: EntryId, entry: Entry, *, asks_for_turn: bool) -> Answer:
+        """Append an entry if the log ends with `after`. Without a row only learn whether it does. `asks_for_turn`: for
+        a second, the other servers let this one be the next to append.
+
+        The same call may be repeated: an entry is not appended twice.
+        """
+
+    async def load(self) -> LoadedLog:
+        """Raises: JournalDamaged, too."""
+
+    async def replace(self, ids: Sequence[EntryId], parts: Iterable[bytes], *, lost: EntryId | None = None) -> bool:
+        """Replace the entries up to the last one of `ids` by a snapshot. If the log has lost that entry, `lost` is its
+        last one. Returns whether that was possible: otherwise the log has changed meanwhile, or another server writes a
+        snapshot."""
