@@ -19,9 +19,10 @@ from msgspec import inspect
 from ollama._types import ChatRequest, GenerateRequest, Options
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from tailrace.dialects import anthropic, native, ollama, openai, responses, tgi, triton
+from tailrace.dialects import anthropic, embeddings, native, ollama, openai, responses, tgi, triton
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.fields import SamplingFields
 from tailrace_plugins.articles import cumulative
@@ -238,6 +239,14 @@ def _triton(verb: str) -> list[Api]:
 
 
 APIS = [
+    Api(
+        "OpenAI",
+        "POST /v1/embeddings",
+        {"input": "Hi"},
+        fields_of(embeddings.EmbeddingsBody) | set(EmbeddingParams.__annotations__),
+        {"dimensions": 3, "encoding_format": "base64", "input": ["Ho"], "model": "other", "user": "me"},
+        moot={"model": "the routes choose the model"},
+    ),
     Api(
         "tailrace",
         "POST /v1/streams",

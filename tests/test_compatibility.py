@@ -26,7 +26,7 @@ from tests.dialects.transcripts import facts
 from tailrace.dialects import GenerateCall, StreamFacts, Wire, websocket
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.shapes import path_of
-from tailrace.dialects.wire import Follow, Generate, OnStream, Operation, Reply, Show
+from tailrace.dialects.wire import Follow, Generate, MakeVectors, OnStream, Operation, Reply, Show, VectorCall
 from tailrace.engines.openvino.engine import PARAMETERS
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.http.wires import ServedWires, is_meant
@@ -89,6 +89,10 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
             if isinstance(call, Reply):
                 return _Meant(replace(call, ignored=()), None, (*map(path_of, call.ignored), *unknown))
             return _Meant(call, None, unknown)
+        case MakeVectors(parse_vectors):
+            vectors = parse_vectors(wanted)
+            assert isinstance(vectors, VectorCall)
+            return _Meant((vectors.request, vectors.view), None, (*map(path_of, vectors.ignored), *unknown))
         case Follow(parse_following):
             return _Meant(parse_following(wanted), None, unknown)
         case OnStream(find):

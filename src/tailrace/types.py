@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+import sys
 import typing
+from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
@@ -52,12 +54,16 @@ __all__ = [
     "Segment",
     "Spent",
     "Status",
+    "Task",
     "TemplateValue",
     "TextDelta",
     "TextSegment",
     "ToolCall",
     "TopLogprobs",
     "Usage",
+    "VectorForm",
+    "VectorRequest",
+    "Vectors",
     "event_id",
     "ids_of",
     "is_stream_id",
@@ -80,6 +86,7 @@ Status: TypeAlias = Literal["done", "error", "cancelled", "interrupted"]
 # How a stream continued after its engine was lost. "replayed": it ran again, and all tokens of its log were generated
 # again. "continued": a token differed, so generation continued after the tokens of the log.
 Continuity: TypeAlias = Literal["replayed", "continued"]
+Task: TypeAlias = Literal["generate", "embed", "rank"]  # what a model does: text, vectors of texts, scores of pairs
 TemplateValue: TypeAlias = bool | int | float | str | None  # a variable of a chat template
 
 
@@ -258,6 +265,46 @@ class GenerateRequest(KeptFields, frozen=True):
     truncate: int | None = None  # use only this many tokens at the end of the prompt
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     linger_s: float | None = None  # None: the server's default
+
+
+class VectorForm(msgspec.Struct, frozen=True, array_like=True):
+    """The form of an embedding."""
+
+    is_normalized: bool = True  # of length 1
+    num_dimensions: int = 0  # the first ones of the model's; 0: all
+
+
+class VectorRequest(KeptFields, frozen=True):
+    """A client's request for embeddings, or for the scores of pairs, the same for all wires. Nothing of it is kept.
+
+    With a `query`, each input is a document, and what is asked is how well it fits the query.
+    """
+
+    model: str | None = None
+    inputs: tuple[str | tuple[int, ...], ...] = ()  # texts or token ids
+    query: str | None = None
+    form: VectorForm = VectorForm()
+    truncate: Literal["", "start", "end"] = ""  # which side of an input that is too long is left out; "": refuse it
+
+    @property
+    def task(self) -> Task:
+        return "embed" if self.query is None else "rank"
+
+
+class Vectors(NamedTuple):
+    """What a model makes of the inputs of a `VectorRequest`, in their order."""
+
+    vectors: tuple[bytes, ...]  # float32, little-endian: embeddings, or one score each
+    num_tokens: tuple[int, ...]  # of each input, with the model's own
+    loading_s: float  # from the request to the engine
+    total_s: float
+
+    def numbers(self, index: int) -> array[float]:
+        """Return one vector as numbers."""
+        found = array("f", self.vectors[index])
+        if sys.byteorder == "big":
+            found.byteswap()
+        return found
 
 
 @dataclass(frozen=True, slots=True)

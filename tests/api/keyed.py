@@ -103,8 +103,8 @@ class OpenSocket:
 
 
 @contextlib.asynccontextmanager
-async def serving_with_keys(directory: Path) -> AsyncIterator[House]:
-    source = await asyncio.to_thread(find_source, "scripted:tokens_per_s=200", NoProgress())
+async def serving_with_keys(directory: Path, model: str = "scripted:tokens_per_s=200") -> AsyncIterator[House]:
+    source = await asyncio.to_thread(find_source, model, NoProgress())
     settings = Settings(kv_tokens=4_000_000, load_s=60.0)
     async with start_service(source, settings, data_path=directory) as service:
         house = House(service, f"sqlite:///{directory / 'records.sqlite'}")

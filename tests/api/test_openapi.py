@@ -37,12 +37,18 @@ def examples(document: Document) -> Iterator[tuple[str, str, Any]]:
                 yield method, path, content["example"]
 
 
+_OF_OTHER_MODELS = ("/v1/embeddings",)  # than the scripted one
+
+
 def test_every_example_works_when_pasted(server: Server, document: Document) -> None:
     made = httpx.post(server.url + "/v1/conversations", json={}, trust_env=False).json()
     names = {"model": "scripted", "version": "1", "conversation_id": made["id"], "path": "talks/1"}
     for method, path, example in examples(document):
         filled = re.sub(r"\{([a-z_]+)\}", lambda match: names[match[1]], path)
         answer = httpx.request(method, server.url + filled, json=example, timeout=LONG_S)
+        if path in _OF_OTHER_MODELS:
+            assert answer.json()["error"]["code"] == "unsupported_operation"
+            continue
         assert answer.status_code in (200, 201, 204), (method, path, answer.text)
         assert answer.text or path == "/v1/durable/{path}"
 

@@ -15,7 +15,7 @@ from tailrace.dialects.wire import Following, Reply
 from tailrace.engines.scripted.engine import tokenizer_json
 from tailrace.errors import UnknownStream
 from tailrace.text import ChatFacts, Tokenizer
-from tailrace.types import Event, GenerateRequest, Message, Sampling
+from tailrace.types import Event, GenerateRequest, Message, Sampling, Task
 from tailrace_plugins.articles import plain
 
 __all__ = [
@@ -61,6 +61,9 @@ class FakeServer:
     max_total_tokens: int = 4096
     max_requests: int = 128
     max_prompts: int = 64
+    task: Task = "generate"
+    num_dimensions: int = 0
+    max_inputs: int = 2048
     tool_format: str = "hermes"
     describes_tools: bool = False
     prompt_template: str = ""

@@ -189,7 +189,9 @@ def test_unreadable_json_is_a_model_error() -> None:
             Tokenizer.from_json(broken)
 
 
-@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##", "cleanup": True}])
+@pytest.mark.parametrize(
+    "decoder", [None, {"type": "CTC", "pad_token": "-", "word_delimiter_token": "+", "cleanup": True}]
+)
 def test_decoders_without_true_bytes_are_refused(decoder: object, byte_level_json: str) -> None:
     spec = json.loads(byte_level_json)
     spec["decoder"] = decoder

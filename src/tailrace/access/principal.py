@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec.structs import replace
 from starlette.types import Scope
 
 from tailrace.errors import Forbidden
 from tailrace.transport.addresses import network_of
-from tailrace.types import ANONYMOUS, Arrival, GenerateRequest
+from tailrace.types import ANONYMOUS, Arrival, GenerateRequest, VectorRequest
 
 __all__ = [
     "PRINCIPAL", "Principal", "arrival_of", "caller_of", "owner_of", "principal_of", "sent_by",
 ]  # fmt: skip
+
+RequestT = TypeVar("RequestT", GenerateRequest, VectorRequest)
 
 PRINCIPAL = "tailrace_principal"  # the key of the principal in an ASGI scope
 
@@ -96,7 +99,7 @@ def arrival_of(scope: Scope, *, wire: str, model: str) -> Arrival:
     return Arrival(model, wire, principal.owner, principal.key_id)
 
 
-def sent_by(scope: Scope, request: GenerateRequest, *, wire: str, model: str) -> GenerateRequest:
+def sent_by(scope: Scope, request: RequestT, *, wire: str, model: str) -> RequestT:
     """Return the request with its model, caller, owner, key and wire."""
     principal = principal_of(scope)
     return replace(

@@ -30,7 +30,7 @@ from tailrace.assembly.models import Models
 from tailrace.assembly.service import Service, start_service
 from tailrace.assembly.source import Source
 from tailrace.dialects import native
-from tailrace.errors import Draining, ModelError
+from tailrace.errors import SHUTTING_DOWN, Draining, ModelError
 from tailrace.http.access_log import AccessLog
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.near_paths import NearPaths
@@ -159,6 +159,8 @@ class RunningServer:
                 run.hand_over(Draining(_HANDED_OVER, retry_after_s=_DRAIN_RETRY_S))
             else:
                 run.interrupt()
+        for vectors in [run for generator in generators for run in generator.vector_runs]:
+            vectors.fail(Draining(SHUTTING_DOWN, retry_after_s=_DRAIN_RETRY_S))
         self.service.store.flush()
         await self.records.conversations.finish()
         for extension in self.extensions:

@@ -13,7 +13,7 @@ import msgspec
 from tailrace import __version__
 from tailrace.dialects import Wire, native
 from tailrace.dialects.bodies import JsonBody, to_json
-from tailrace.dialects.wire import SSE, Follow, Generate, OnStream, Operation, Show
+from tailrace.dialects.wire import SSE, Follow, Generate, MakeVectors, OnStream, Operation, Show
 from tailrace.errors import RequestError
 from tailrace.http.wires import ServedWires
 from tailrace.server import Opened
@@ -242,7 +242,7 @@ def _responses(wire: Wire, operation: Operation) -> JsonBody:
             kinds = {"application/json": any_json, **stream, **lines}
         case Follow():
             kinds = stream
-        case OnStream():
+        case OnStream() | MakeVectors():
             kinds = {"application/json": any_json}
         case Show():
             kinds = {"application/json": any_json, "text/plain": {"schema": {"type": "string"}}, **lines}
@@ -252,6 +252,8 @@ def _responses(wire: Wire, operation: Operation) -> JsonBody:
     responses = {"200": content(kinds, "Success."), "4XX": content(refusal, "Refused, with the reason.")}
     responses["503"] = content(refusal, "Not available now. Retry-After says when to try again.")
     responses["504"] = content(refusal, "The engine made no progress.")
+    if isinstance(operation.act, MakeVectors):
+        responses["500"] = content(refusal, "The engine failed.")
     if isinstance(operation.act, Generate):
         responses["201"] = content({"application/json": any_json}, "The stream was created.") | {"links": _links()}
         responses["200"]["links"] = _links()

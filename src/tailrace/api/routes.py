@@ -34,6 +34,7 @@ from tailrace.dialects.wire import (
     Follow,
     Following,
     Generate,
+    MakeVectors,
     OnStream,
     Operation,
     Reply,
@@ -53,20 +54,21 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.generation import Generator
-from tailrace.http.answers import JsonAnswer, WholeAnswer, WithHeaders
+from tailrace.http.answers import JsonAnswer, WholeAnswer, WithHeaders, unless_left
 from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.http.stream_actions import StreamActions, id_header
 from tailrace.http.wires import ServedWires, is_meant
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
-from tailrace.types import Claim, GenerateRequest
+from tailrace.types import Claim, GenerateRequest, Task
 
 __all__ = ["Routes", "route"]
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _SLOW_AT_ONCE = 2  # operations in threads; more wait
 _SLOW_WAITING = 32
+_INLINE_BYTES = 65_536  # of vectors, written as JSON in a few milliseconds
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
@@ -135,6 +137,8 @@ class Routes:
             match operation.act:
                 case Generate() as act:
                     answer = await self._generate(wire, act, request, parsed, meant)
+                case MakeVectors() as act:
+                    answer = await self._make_vectors(wire, act, request, parsed, meant)
                 case Follow(parse):
                     answer = await self._follow(owner_of(request.scope), parse(parsed))
                 case OnStream(find, verb):
@@ -171,7 +175,7 @@ class Routes:
             model = body.get("model")
             if isinstance(model, str) and is_own_address(model, request.headers.get("host", "")):
                 body["model"] = "default"  # Hugging Face's client sends the server's URL if it has no model name
-        first, *others = self._models.names
+        first, *others = sorted(self._models.names, key=lambda one: one.task != _task_of(operation))
         running = partial(running_streams, self._models, owner_of(request.scope))
         parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
         meant = wire.find_model(parsed)
@@ -186,6 +190,32 @@ class Routes:
         if reply.retry_after_s is not None:
             headers["retry-after"] = f"{reply.retry_after_s:.0f}"
         return Response(reply.body, reply.status, headers, reply.media_type)
+
+    async def _make_vectors(
+        self, wire: Wire, act: MakeVectors, request: Request, parsed: ParsedRequest, meant: NamedModel | None
+    ) -> ASGIApp:
+        named = meant or self._models.names[0]
+        served = named.served
+        with served.arriving(arrival_of(request.scope, wire=wire.name, model=named.model)):
+            if meant is None:
+                raise self._models.unknown()
+            served.generator.check_task(act.task)
+            call = act.parse(parsed)
+            if isinstance(call, Reply):
+                return self._reply(call)
+            ignored = ignored_header(call.ignored, is_strict=self._settings.strict)
+            if not served.is_loaded:
+                await self._models.load(served)
+            try:
+                run = await served.embedder.begin(
+                    sent_by(request.scope, call.request, wire=wire.name, model=named.model)
+                )
+            except RequestError as error:
+                raise with_wire_names(error, wire, parsed) from None
+        vectors = await unless_left(request.receive, run.result())
+        is_long = sum(map(len, vectors.vectors)) > _INLINE_BYTES
+        body = await asyncio.to_thread(call.view.encode, vectors) if is_long else call.view.encode(vectors)
+        return JsonAnswer(body, headers=ignored)
 
     # Streams
 
@@ -306,12 +336,16 @@ class Routes:
 def _action_of(operation: Operation) -> str:
     """Return the scope that a key needs for an operation."""
     match operation.act:
-        case Generate():
+        case Generate() | MakeVectors():
             return "generate"
         case OnStream(_, verb):
             return "read" if verb == "show" else "generate"
         case Follow() | Show():
             return "read"
+
+
+def _task_of(operation: Operation) -> Task:
+    return operation.act.task if isinstance(operation.act, MakeVectors) else "generate"
 
 
 class _Endpoint:

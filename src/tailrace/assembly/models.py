@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from tailrace.assembly.served import NamedModel, Served
 from tailrace.errors import AdmissionError, EngineLost, KeyRevoked, QueueFull, TailraceError, UnknownModel
+from tailrace.generation.run import Run
+from tailrace.generation.vector_run import VectorRun
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import means_any_model
@@ -68,8 +70,9 @@ class Models:
     def end_streams_of(self, key_id: str) -> None:
         """End the streams that a revoked key has begun."""
         for served in self:
-            for run in list(served.generator.live):
-                if run.log.record.key_id == key_id:
+            every: list[Run | VectorRun] = [*served.generator.live, *served.generator.vector_runs]
+            for run in every:
+                if run.record.key_id == key_id:
                     run.fail(KeyRevoked("The key that began this stream was revoked."))
 
     def of(self, log: StreamLog) -> Served:

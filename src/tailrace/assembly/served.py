@@ -13,13 +13,14 @@ from tailrace.engines.certificate import Verdict, read_certificate, subject
 from tailrace.engines.kinds import find_kind
 from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineLost, TailraceError
+from tailrace.generation.embedder import Embedder
 from tailrace.generation.generator import Generator
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.models.places import data_path
 from tailrace.settings import Settings
 from tailrace.system.child import resident_bytes
 from tailrace.text import ChatFacts
-from tailrace.types import Arrival
+from tailrace.types import Arrival, Task
 
 __all__ = ["NamedModel", "Served"]
 
@@ -27,9 +28,10 @@ _PROCESS_BYTES = 64 * 2**20  # estimate of a worker's memory without its engine'
 
 
 class Served:
-    """One model of the server, loaded or not. `generator` is set before the first request."""
+    """One model of the server, loaded or not. `generator` and `embedder` are set before the first request."""
 
     generator: Generator
+    embedder: Embedder
 
     def __init__(
         self, model: str, spec: EngineSpec, settings: Settings, sampling: Mapping[str, float], *, memory_bytes: int = 0
@@ -139,6 +141,18 @@ class NamedModel:
     @property
     def generator(self) -> Generator:
         return self.served.generator
+
+    @property
+    def task(self) -> Task:
+        return self.generator.task
+
+    @property
+    def num_dimensions(self) -> int:
+        return self.served.embedder.num_dimensions
+
+    @property
+    def max_inputs(self) -> int:
+        return self.generator.limits.max_inputs
 
     @property
     def default_max_tokens(self) -> int:

@@ -16,6 +16,7 @@ from tailrace.assembly.served import Served
 from tailrace.assembly.source import Source
 from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
 from tailrace.errors import EngineLost, ModelError, StorageError
+from tailrace.generation.embedder import Embedder
 from tailrace.generation.generator import Generator, Limits
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.models import ModelCard
@@ -80,6 +81,9 @@ async def start_service(
             # Load the tokenizers while the engine loads in its own process.
             for one, model in zip(sources, served, strict=True):
                 model.generator = await _generator(one, model, store)
+                model.embedder = Embedder(
+                    model.generator, num_dimensions=one.card.num_dimensions, may_shorten=one.card.may_shorten
+                )
             models = Models(served, settings, group)
             num_recovered = await _first_start(models, settings, on_loaded)
             taking_over = group.create_task(_take_over_orphans(models, store))
@@ -187,6 +191,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
     return EngineSpec(
         engine=source.engine,
         path=source.address or str(source.card.path),
+        task=source.card.task,
         context_tokens=settings.context_tokens or source.card.context_tokens,
         kv_tokens=settings.kv_tokens,
         max_sequences=settings.max_sequences,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tailrace.text import ChatFacts
-from tailrace.types import GenerateRequest, Message, PromptProgress, Record
+from tailrace.types import GenerateRequest, Message, PromptProgress, Record, Task
 
 __all__ = ["ServerFacts", "StreamFacts", "TokenVocabulary", "capabilities_of"]
 
@@ -108,6 +108,18 @@ class ServerFacts(Protocol):
         """The parameters that the model's makers recommend and the engine supports, by their names in `Sampling`."""
 
     @property
+    def task(self) -> Task:
+        """What the model does."""
+
+    @property
+    def num_dimensions(self) -> int:
+        """Of its embeddings; 0 if it makes none."""
+
+    @property
+    def max_inputs(self) -> int:
+        """The largest number of inputs in one request for vectors."""
+
+    @property
     def max_requests(self) -> int: ...
     @property
     def max_prompts(self) -> int:
@@ -126,6 +138,8 @@ class ServerFacts(Protocol):
 
 
 def capabilities_of(server: ServerFacts) -> list[str]:
-    """Return what the model can do, in Ollama's words: completion, tools, thinking."""
+    """Return what the model can do, in Ollama's words: completion, tools, thinking, embedding; and rerank."""
+    if server.task != "generate":
+        return ["embedding" if server.task == "embed" else "rerank"]
     has = {"completion": True, "tools": bool(server.chat.call_format), "thinking": server.chat.splits_reasoning}
     return [name for name, is_there in has.items() if is_there]

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tailrace.conversations.items import messages_of
-from tailrace.dialects.answers import no_embeddings
+from tailrace.dialects import embeddings
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
 from tailrace.dialects.facts import ServerFacts
@@ -369,7 +369,7 @@ WIRE = Wire(
         ),
         Operation("GET", "/v1/models", Show(list_models), "List the models.", query=("client_version",)),
         Operation("GET", "/v1/models/{name:path}", Show(show_model), "Show a model."),
-        no_embeddings("/v1/embeddings"),
+        embeddings.OPERATION,
         Operation("GET", "/version", Show(show_version), "The version of the server, as on vLLM."),
     ),
     encode_error=encode_error,

@@ -6,6 +6,7 @@ document), and names an action. The server runs the actions equally for all wire
 - `Generate` begins a stream, and answers with its events or with the whole answer;
 - `Follow` answers with the events of an existing stream after a position;
 - `OnStream` shows an existing stream, and cancels or deletes it before, depending on the verb;
+- `MakeVectors` answers with embeddings, or with scores of pairs;
 - `Show` answers from facts about the server.
 """
 
@@ -41,7 +42,10 @@ from tailrace.types import (
     GenerateRequest,
     PromptProgress,
     Released,
+    Task,
     TextDelta,
+    VectorRequest,
+    Vectors,
     means_any_model,
 )
 
@@ -56,12 +60,15 @@ __all__ = [
     "Following",
     "Generate",
     "GenerateCall",
+    "MakeVectors",
     "OnStream",
     "Operation",
     "ParsedRequest",
     "Reply",
     "Show",
     "SocketChat",
+    "VectorCall",
+    "VectorView",
     "View",
     "Wire",
     "conformity_json",
@@ -162,6 +169,13 @@ class View(Presentation, Protocol):
     def open(self, facts: StreamFacts) -> Encoder: ...
 
 
+class VectorView(Protocol):
+    """How vectors are encoded."""
+
+    def encode(self, vectors: Vectors) -> bytes:
+        """Return the body of the answer. It may take long, and is called in a thread if there are many vectors."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
     """A request before its wire interprets it."""
@@ -226,6 +240,23 @@ class Generate:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorCall:
+    """A parsed request for vectors, and how to encode them."""
+
+    request: VectorRequest
+    view: VectorView
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MakeVectors:
+    """A request that names no model gets the first one with this task."""
+
+    parse: Callable[[ParsedRequest], VectorCall | Reply]
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
 class Follow:
     parse: Callable[[ParsedRequest], Following]
 
@@ -258,7 +289,7 @@ class Operation:
 
     method: Literal["GET", "POST", "DELETE"]
     path: str  # with {names}, as in OpenAPI
-    act: Generate | Follow | OnStream | Show
+    act: Generate | MakeVectors | Follow | OnStream | Show
     summary: str
     body: type[msgspec.Struct] | None = None
     check: Callable[[Mapping[str, str]], None] = require_json  # checks the headers before the body is read

@@ -13,7 +13,16 @@ import msgspec
 
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import SequenceFailed
-from tailrace.types import FinishReason, PromptLogprob, Sampling, Segment, TopLogprobs, ids_of, num_tokens_of
+from tailrace.types import (
+    FinishReason,
+    PromptLogprob,
+    Sampling,
+    Segment,
+    TopLogprobs,
+    VectorForm,
+    ids_of,
+    num_tokens_of,
+)
 
 __all__ = [
     "ALL_EXCLUDED",
@@ -50,14 +59,19 @@ class Capabilities:
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """One generation to run. `sampling.seed` and `sampling.max_tokens` are always set."""
+    """One generation to run. `sampling.seed` and `sampling.max_tokens` are always set.
+
+    A model that embeds or ranks gets sequences with `vector` instead: it reads the prompt, and answers with one delta.
+    The prompt of a pair has two segments.
+    """
 
     sequence_id: int
     segments: tuple[Segment, ...]  # of the prompt
-    sampling: Sampling
+    sampling: Sampling = Sampling()
     # Of a replay: in which steps to compute it. Engines that never set `Delta.is_alone` may ignore it.
     schedule: Schedule = FREE
     adapter: str = ""  # the name of one of `EngineSpec.adapters`
+    vector: VectorForm | None = None  # what to give of an embedding; without effect on scores
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -98,6 +112,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_cached_tokens: int | None = None
     # On the first delta of a sequence, if requested: for each token of the prompt but the first.
     prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    vector: bytes = b""  # of a sequence that asks for one: float32, little-endian
 
 
 class Prefill(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -66,6 +66,7 @@ class Kind:
     text: str  # a description for people
     formats: tuple[str, ...]  # of model cards
     cls: str  # module:class, called with the `EngineSpec` in the worker; its module may import the library
+    vector_cls: str = ""  # the same, for models that embed or rank; "": the engine runs none
     packages: tuple[str, ...] = ()  # that must be importable
     extra: str = ""  # the pip extra that installs them; "" if tailrace depends on them
     settings: tuple[str, ...] = ()  # the supported ones among the settings that not every engine has
@@ -102,6 +103,8 @@ class Kind:
         """Return why the engine cannot run this model, or "". Does not check whether it is installed."""
         if card.format not in self.formats:
             return f"it runs {listed(_PLURALS[name] for name in self.formats)}, but this is {_FORMATS[card.format]}"
+        if card.task != "generate" and not self.vector_cls:
+            return "it only generates text, and this model does not"
         return self.refuses(card)
 
 
@@ -131,6 +134,7 @@ KINDS = {
             formats=("gguf", "openvino", "huggingface"),
             packages=("openvino",),
             cls="tailrace.engines.openvino.engine:OpenVINOEngine",
+            vector_cls="tailrace.engines.openvino.encoder_engine:EncoderEngine",
             settings=(
                 *_COMPUTING_SETTINGS,
                 "adapter",
@@ -313,7 +317,7 @@ def load_engine(spec: EngineSpec) -> Engine:
     """
     kind = find_kind(spec.engine) or _named(spec.engine)
     _require(kind)
-    module, _, name = kind.cls.partition(":")
+    module, _, name = (kind.cls if spec.task == "generate" else kind.vector_cls).partition(":")
     engine: Engine = getattr(import_module(module), name)(spec)
     return engine
 

@@ -12,6 +12,7 @@ import msgspec
 
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.system.frames import framed
+from tailrace.types import Task
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -29,7 +30,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -40,6 +41,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
     engine: str
     path: str = ""
+    task: Task = "generate"
     context_tokens: int = 8192
     kv_tokens: int = 65_536
     max_sequences: int = 64

@@ -24,6 +24,7 @@ from tailrace.errors import (
     EngineLost,
     RequestError,
     StorageError,
+    UnsupportedOperation,
     UnsupportedParameter,
 )
 from tailrace.generation.blame import Blame
@@ -33,6 +34,7 @@ from tailrace.generation.observers import Meter, Observers, Times
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
+from tailrace.generation.vector_run import VectorRun
 from tailrace.schemas import PORTABLE
 from tailrace.schemas.answer_check import AnswerCheck
 from tailrace.streams import Lease, LogStore, StreamLog
@@ -45,6 +47,8 @@ from tailrace.types import (
     Record,
     Sampling,
     Segment,
+    Task,
+    VectorForm,
     kind_of,
     new_stream_id,
 )
@@ -52,6 +56,9 @@ from tailrace.types import (
 __all__ = ["Generator", "Limits"]
 
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
+_TASKS: dict[Task, str] = {
+    "generate": "write text", "embed": "make embeddings", "rank": "rank documents",
+}  # fmt: skip
 _CANNOT_CONTINUE = "The engine that runs now cannot continue this stream."
 # Parameters that tailrace implements for every engine.
 _DEFAULTS = Sampling()
@@ -71,6 +78,8 @@ class Limits:
     queue_s: float = 60.0
     linger_s: float = 60.0
     recover_s: float = 120.0  # how long streams wait for the next engine
+    max_inputs: int = 2048  # of a request for vectors, as on OpenAI's API
+    max_input_tokens: int = 300_000  # of all its inputs, as there
 
 
 @functools.cache  # of the few sets that engines have
@@ -100,6 +109,7 @@ class Generator:
         self.gate = gate
         self.limits = limits
         self.live: dict[Run, None] = {}  # streams without a terminal event, in order
+        self.vector_runs: dict[VectorRun, None] = {}  # requests for vectors in progress, in order
         self.observers = Observers()
         self.meter: Meter | None = None  # None: usage is not limited
         self.is_unloaded = False  # the next request loads the engine
@@ -139,7 +149,8 @@ class Generator:
     @property
     def is_busy(self) -> bool:
         """Whether any request waits, runs, or is still on the engine."""
-        return bool(self.live or self.gate.num_running or self.gate.num_waiting or self.recovery.is_trying)
+        is_used = self.live or self.vector_runs or self.gate.num_running or self.gate.num_waiting
+        return bool(is_used or self.recovery.is_trying)
 
     @property
     def num_restarts(self) -> int:
@@ -201,7 +212,7 @@ class Generator:
         self._blame.check(record)
         is_slowed = self._blame.is_slowed(request.caller)
         self.used_s = time.monotonic()
-        with self._reserved(record):
+        with self.reserved(record):
             return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
 
     def _with_bad_words(self, request: GenerateRequest) -> GenerateRequest:
@@ -242,8 +253,8 @@ class Generator:
                 return run
 
     @contextlib.contextmanager
-    def _reserved(self, record: Record) -> Iterator[None]:
-        """Reserve the largest possible usage of a stream. If the stream is not opened, release it again.
+    def reserved(self, record: Record) -> Iterator[None]:
+        """Reserve the largest possible usage of a request. If it does not begin within this context, release it again.
 
         Raises: AdmissionError, RequestError, StorageError.
         """
@@ -283,8 +294,8 @@ class Generator:
         return sum(run.end is None for run in self.live)
 
     async def wait_idle(self) -> None:
-        """Return when all streams have ended."""
-        while self.live:
+        """Return when all streams and requests for vectors have ended."""
+        while self.live or self.vector_runs:
             self._stream_ended.clear()
             await self._stream_ended.wait()
 
@@ -331,13 +342,16 @@ class Generator:
                 capacity_sequences=capabilities.max_sequences,
                 block_tokens=capabilities.block_tokens,
             )
+            for run in list(self.vector_runs):
+                run.resume()
 
     def _give_up(self) -> None:
         """There was no engine for too long: end all streams."""
         self._give_up_timer = None
         self._has_given_up = True
         self.recovery.abandon()
-        for run in list(self.live):
+        every: list[Run | VectorRun] = [*self.live, *self.vector_runs]
+        for run in every:
             run.fail(EngineLost("The engine was lost, and did not come back in time."))
 
     def _stop_give_up_timer(self) -> None:
@@ -353,10 +367,49 @@ class Generator:
     def on_end(self, run: Run) -> None:
         """A stream has its terminal event, or another server has taken it over."""
         self.live.pop(run, None)
+        self._note_end()
+
+    def start_vectors(self, record: Record, form: VectorForm, times: Times) -> VectorRun:
+        """Start a request for vectors. Its caller awaits the result at once.
+
+        Raises: AdmissionError, RequestError, EngineLost, StorageError; then it has not begun.
+        """
+        with self.reserved(record):
+            self.gate.check(VectorRun.demand(record), 0, 1, owner=record.owner)
+        run = VectorRun(
+            record,
+            form,
+            times,
+            gate=self.gate,
+            engine=self._supervisor,
+            new_sequence_id=self.new_sequence_id,
+            observers=self.observers,
+            on_end=self._on_vectors_end,
+        )
+        self.vector_runs[run] = None
+        self.observers.on_begun(record)
+        run.enter(queue_s=self.limits.queue_s)
+        return run
+
+    def _on_vectors_end(self, run: VectorRun) -> None:
+        del self.vector_runs[run]
+        self._note_end()
+
+    def _note_end(self) -> None:
         self.used_s = time.monotonic()
         self._stream_ended.set()
 
+    @property
+    def task(self) -> Task:
+        return self._supervisor.spec.task
+
+    def check_task(self, task: Task) -> None:
+        """Raises: UnsupportedOperation if the model does something else."""
+        if task != self.task:
+            raise UnsupportedOperation(f"This model cannot {_TASKS[task]}. It can {_TASKS[self.task]}.", param="model")
+
     def _check(self, request: GenerateRequest) -> None:
+        self.check_task("generate")
         sampling = request.sampling
         for name in self.unsupported(sampling):
             raise UnsupportedParameter(f"This engine does not support {name}.", param=name)

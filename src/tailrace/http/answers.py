@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Iterable, Mapping
-from typing import Generic, assert_never
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Generic, TypeVar, assert_never
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.dialects import Encoder, Wire
 from tailrace.dialects.wire import CumulativeEncoder, Presentation, failure_of
-from tailrace.errors import TailraceError
+from tailrace.errors import Cancelled, TailraceError
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import ContentT, End, Released
 
@@ -27,6 +27,7 @@ __all__ = [
     "WithHeaders",
     "client_disconnected",
     "error_answer",
+    "unless_left",
 ]
 
 STREAM_HEADERS = {
@@ -35,6 +36,8 @@ STREAM_HEADERS = {
     "x-content-type-options": "nosniff",
 }
 
+
+T = TypeVar("T")
 
 ANSWERED = "tailrace_answered"  # in a scope: a list for the StreamLog that answers the request, if somebody wants it
 _WRITE_BYTES = 64 * 2**10  # about how much is encoded per write, and waits for a slow socket
@@ -80,6 +83,21 @@ async def client_disconnected(receive: Receive) -> None:
     """Return when the client has disconnected. ASGI servers report this only to a pending `receive`."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def unless_left(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of the work. If the client leaves first, the work is cancelled. Raises: Cancelled then."""
+    working = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(client_disconnected(receive))
+    try:
+        await asyncio.wait((working, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Cancelled("The client has left.")
+        return working.result()
+    finally:
+        for task in (working, watcher):
+            task.cancel()
+        await asyncio.wait((working, watcher))
 
 
 class StreamAnswer(Generic[ContentT]):

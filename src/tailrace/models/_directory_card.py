@@ -13,6 +13,7 @@ import msgspec
 
 from tailrace.errors import ModelError
 from tailrace.models._tokenizer import tokenizer_json
+from tailrace.models._vector_facts import VectorFacts, read_vector_facts
 from tailrace.models._vocabulary import CONTROL, NORMAL, Vocabulary, parse_merges
 from tailrace.models.card import ModelCard, recommended
 from tailrace.models.pre_tokenizers import GPT2
@@ -99,6 +100,8 @@ def read(path: Path, name: str) -> ModelCard:
     starts = config.add_bos_token
     model = _decode(path / "config.json", _Config)
     generation = _decode(path / "generation_config.json", _GenerationConfig)
+    vectors = read_vector_facts(path) or VectorFacts("generate")
+    context_tokens = _context_tokens(path, config)
     return ModelCard(
         name=name,
         path=path,
@@ -109,12 +112,16 @@ def read(path: Path, name: str) -> ModelCard:
         eos_token=eos_token,
         add_bos=bool(bos_token) and (_puts_first(tokenizer.post_processor, bos_token) if starts is None else starts),
         eos_token_ids=_ends(path, generation, tokenizer, eos_token),
-        context_tokens=_context_tokens(path, config),
+        context_tokens=min(context_tokens, vectors.most_tokens or context_tokens),
         architecture=model.model_type,
         quantized_by=model.quantization_config.quant_method if model.quantization_config else "",
         num_parameters=num_parameters,
         weight_bytes=weight_bytes,
         sampling=recommended(msgspec.structs.asdict(generation)),
+        task=vectors.task,
+        pooling=vectors.pooling,
+        num_dimensions=vectors.num_dimensions,
+        may_shorten=vectors.may_shorten,
     )
 
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
-__all__ = ["ModelCard", "recommended"]
+from tailrace.types import Task
+
+__all__ = ["ModelCard", "Pooling", "recommended"]
+
+# How the vectors of a text's tokens become one: their mean, or that of the first or the last token.
+Pooling: TypeAlias = Literal["mean", "first", "last"]
 
 # What a model's makers may recommend, by the names in `Sampling`, with the ranges in which it is used.
 _RANGES = {
@@ -54,3 +59,7 @@ class ModelCard:
     num_parameters: int = 0  # 0: unknown
     weight_bytes: int = 0
     sampling: Mapping[str, float] = field(default_factory=dict)  # recommended by its makers, by the names in `Sampling`
+    task: Task = "generate"
+    pooling: Pooling = "mean"  # of a model that embeds
+    num_dimensions: int = 0  # of its embeddings
+    may_shorten: bool = False  # whether the first dimensions of an embedding are one, too

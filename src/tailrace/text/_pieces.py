@@ -70,6 +70,9 @@ def piece_bytes(token: str, decoder: list[Step], *, added: bool) -> bytes:
                 token = token.replace(step["replacement"], " ")
             case "Replace" if "String" in step["pattern"]:
                 token = token.replace(step["pattern"]["String"], step["content"])
+            case "WordPiece":
+                prefix = step["prefix"]
+                token = token[len(prefix) :] if token.startswith(prefix) else f" {token}"
             case "Fuse" | "Strip":
                 pass
             case unknown:

@@ -37,6 +37,8 @@ class Tokenizer:
     special_ids: frozenset[int]
     control_tokens: dict[str, int]  # id of every special token, by its text
     bos_ids: tuple[int, ...]  # tokens that the post-processor puts before a text, often none
+    ends: tuple[int, ...]  # tokens that it puts behind a text, often none
+    between: tuple[int, ...]  # of a pair of texts; `bos_ids` come before the first one, and `ends` behind the second
     vocab_size: int  # highest id plus one
     max_piece_bytes: int
 
@@ -53,7 +55,8 @@ class Tokenizer:
         self._plain.encode_special_tokens = True
         self._read_vocabulary(spec)
         self._name_control_tokens()
-        self.bos_ids = self._find_bos()
+        self.bos_ids, self.ends = self._find_frame()
+        self.between = self._find_between()
 
     @classmethod
     def from_json(cls, tokenizer_json: str) -> Tokenizer:
@@ -114,14 +117,21 @@ class Tokenizer:
             texts[i] = self.pieces[i].decode()
         return texts
 
-    def _find_bos(self) -> tuple[int, ...]:
-        """Return the tokens that the post-processor adds before a text. It may also add tokens after it."""
+    def _find_frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens that the post-processor adds before a text, and behind it."""
         bare = self._special.encode("a", add_special_tokens=False).ids
         full = self._special.encode("a", add_special_tokens=True).ids
         for start in range(len(full) - len(bare) + 1):
             if full[start : start + len(bare)] == bare:
-                return tuple(full[:start])
-        return ()
+                return tuple(full[:start]), tuple(full[start + len(bare) :])
+        return (), ()
+
+    def _find_between(self) -> tuple[int, ...]:
+        """Return the tokens that the post-processor adds between the texts of a pair."""
+        bare = self._special.encode("a", add_special_tokens=False).ids
+        full = self._special.encode("a", "a", add_special_tokens=True).ids
+        start = len(self.bos_ids) + len(bare)
+        return tuple(full[start : len(full) - len(bare) - len(self.ends)])
 
     def segments(self, text: str, *, bos: bool) -> tuple[Segment, ...]:
         """Return a text as a prompt. `bos` and errors as for `encode`."""
@@ -140,6 +150,18 @@ class Tokenizer:
         if bos and tuple(ids[: len(self.bos_ids)]) != self.bos_ids:
             return [*self.bos_ids, *ids]
         return ids
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode(..., special=True)` of each text. The library uses all processors.
+
+        Raises: RequestError for text with lone surrogates.
+        """
+        for text in texts:
+            utf8_bytes(text)
+        encodings: Sequence[tokenizers.Encoding] = self._special.encode_batch_fast(
+            list(texts), add_special_tokens=False
+        )
+        return [encoding.ids for encoding in encodings]
 
     def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
         """Encode a text whose control tokens are given as ids. All strings are plain text.

@@ -24,7 +24,7 @@ from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 from tailrace.models.card import ModelCard
 
-__all__ = ["load_runner", "say"]
+__all__ = ["device_of", "load_runner", "say"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Read:
 def load_runner(spec: EngineSpec, card: ModelCard, meanwhile: Callable[[int], object] = lambda _: None) -> Runner:
     """Load a model and run a first step. `meanwhile` gets the size of the vocabulary while the library compiles, for
     which it does not need the interpreter's lock. Raises: ModelError; the library's RuntimeError."""
-    device = _device(spec.device)
+    device = device_of(spec.device)
     with ExitStack() as stack:
         cache = Path(spec.cache_path or stack.enter_context(scratch_directory("tailrace-prepared-")))
         read = _read(spec, card, cache)
@@ -89,7 +89,7 @@ def _options(spec: EngineSpec) -> dict[str, Any]:  # Any: as the library has it
     return options
 
 
-def _device(name: str) -> str:
+def device_of(name: str) -> str:
     """Return a device by the library's name. Raises: ModelError if this machine does not have it."""
     if not name:
         return "CPU"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+from tailrace.engines.openvino.encoder_families import ARCHITECTURES as ENCODERS
+from tailrace.engines.openvino.encoder_families import read_encoder
 from tailrace.engines.openvino.families import ARCHITECTURES, GGUF_ARCHITECTURES, read_decoder
 from tailrace.engines.processor import has_eight_bit_products, processor_flags
 from tailrace.engines.protocol import EngineSpec
@@ -42,12 +44,17 @@ def why_not(card: ModelCard) -> str:
 
 
 def _why_not_directory(card: ModelCard) -> str:
-    if card.architecture not in ARCHITECTURES:
-        return f"it runs models of the types {listed(ARCHITECTURES)}, not {card.architecture}"
+    known = ARCHITECTURES if card.task == "generate" else ENCODERS
+    if card.architecture not in known:
+        return f"it runs models of the types {listed(known)}, not {card.architecture}"
     if card.quantized_by:
         return f"its weights are quantised by {card.quantized_by}"
     try:
-        read_decoder(json.loads((card.path / "config.json").read_text()), card.context_tokens)
+        config = json.loads((card.path / "config.json").read_text())
+        if card.task == "generate":
+            read_decoder(config, card.context_tokens)
+        else:
+            read_encoder(config, card.task)
     except (ModelError, OSError, ValueError) as error:
         return str(error).rstrip(".")
     return ""
@@ -84,6 +91,8 @@ def weight_bytes(card: ModelCard, bits: int = 0) -> int:
     """Return an estimate of the weights that a step reads. `bits` are those of `EngineSpec.weight_bits`."""
     if card.format == "openvino":
         return card.weight_bytes
+    if card.task != "generate":
+        return card.num_parameters * 4
     types = set(card.tensor_types) - {"F32", "F16", "BF16"}
     has_four_bits = bool(types) and types <= FOUR_BITS | {"Q6_K", "Q8_0"} and least_bits(card.weight_bytes) == 4
     if has_four_bits and not bits:
@@ -94,6 +103,8 @@ def weight_bytes(card: ModelCard, bits: int = 0) -> int:
 def memory_bytes(card: ModelCard, spec: EngineSpec) -> int:
     """Return an estimate of the engine's memory without keys and values."""
     weights = packed = weight_bytes(card, spec.weight_bits)
+    if card.task != "generate":
+        return 2 * weights + _OTHER_BYTES  # the library keeps a second copy, in the form of its kernels
     if spec.weight_bits == 16:
         weights, packed = round(card.num_parameters * _KEPT_BYTES), card.num_parameters * 2
     num_forms = (1 + has_lone_form(spec, packed)) * (1 + has_plain_form(spec, packed))

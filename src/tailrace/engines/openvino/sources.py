@@ -20,7 +20,7 @@ from tailrace.models._gguf_card import read_parts
 from tailrace.models.gguf_header import GgufTensor
 from tailrace.models.safetensors import read_head, weight_files
 
-__all__ = ["Raw", "TensorSource", "open_source"]
+__all__ = ["Raw", "TensorSource", "open_source", "tensors_of"]
 
 _DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 # Source of the names: gguf's constants, and transformers' models.
@@ -180,10 +180,7 @@ class _HuggingFace:
 
     def __init__(self, path: Path, context_tokens: int) -> None:
         config = json.loads((path / "config.json").read_text())
-        tensors: dict[str, Raw] = {}
-        for file in weight_files(path):
-            tensors |= _of_safetensors(file)
-        self._found = _Found(tensors)
+        self._found = _Found(tensors_of(path))
         self.decoder = read_decoder(config, context_tokens)
         self._is_tied = bool(config.get("tie_word_embeddings", config.get("model_type") == "gemma3_text"))
         self._fused = _Fused(self.decoder)
@@ -212,10 +209,17 @@ class _HuggingFace:
         return [name for name in self._found.unused() if not name.endswith("rotary_emb.inv_freq")]
 
 
+def tensors_of(path: Path) -> dict[str, Raw]:
+    """Return the tensors of a Hugging Face directory by name. Raises: ModelError; OSError."""
+    return {name: raw for file in weight_files(path) for name, raw in _of_safetensors(file).items()}
+
+
 def _of_safetensors(file: Path) -> dict[str, Raw]:
     tensors, start = read_head(file)
     found = {}
     for name, tensor in tensors.items():
+        if name.endswith("position_ids"):  # 0, 1, 2 …
+            continue
         if tensor.dtype not in _DTYPES:
             raise ModelError(f"OpenVINO does not run models with {tensor.dtype} tensors, as {name} in {file.name}.")
         *rows, columns = tensor.shape or [1]

@@ -1,0 +1,97 @@
+"""Turns the inputs of embeddings and rankings into segments: tokenises them, adds the model's own tokens, checks
+lengths."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tailrace.errors import ContextLengthExceeded, RequestError
+from tailrace.text import Tokenizer
+from tailrace.types import Prompt, Segment, VectorRequest, num_tokens_of
+
+__all__ = ["InputEncoder"]
+
+_INLINE_CHARACTERS = 8_192  # tokenised on the event loop in about 2 ms; more are tokenised in a thread
+
+
+class InputEncoder:
+    """Encodes the inputs of one model that embeds or ranks."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def encode(self, request: VectorRequest, limit_tokens: int) -> tuple[Prompt, ...]:
+        """Return the inputs as segments; a pair has two. Long texts are encoded in a thread.
+
+        Raises: ContextLengthExceeded for an input of more than `limit_tokens`, unless it may be cut; RequestError.
+        """
+        texts = [one for one in (request.query, *request.inputs) if isinstance(one, str)]
+        if any("\0" in text for text in texts):
+            raise RequestError("Text must not contain NUL characters.", param="input")
+        if sum(map(len, texts)) + len(texts) <= _INLINE_CHARACTERS:
+            return self._encode(request, texts, limit_tokens)
+        return await asyncio.to_thread(self._encode, request, texts, limit_tokens)
+
+    def _encode(self, request: VectorRequest, texts: list[str], limit_tokens: int) -> tuple[Prompt, ...]:
+        encoded = iter(self._tokenizer.encode_all(texts))
+        query = next(encoded) if request.query is not None else None
+        prompts = []
+        for index, given in enumerate(request.inputs):
+            ids = next(encoded) if isinstance(given, str) else self._checked(given)
+            segments = (
+                self._single(ids, limit_tokens, request.truncate)
+                if query is None
+                else self._pair(query, ids, limit_tokens, request.truncate)
+            )
+            num_tokens = num_tokens_of(segments)
+            if num_tokens > limit_tokens:
+                raise _too_long(num_tokens, limit_tokens, index if len(request.inputs) > 1 else None)
+            prompts.append(Prompt(given if isinstance(given, str) else "", segments))
+        return tuple(prompts)
+
+    def _checked(self, given: tuple[int, ...]) -> list[int]:
+        """Return token ids without the model's own tokens around them. Raises: RequestError."""
+        if not all(0 <= token_id < self._tokenizer.vocab_size for token_id in given):
+            raise RequestError(
+                "The input has a token id that the model does not have. Send texts, or ids of this model's tokenizer.",
+                param="input",
+            )
+        before, behind = self._tokenizer.bos_ids, self._tokenizer.ends
+        is_framed = given[: len(before)] == before and given[len(given) - len(behind) :] == behind
+        return list(given[len(before) : len(given) - len(behind)] if is_framed else given)
+
+    def _single(self, ids: list[int], limit_tokens: int, truncate: str) -> tuple[Segment, ...]:
+        before, behind = self._tokenizer.bos_ids, self._tokenizer.ends
+        return ((*before, *_cut(ids, limit_tokens - len(before) - len(behind), truncate), *behind),)
+
+    def _pair(self, query: list[int], document: list[int], limit_tokens: int, truncate: str) -> tuple[Segment, ...]:
+        before, between, behind = self._tokenizer.bos_ids, self._tokenizer.between, self._tokenizer.ends
+        room = limit_tokens - len(before) - len(between) - len(behind)
+        if truncate and len(query) + len(document) > room:
+            query_room, document_room = _shares(len(query), len(document), room)
+            query, document = _cut(query, query_room, truncate), _cut(document, document_room, truncate)
+        return (*before, *query, *between), (*document, *behind)
+
+
+def _cut(ids: list[int], room: int, truncate: str) -> list[int]:
+    if not truncate or len(ids) <= room:
+        return ids
+    return ids[len(ids) - room :] if truncate == "start" else ids[:room]
+
+
+def _shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens of each text of a pair are kept: the longer one is cut until both are equally long.
+
+    Source: `LongestFirst` of the library tokenizers, which models of this kind were trained with.
+    """
+    shorter = min(first, second, room // 2)
+    longer = min(max(first, second), room - shorter)
+    return (shorter, longer) if first <= second else (longer, shorter)
+
+
+def _too_long(num_tokens: int, limit_tokens: int, index: int | None) -> ContextLengthExceeded:
+    error = ContextLengthExceeded(num_tokens, limit_tokens)
+    error.param = "input"
+    if index is not None:
+        error.message = f"Input {index}, counted from 0: {error.message}"
+    return error
