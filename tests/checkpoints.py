@@ -1,10 +1,11 @@
-"""Models as Hugging Face directories: a tiny one, the default one converted from its GGUF file, and the default one
-with the chat template of a reasoning model."""
+"""Models as Hugging Face directories: a tiny one, the default one converted from its GGUF file; and the
+default one with the chat template of a reasoning model, or with tokens for infill."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -121,9 +122,29 @@ _THINKING = (
 )
 
 
+# Tokens of the default model, which texts do not have, and what they are called here.
+_INFILL = {"<reponame>": "<fim_prefix>", "<gh_stars>": "<fim_suffix>", "<issue_start>": "<fim_middle>"}
+
+
 @pytest.fixture(scope="session")
 def smollm2_thinking() -> Path:
     """Return the default model with a chat template that has reasoning markers. Made once, in five seconds."""
+    return _changed("thinking", "tokenizer.chat_template", lambda _: _THINKING, _THINKING)
+
+
+@pytest.fixture(scope="session")
+def smollm2_infill() -> Path:
+    """Return the default model whose tokens have the names of those for infill. Its answers make no sense. Made once,
+    in five seconds."""
+
+    def renamed(tokens: list[str]) -> list[str]:
+        return [_INFILL.get(token, token) for token in tokens]
+
+    return _changed("infill", "tokenizer.ggml.tokens", renamed, str(_INFILL))
+
+
+def _changed(name: str, key: str, change: Callable[[Any], Any], made_by: str) -> Path:
+    """Return the default model with another value for a key of its file. `made_by` is different for each change."""
     import gguf
     from gguf.scripts import gguf_new_metadata
 
@@ -131,16 +152,17 @@ def smollm2_thinking() -> Path:
         source = fetch(CATALOGUE["smollm2"], NoProgress())
     except ModelError as error:
         skip_missing("smollm2", error.message)
-    path = cache_path() / "tests" / f"smollm2-thinking-{crc32(_THINKING.encode()):08x}.gguf"
+    path = cache_path() / "tests" / f"smollm2-{name}-{crc32(made_by.encode()):08x}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as directory:
             making = Path(directory) / path.name
             writer = gguf.GGUFWriter(making, arch="llama", endianess=gguf.GGUFEndian.LITTLE)
-            template = gguf_new_metadata.MetadataDetails(gguf.GGUFValueType.STRING, _THINKING)
-            gguf_new_metadata.copy_with_new_metadata(
-                gguf.GGUFReader(source), writer, {gguf.Keys.Tokenizer.CHAT_TEMPLATE: template}, []
-            )
+            reader = gguf.GGUFReader(source)
+            field = reader.fields[key]
+            sub_type = field.types[-1] if len(field.types) > 1 else None
+            value = gguf_new_metadata.MetadataDetails(field.types[0], change(field.contents()), sub_type=sub_type)
+            gguf_new_metadata.copy_with_new_metadata(reader, writer, {key: value}, [])
             making.rename(path)
     return path
 

@@ -26,6 +26,7 @@ from tailrace.dialects import anthropic, embeddings, native, ollama, openai, res
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.fields import SamplingFields
 from tailrace_plugins.articles import cumulative
+from tailrace_plugins.llama_server import wire as llama_server
 
 __all__ = ["ANY", "APIS", "Api", "Value", "fields_of"]
 
@@ -154,6 +155,13 @@ _ANTHROPIC_COMPANIONS: dict[str, JsonBody] = {
 _ANTHROPIC_FIELDS = {*MessageParams.__annotations__, *BetaMessageParams.__annotations__} - {"betas", "output_config"}
 _IN_CONFIG = {f"output_config.{name}" for name in OutputConfigParam.__annotations__}
 
+_LLAMA_SAMPLES: dict[str, Value] = _SAMPLING | {
+    "cache_prompt": False, "grammar": "root ::= x", "id_slot": 2, "image_data": [1], "input_extra": [{"text": "x"}],
+    "input_prefix": "b", "input_suffix": "y", "lora": [1], "min_keep": 1, "mirostat": 1, "multimodal_data": ["x"],
+    "n_cache_reuse": 1, "n_discard": 1, "n_indent": 1, "n_keep": 1, "n_probs": 1, "prompt": "c",
+    "response_fields": ["content"], "return_tokens": True, "samplers": ["top_k"], "t_max_predict_ms": 5,
+    "t_max_prompt_ms": 5, "timings_per_token": True,
+}  # fmt: skip
 _OLLAMA_SAMPLES: dict[str, Value] = {
     "context": [1, 2], "format": "json", "images": ["aGk="], "logprobs": True, "messages": [_OTHER_USER],
     "model": "other", "prompt": "Ho", "raw": True, "shift": True, "stream": False, "suffix": "x", "system": "Be kind.",
@@ -308,7 +316,15 @@ APIS = [
         "POST /v1/completions",
         {"prompt": "Hi"},
         {*CompletionParams.__annotations__, *_VLLM, *openai.WIRE.unused} | fields_of(openai.CompletionBody),
-        _SAMPLING | {"echo": True, "logprobs": 2, "prompt": ["Ho", "Ha"], "best_of": 2},
+        _SAMPLING | {"echo": True, "logprobs": 2, "prompt": ["Ho", "Ha"], "best_of": 2, "suffix": "x"},
+        _STREAMED,
+    ),
+    Api(
+        "OpenAI and vLLM: completions",
+        "POST /v1/fim/completions",
+        {"prompt": "Hi"},
+        {*CompletionParams.__annotations__, *_VLLM, *openai.WIRE.unused} | fields_of(openai.CompletionBody),
+        _SAMPLING | {"echo": True, "logprobs": 2, "prompt": ["Ho", "Ha"], "best_of": 2, "suffix": "x"},
         _STREAMED,
     ),
     Api(
@@ -431,6 +447,20 @@ APIS = [
         fields_of(tgi.TgiChatBody),
         {"messages": [_OTHER_USER]},
         moot={ANY: "nothing is generated"},
+    ),
+    Api(
+        "llama.cpp's server",
+        "POST /infill",
+        {"input_prefix": "a", "input_suffix": "z"},
+        fields_of(llama_server.InfillBody) | set(llama_server.WIRE.unused),
+        _LLAMA_SAMPLES,
+    ),
+    Api(
+        "llama.cpp's server",
+        "POST /completion",
+        {"prompt": "Hi"},
+        fields_of(llama_server.LlamaCompletionBody) | set(llama_server.WIRE.unused),
+        _LLAMA_SAMPLES | {"prompt": "Ho"},
     ),
     Api(
         "The vLLM article",

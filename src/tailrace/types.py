@@ -41,6 +41,7 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "Grammar",
+    "Infill",
     "KeptFields",
     "Message",
     "Payload",
@@ -179,6 +180,15 @@ class TextSegment(msgspec.Struct, frozen=True, tag="text"):
     text: str
     num_tokens: int  # estimated
     is_chat: bool = False  # the text is JSON: messages and tools, for that server's chat template
+    after: str = ""  # of an infill: the text behind the answer
+
+
+class Infill(msgspec.Struct, frozen=True):
+    """A prompt whose answer belongs between two texts, as in an editor."""
+
+    before: str
+    after: str
+    files: tuple[tuple[str, str], ...] = ()  # other files for context: name and text; the last ones matter most
 
 
 # A part of a prompt: token ids, or what is not token ids here. Most prompts have one segment, of token ids.
@@ -243,15 +253,15 @@ class KeptFields(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateRequest(KeptFields, frozen=True):
     """A client's request, the same for all wires. Either `prompts` or `messages` are given.
 
-    Each prompt is text or segments, and gets `sampling.n` answers: choice number `i * n + j` is answer j to prompt i.
-    `tools` are functions as JSON schemas in OpenAI's form, for the chat template. `template_values` are the template's
-    other variables, such as `enable_thinking`.
+    Each prompt is text, an infill or segments, and gets `sampling.n` answers: choice number `i * n + j` is answer j to
+    prompt i. `tools` are functions as JSON schemas in OpenAI's form, for the chat template. `template_values` are the
+    template's other variables, such as `enable_thinking`.
     `on_disconnect` says what happens when the last reader disconnects. A detached stream without a reader for
     `linger_s` is cancelled, too.
     """
 
     model: str | None = None  # as the client names it; when the stream begins, one of the generator's names, or None
-    prompts: tuple[str | tuple[Segment, ...], ...] = ()
+    prompts: tuple[str | Infill | tuple[Segment, ...], ...] = ()
     messages: tuple[Message, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     calls: CallReading | None = None  # how calls of these tools are read from the answer

@@ -364,6 +364,8 @@ def test_a_prompt_beyond_the_window(target: Server, endpoint: Endpoint) -> None:
     body = endpoint.with_prompt("x" * 66_000)
     if endpoint.wire.name == "responses":
         body["stream"] = False  # a stream says it in an event
+    if endpoint.path == "/infill":  # what does not fit is left out: tests/clients/test_infill.py
+        return
     refusal = ask(target, endpoint, body)
     assert refusal.status == expected_status(endpoint)
     counts = _counts(refusal.message)

@@ -56,6 +56,7 @@ class FakeServer:
     parameters: frozenset[str] = EVERYTHING
     reports_progress: bool = True
     can_chat: bool = True
+    can_infill: bool = True
     default_max_tokens: int = 1024
     recommended_sampling: Mapping[str, float] = field(default_factory=dict)
     max_total_tokens: int = 4096

@@ -113,7 +113,7 @@ def test_a_seed_of_minus_one_is_no_seed() -> None:
 @pytest.mark.parametrize("model", ["scripted", "scripted:latest"])
 def test_a_model_may_have_the_tag_latest(model: str) -> None:
     assert generate({"model": model}).request.model == "scripted"
-    assert shown("/api/show", {"model": model})["capabilities"] == ["completion", "tools", "thinking"]
+    assert shown("/api/show", {"model": model})["capabilities"] == ["completion", "tools", "thinking", "insert"]
 
 
 def test_an_unknown_model_is_passed_to_the_server() -> None:
@@ -379,7 +379,7 @@ def test_facts_about_the_model() -> None:
         assert len(model["digest"]) == 64
     assert shown("/api/tags", server=FakeServer(model="a:b"))["models"][0]["name"] == "a:b"
     found = shown("/api/show", {"name": "scripted"}, server=BARE)
-    assert found["capabilities"] == ["completion", "thinking"]
+    assert found["capabilities"] == ["completion", "thinking", "insert"]
     architecture = found["model_info"]["general.architecture"]
     assert found["model_info"][f"{architecture}.context_length"] == 4096
 

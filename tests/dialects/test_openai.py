@@ -525,7 +525,7 @@ def test_models() -> None:
         "created": 5,
         "owned_by": "tailrace",
         "max_model_len": 99,
-        "capabilities": ["completion", "tools", "thinking"],
+        "capabilities": ["completion", "tools", "thinking", "insert"],
         "state": "ready",
     }
     reply = list_models(parsed(server=server))
@@ -534,7 +534,7 @@ def test_models() -> None:
     assert json.loads(show_model(parsed(server=server, path={"name": "a\u00df"})).body) == model
     assert list_models(parsed(server=FakeServer(model="\u2028"))).body.isascii()
     bare = json.loads(show_model(parsed(server=FakeServer(tool_format=""), path={"name": "scripted"})).body)
-    assert bare["capabilities"] == ["completion", "thinking"]
+    assert bare["capabilities"] == ["completion", "thinking", "insert"]
 
 
 @pytest.mark.parametrize("name", ["", "scripte", "scripted/", "../scripted", "SCRIPTED"])

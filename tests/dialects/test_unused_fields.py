@@ -25,6 +25,7 @@ _BODIES: dict[str, JsonBody] = {
     "tgi": {"inputs": "Hi", "parameters": {}},
     "anthropic": {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
     "ollama": {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]},
+    "llama-server": {"input_prefix": "a", "input_suffix": "z"},
     "triton": {"text_input": "Hi"},
 }
 

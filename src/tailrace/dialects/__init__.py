@@ -13,7 +13,8 @@ from tailrace.dialects.answers import EventStreamView
 from tailrace.dialects.bare import BareTextView, bare_request, bare_sampling
 from tailrace.dialects.bodies import JsonBody, printable, quote, to_json
 from tailrace.dialects.facts import ServerFacts, StreamFacts, TokenVocabulary
-from tailrace.dialects.fields import SamplingFields
+from tailrace.dialects.fields import SamplingFields, sampling_of
+from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.native import RETRY_MS, encode_error
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.shapes import ignored, read_fields, read_known, refused
@@ -40,6 +41,7 @@ from tailrace.dialects.wire import (
     Wire,
     failure_of,
     finished_end,
+    named_model,
 )
 from tailrace.types import event_id, parse_cursor
 
@@ -80,7 +82,9 @@ __all__ = [
     "event_id",
     "failure_of",
     "finished_end",
+    "grammar_of_schema",
     "ignored",
+    "named_model",
     "parse_cursor",
     "printable",
     "quote",
@@ -89,6 +93,7 @@ __all__ = [
     "read_known",
     "read_tensors",
     "refused",
+    "sampling_of",
     "to_json",
 ]
 

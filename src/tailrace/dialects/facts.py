@@ -62,6 +62,10 @@ class GeneratorFacts(Protocol):
 class PromptFacts(Protocol):
     """What encodes the prompts of a model, as operations see it."""
 
+    @property
+    def can_infill(self) -> bool:
+        """Whether the model can fill a gap between two texts."""
+
     def tokenize(self, text: str) -> list[tuple[int, int, int]]:
         """Return ids, each with the start and end of its characters."""
 
@@ -138,8 +142,13 @@ class ServerFacts(Protocol):
 
 
 def capabilities_of(server: ServerFacts) -> list[str]:
-    """Return what the model can do, in Ollama's words: completion, tools, thinking, embedding; and rerank."""
+    """Return what the model can do, in Ollama's words: completion, tools, thinking, insert, embedding; and rerank."""
     if server.task != "generate":
         return ["embedding" if server.task == "embed" else "rerank"]
-    has = {"completion": True, "tools": bool(server.chat.call_format), "thinking": server.chat.splits_reasoning}
+    has = {
+        "completion": True,
+        "tools": bool(server.chat.call_format),
+        "thinking": server.chat.splits_reasoning,
+        "insert": server.prompts.can_infill,
+    }
     return [name for name, is_there in has.items() if is_there]

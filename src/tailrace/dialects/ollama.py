@@ -45,7 +45,7 @@ from tailrace.dialects.shapes import Other, ignored, note, read_known, refused
 from tailrace.dialects.tools import Tool, ToolChoice, choose_tools, read_tools
 from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire
 from tailrace.errors import RequestError
-from tailrace.types import SHAPING, GenerateRequest, Grammar, Message, Sampling
+from tailrace.types import SHAPING, GenerateRequest, Grammar, Infill, Message, Sampling
 
 __all__ = ["WIRE"]
 
@@ -63,7 +63,6 @@ _UNUSED = {
     "options.penalize_newline": ignored(True),
     "options.tfs_z": ignored(1),
     "shift": ignored(True, False),
-    "suffix": refused(""),
     "template": refused(""),
     "truncate": ignored(True, False),
 }
@@ -88,6 +87,7 @@ class _Body(msgspec.Struct, kw_only=True):
 class OllamaGenerateBody(_Body, kw_only=True):
     prompt: str | None = None
     system: str | None = None
+    suffix: str | None = None
     raw: bool | None = None
 
 
@@ -110,18 +110,23 @@ def parse_generate(request: ParsedRequest) -> GenerateCall | Reply:
     """Raises: RequestError."""
     fields, unused = read_known(request.body, OllamaGenerateBody, _UNUSED)
     notes = list(unused)
-    if not fields.prompt:
+    prompt = fields.prompt or ""
+    if not prompt and not fields.suffix:
         return _load_reply(request, fields.model, {"response": ""}, notes)
     sampling = _sampling(request.server, fields, _grammar(fields.format), notes)
-    if fields.raw:
+    if fields.suffix:
+        if fields.system:
+            raise RequestError("suffix cannot be used with system.", param="system")
+        generate = GenerateRequest(prompts=(Infill(prompt, fields.suffix),), sampling=sampling)
+    elif fields.raw:
         if fields.system:
             raise RequestError("raw cannot be used with system.", param="system")
-        generate = GenerateRequest(prompts=(fields.prompt,), sampling=sampling)
+        generate = GenerateRequest(prompts=(prompt,), sampling=sampling)
     elif fields.system:
-        messages = (Message("system", fields.system), Message("user", fields.prompt))
+        messages = (Message("system", fields.system), Message("user", prompt))
         generate = GenerateRequest(messages=messages, sampling=sampling)
     else:
-        generate = replace(bare_request(request.server, fields.prompt, sampling), split_reasoning=True)
+        generate = replace(bare_request(request.server, prompt, sampling), split_reasoning=True)
     return _call(request, fields, generate, notes)
 
 

@@ -12,6 +12,7 @@ assistant's continues this message, as with TGI. 4. A forced call ends with `too
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_fields
 from typing import Annotated, Literal
 
 import msgspec
@@ -41,7 +42,7 @@ from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatView, TextView, UsageShown
 from tailrace.dialects.openai_models import list_models, show_model, show_version
 from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
-from tailrace.dialects.shapes import Other, ignored, read_known, refused
+from tailrace.dialects.shapes import Other, ignored, read_known, refused, without_unused
 from tailrace.dialects.structured_outputs import StructuredOutputs, read_structured_outputs
 from tailrace.dialects.tools import (
     AllowedTools,
@@ -66,7 +67,7 @@ from tailrace.dialects.wire import (
     shows_progress,
 )
 from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.types import GenerateRequest, Grammar, Message, Sampling, Segment
+from tailrace.types import GenerateRequest, Grammar, Infill, Message, Sampling, Segment
 
 __all__ = [
     "WIRE",
@@ -88,19 +89,20 @@ _UNUSED = {
     "length_penalty": ignored(1),
     "modalities": ignored(["text"]),
     "spaces_between_special_tokens": ignored(True),
-    "suffix": refused(""),
     "tool_prompt": refused(""),
     "use_beam_search": refused(False),
     "web_search_options": ignored(),
 }
 # Fields that only one of the two has.
-_UNUSED_IN_CHATS = _UNUSED | {"echo": refused(False)}
+_UNUSED_IN_CHATS = _UNUSED | {"echo": refused(False), "suffix": refused("")}
 _UNUSED_IN_TEXTS = _UNUSED | {
     "chat_template_kwargs": ignored({}),
     "tool_choice": ignored("none", "auto"),
     "tools": ignored([]),
     "top_logprobs": ignored(0),
 }
+# Its answer has no place for them.
+_UNUSED_IN_INFILLS = {"echo": ignored(False), "logprobs": ignored(), "prompt_logprobs": ignored()}
 
 
 class StreamOptions(msgspec.Struct):
@@ -157,6 +159,7 @@ class OpenAIChatBody(_Body, kw_only=True):
 
 class CompletionBody(_Body, kw_only=True):
     prompt: str | list[str | int | list[int]]
+    suffix: str | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
     echo: bool | None = None
 
@@ -238,7 +241,7 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
         sampling = replace(sampling, prompt_logprobs=most)
     generate = GenerateRequest(
         model=fields.model,
-        prompts=_prompts(fields.prompt),
+        prompts=_prompts(fields.prompt, fields.suffix or ""),
         truncate=fields.truncate_prompt_tokens,
         bad_words=bad_words(fields),
         sampling=replace(
@@ -258,6 +261,15 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
         shows_progress=_shows_progress(fields, request.server, notes),
     )
     return GenerateCall(generate, view, bool(fields.stream), tuple(notes))
+
+
+def parse_fim(request: ParsedRequest) -> GenerateCall:
+    """Mistral's form of an infill: the fields of a completion, and the answer of a chat. Raises: RequestError."""
+    body, unused = without_unused(request.body, _UNUSED_IN_INFILLS)
+    call = parse_completion(replace_fields(request, body=body))
+    assert isinstance(call.view, TextView)
+    view = ChatView(usage=call.view.usage, shows_progress=call.view.shows_progress)
+    return replace_fields(call, view=view, ignored=(*unused, *call.ignored))
 
 
 def _reasoning_values(fields: OpenAIChatBody, server: ServerFacts, notes: list[str]) -> TemplateValues:
@@ -318,8 +330,8 @@ def _grammar(fields: _Body) -> Grammar | None:
     return given[0] if given else None
 
 
-def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[Segment, ...], ...]:
-    """Return the prompts, each a text or token ids. Raises: RequestError."""
+def _prompts(prompt: str | list[str | int | list[int]], suffix: str) -> tuple[str | Infill | tuple[Segment, ...], ...]:
+    """Return the prompts, each a text or token ids, or with a suffix an infill. Raises: RequestError."""
     given = [prompt] if isinstance(prompt, str) else prompt
     ids = tuple(one for one in given if isinstance(one, int))
     if 0 < len(ids) < len(given):
@@ -327,6 +339,11 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[Seg
     prompts = (
         [ids] if ids else [one if isinstance(one, str) else tuple(one) for one in given if not isinstance(one, int)]
     )
+    if suffix:
+        texts = [one for one in prompts if isinstance(one, str)]
+        if not texts or len(texts) < len(prompts):
+            raise RequestError("suffix: with token ids there is no suffix; send the prompt as text.", param="suffix")
+        return tuple(Infill(text, suffix) for text in texts)
     if not prompts or not all(prompts):
         raise RequestError("The prompt is empty.", param="prompt")
     return tuple(one if isinstance(one, str) else (one,) for one in prompts)
@@ -366,6 +383,14 @@ WIRE = Wire(
             "Continue prompts.",
             body=CompletionBody,
             example={"prompt": "The river runs", "max_tokens": 32},
+        ),
+        Operation(
+            "POST",
+            "/v1/fim/completions",
+            Generate(parse_fim),
+            "Fill the gap between two texts, as on Mistral's API.",
+            body=CompletionBody,
+            example={"prompt": "def mean(values):\n    total = ", "suffix": "\n    return total", "max_tokens": 32},
         ),
         Operation("GET", "/v1/models", Show(list_models), "List the models.", query=("client_version",)),
         Operation("GET", "/v1/models/{name:path}", Show(show_model), "Show a model."),

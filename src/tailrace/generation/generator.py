@@ -44,6 +44,7 @@ from tailrace.types import (
     Claim,
     GenerateRequest,
     Grammar,
+    Infill,
     Record,
     Sampling,
     Segment,
@@ -182,7 +183,7 @@ class Generator:
         there is no engine, StorageError if the stream cannot be kept. Then no stream exists.
         """
         arrived_s = time.monotonic()
-        request = self._with_bad_words(request)
+        request = self._with_token_ids(request)
         self._check(request)
         if request.sampling.grammar is not None:
             self.gate.check_open(request.owner)
@@ -215,11 +216,15 @@ class Generator:
         with self.reserved(record):
             return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
 
-    def _with_bad_words(self, request: GenerateRequest) -> GenerateRequest:
-        if not request.bad_words:
-            return request
-        words = self.prompts.bad_words(request.bad_words)
-        return replace(request, bad_words=(), sampling=replace(request.sampling, bad_words=words))
+    def _with_token_ids(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with the tokens of its bad words, and those that end an infill."""
+        sampling = request.sampling
+        if request.bad_words:
+            sampling = replace(sampling, bad_words=self.prompts.bad_words(request.bad_words))
+        if any(isinstance(prompt, Infill) for prompt in request.prompts) and "stop_token_ids" in self.parameters:
+            ends = sampling.stop_token_ids + self.prompts.tokenizer.infill_ends
+            sampling = replace(sampling, stop_token_ids=ends)
+        return replace(request, bad_words=(), sampling=sampling) if sampling is not request.sampling else request
 
     async def _with_grammar(self, request: GenerateRequest, grammar: Grammar) -> GenerateRequest:
         """Return the request with a grammar that the engine takes. Raises: as `create`."""
@@ -417,7 +422,7 @@ class Generator:
             raise UnsupportedParameter("ignore_eos cannot be used with a grammar.", param="ignore_eos")
         if sampling.n > self.limits.max_n:
             raise RequestError(f"n must be at most {self.limits.max_n}.", param="n")
-        for kind in self._not_taken(prompt for prompt in request.prompts if not isinstance(prompt, str)):
+        for kind in self._not_taken(prompt for prompt in request.prompts if isinstance(prompt, tuple)):
             raise UnsupportedParameter(f"This model does not take {kind}.", param="prompt")
         if len(request.prompts) * sampling.n > self.limits.max_choices:
             most = self.limits.max_choices

@@ -11,6 +11,7 @@ from tailrace.text import ChatEncoder, ChatFacts, Tokenizer
 from tailrace.text.packed import end_of
 from tailrace.types import (
     GenerateRequest,
+    Infill,
     Message,
     Prompt,
     ReasoningFormat,
@@ -37,8 +38,18 @@ class PromptEncoder:
         self.context_tokens = context_tokens
         self._add_bos = add_bos
 
+    @property
+    def can_infill(self) -> bool:
+        return self.tokenizer.can_infill
+
     def check(self, request: GenerateRequest) -> None:
         """Check what can be checked without encoding. Raises: RequestError."""
+        if any(isinstance(prompt, Infill) for prompt in request.prompts) and not self.can_infill:
+            raise UnsupportedParameter(
+                "This model cannot fill a gap: it has no tokens that mark the text before and after it. Models for "
+                "code have them, such as Qwen2.5-Coder, StarCoder2 and Granite.",
+                param="suffix",
+            )
         if request.messages and self.chat is None:
             raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
         for name in request.template_values:
@@ -47,6 +58,7 @@ class PromptEncoder:
                     "This model's chat template does not use a value of that name.", param="chat_template_kwargs"
                 )
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        texts += _texts_of_infills(request)
         reasoning = (message.reasoning for message in request.messages)
         if any("\0" in text for text in (*texts, *request.sampling.stop, *_texts_of(request.messages), *reasoning)):
             raise RequestError("Text must not contain NUL characters.", param="prompt")
@@ -89,6 +101,7 @@ class PromptEncoder:
                 raise ContextLengthExceeded(at_least, self.context_tokens, at_least=True)
         num_characters = sum(map(len, texts)) + _MESSAGE_CHARACTERS * (len(request.messages) + len(texts))
         num_characters += sum(len(message.reasoning) for message in request.messages)
+        num_characters += sum(map(len, _texts_of_infills(request)))
         if num_characters <= _INLINE_CHARACTERS and not request.tools:
             prompts = self._encode(request, texts)
         else:
@@ -123,7 +136,7 @@ class PromptEncoder:
             one, reasoning = self._encode_chat(self.chat, request)
             encoded = [one]
         else:
-            encoded, reasoning = [self._segments(prompt) for prompt in request.prompts], None
+            encoded, reasoning = [self._segments(prompt, request.truncate) for prompt in request.prompts], None
         if request.truncate is not None:
             encoded = [_truncated(segments, request.truncate) for segments in encoded]
         return tuple(Prompt(*both, reasoning, request.calls) for both in zip(texts, encoded, strict=True))
@@ -146,7 +159,9 @@ class PromptEncoder:
             return prompt, None
         return prompt, chat.reasoning_after(messages, prompt, continue_final=continues, without_reasoning=is_plain)
 
-    def _segments(self, prompt: str | tuple[Segment, ...]) -> tuple[Segment, ...]:
+    def _segments(self, prompt: str | Infill | tuple[Segment, ...], truncate: int | None) -> tuple[Segment, ...]:
+        if isinstance(prompt, Infill):
+            return self.tokenizer.infill(prompt, bos=self._add_bos, room=truncate)
         return self.tokenizer.segments(prompt, bos=self._add_bos) if isinstance(prompt, str) else prompt
 
     def _texts(self, request: GenerateRequest) -> list[str]:
@@ -155,9 +170,11 @@ class PromptEncoder:
             return ["".join(_texts_of(request.messages))]
         return [self._text_of(prompt, request.truncate) for prompt in request.prompts]
 
-    def _text_of(self, prompt: str | tuple[Segment, ...], truncate: int | None) -> str:
+    def _text_of(self, prompt: str | Infill | tuple[Segment, ...], truncate: int | None) -> str:
         if isinstance(prompt, str):
             return prompt
+        if isinstance(prompt, Infill):
+            return prompt.before
         if truncate is not None:
             prompt = _truncated(prompt, truncate)
         if (num_tokens := num_tokens_of(prompt)) > self.context_tokens:
@@ -178,6 +195,12 @@ def _truncated(segments: tuple[Segment, ...], num_tokens: int) -> tuple[Segment,
     if not all(isinstance(one, tuple) for one in segments):
         raise UnsupportedParameter("Only a prompt of text or token ids can be truncated.", param="truncate")
     return (ids_of(segments)[-num_tokens:],)
+
+
+def _texts_of_infills(request: GenerateRequest) -> Iterator[str]:
+    for prompt in request.prompts:
+        if isinstance(prompt, Infill):
+            yield from (prompt.before, prompt.after, *chain.from_iterable(prompt.files))
 
 
 def _texts_of(messages: Iterable[Message]) -> Iterator[str]:

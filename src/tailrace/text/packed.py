@@ -23,7 +23,7 @@ from tailrace.text.calls import UNKNOWN, CallFormat
 from tailrace.text.chat import ChatEncoder, ChatFacts
 from tailrace.text.templates import Turn
 from tailrace.text.tokenizer import Tokenizer, utf8_bytes
-from tailrace.types import Message, ReasoningFormat, Segment, TemplateValue, TextSegment
+from tailrace.types import Infill, Message, ReasoningFormat, Segment, TemplateValue, TextSegment
 
 __all__ = [
     "CHAT_ID",
@@ -110,6 +110,8 @@ class ByteTokenizer(Tokenizer):
     special_ids = _SPECIAL_IDS
     bos_ids = ()
     max_piece_bytes = _PIECE_BYTES
+    can_infill = True  # if that server's model can
+    infill_ends = ()
 
     def __init__(self) -> None:
         # Used like lists: callers only read them by id.
@@ -121,6 +123,13 @@ class ByteTokenizer(Tokenizer):
 
     def segments(self, text: str, *, bos: bool) -> tuple[Segment, ...]:
         return (text_segment(text),) if text else ()
+
+    def infill(self, asked: Infill, *, bos: bool, room: int | None = None) -> tuple[Segment, ...]:
+        """As `Tokenizer.infill`. The field of that server's API has no place for other files; they are left out."""
+        before, after = text_segment(asked.before), text_segment(asked.after)
+        if room is not None and before.num_tokens + after.num_tokens > room:
+            before = end_of(before, max(room - after.num_tokens, room // 2))
+        return (TextSegment(before.text, before.num_tokens + after.num_tokens, after=after.text),)
 
     def encode(self, text: str, *, special: bool, bos: bool = False) -> list[int]:
         return list(pack(utf8_bytes(text)))

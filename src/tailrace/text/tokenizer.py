@@ -20,7 +20,8 @@ import tokenizers
 
 from tailrace.errors import ModelError, RequestError
 from tailrace.text._pieces import lost_bytes, piece_bytes, steps_of, unknown_token
-from tailrace.types import Segment
+from tailrace.text.infill import find_infill_tokens, infill_ids
+from tailrace.types import Infill, Segment
 
 __all__ = ["Tokenizer", "utf8_bytes"]
 
@@ -41,6 +42,8 @@ class Tokenizer:
     between: tuple[int, ...]  # of a pair of texts; `bos_ids` come before the first one, and `ends` behind the second
     vocab_size: int  # highest id plus one
     max_piece_bytes: int
+    can_infill: bool
+    infill_ends: tuple[int, ...]  # tokens that end the answer to an infill
 
     def __init__(self, tokenizer_json: str) -> None:
         try:
@@ -57,6 +60,8 @@ class Tokenizer:
         self._name_control_tokens()
         self.bos_ids, self.ends = self._find_frame()
         self.between = self._find_between()
+        self._infill = find_infill_tokens(self._special.token_to_id)
+        self.can_infill, self.infill_ends = self._infill is not None, self._infill.ends if self._infill else ()
 
     @classmethod
     def from_json(cls, tokenizer_json: str) -> Tokenizer:
@@ -136,6 +141,21 @@ class Tokenizer:
     def segments(self, text: str, *, bos: bool) -> tuple[Segment, ...]:
         """Return a text as a prompt. `bos` and errors as for `encode`."""
         return (tuple(self.encode(text, special=True, bos=bos)),)
+
+    def infill(self, asked: Infill, *, bos: bool, room: int | None = None) -> tuple[Segment, ...]:
+        """Return an infill as a prompt, with at most `room` tokens. Its texts never become special tokens.
+
+        Only if `can_infill`. Raises: RequestError for text with lone surrogates.
+        """
+        assert self._infill is not None
+        start = self.bos_ids if bos else ()
+        encoded = infill_ids(
+            asked,
+            self._infill,
+            lambda text: self.encode(text, special=False),
+            room=None if room is None else room - len(start),
+        )
+        return ((*start, *encoded),)
 
     def encode(self, text: str, *, special: bool, bos: bool = False) -> list[int]:
         """Encode a text.

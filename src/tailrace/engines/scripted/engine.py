@@ -66,6 +66,7 @@ OPTIONS = (
 )  # fmt: skip
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
+_INFILL_TOKENS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")  # the last ids; no answer has them
 _WORDS = [
     "the", "river", "runs", "over", "stones", "and", "under", "old", "bridges", "while", "a", "dog", "sleeps", "in",
     "warm", "light", "near", "water", "mills", "turn", "slow", "wheels", "send", "clear", "songs", "down", "to",
@@ -150,10 +151,11 @@ def tokenizer_json() -> str:
         vocabulary["Ġ" + word] = _FIRST_WORD_ID + offset
     for offset, piece in enumerate(PIECES, _FIRST_WORD_ID + len(_WORDS)):
         vocabulary["".join(characters[byte] for byte in piece)] = offset
+    vocabulary |= {token: len(vocabulary) + offset for offset, token in enumerate(_INFILL_TOKENS)}
     added = [
-        {"id": 256 + offset, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+        {"id": vocabulary[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False, "special": True}
-        for offset, token in enumerate(CONTROL_TOKENS)
+        for token in (*CONTROL_TOKENS, *_INFILL_TOKENS)
     ]  # fmt: skip
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model: dict[str, object] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,

@@ -47,10 +47,12 @@ class UpstreamRequest:
 def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
     """Make the request for a sequence. Raises: SequenceFailed if this server cannot run it."""
     try:
-        chat, text = _prompt(sequence.segments)
+        chat, text, after = _prompt(sequence.segments)
     except (ValueError, msgspec.DecodeError):
         raise SequenceFailed("the prompt is not valid text") from None
     sampling = sequence.sampling
+    if after and address.kind not in ("openai", "tailrace"):
+        raise SequenceFailed(f"{address.host} does not support suffix")
     if chat is None and address.kind == "tgi":
         body: dict[str, Any] = {"inputs": text, "parameters": _tgi_parameters(sampling)}  # Any: JSON
         return UpstreamRequest(f"{address.url}/generate_stream", _json(body), is_tgi=True)
@@ -60,6 +62,8 @@ def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
         body["return_progress"] = True
     if chat is None:
         body |= {"prompt": text} | _grammar_fields(address, sampling, is_chat=False)
+        if after:
+            body["suffix"] = after
         return UpstreamRequest(f"{address.url}/completions", _json(body), is_tgi=False)
     if address.kind == "tgi" and (lacking := _differing(sampling, _TGI_CHATS_LACK)):
         raise SequenceFailed(f"{address.host} does not support {lacking[0]} in chats")
@@ -80,12 +84,13 @@ def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
     return UpstreamRequest(f"{base}/chat/completions", _json(body), is_tgi=False)
 
 
-def _prompt(segments: Iterable[Segment]) -> tuple[ChatBody | None, str]:
-    """Return a chat and the beginning of its answer, or None and a text. Token ids are those of the answer so far.
+def _prompt(segments: Iterable[Segment]) -> tuple[ChatBody | None, str, str]:
+    """Return a chat and the beginning of its answer, or None and a text; and the text behind the answer, if it is an
+    infill. Token ids are those of the answer so far.
 
     Raises: ValueError, msgspec.DecodeError, SequenceFailed.
     """
-    chat, text = None, b""
+    chat, text, after = None, b"", ""
     for segment in segments:
         if isinstance(segment, Attachment):
             raise SequenceFailed("this engine takes only text")
@@ -98,7 +103,8 @@ def _prompt(segments: Iterable[Segment]) -> tuple[ChatBody | None, str]:
             chat = msgspec.json.decode(segment.text, type=ChatBody)
         else:
             text += segment.text.encode()
-    return chat, text.decode("utf-8", "replace")
+            after = segment.after
+    return chat, text.decode("utf-8", "replace"), after
 
 
 def _beginning(address: Address, chat: ChatBody, text: str) -> dict[str, Any]:  # Any: JSON

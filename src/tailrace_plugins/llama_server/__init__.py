@@ -1,0 +1,1 @@
+"""The completions of llama.cpp's server, for editors that speak them."""

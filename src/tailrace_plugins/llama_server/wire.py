@@ -1,0 +1,335 @@
+"""The wire of llama.cpp's server for texts: `POST /infill`, `POST /completion` and `GET /props`.
+
+Editors use it: llama.vim and llama-vscode send the text around the cursor to `/infill`, Tabby and Continue send prompts
+to `/completion`. Chats are on OpenAI's wire, as with llama.cpp's server itself. Source of the format: the server's
+README, and the requests that these clients send.
+
+Intended divergences: 1. An answer has no `generation_settings`, and an empty `prompt`. 2. A time
+limit (`t_max_predict_ms`) is ignored and named: a client that leaves ends its answer at once. 3. The texts before and
+after the gap may fill the whole window, not only one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec.structs import replace
+
+from tailrace.dialects import (
+    Encoder,
+    EventStreamView,
+    Generate,
+    GenerateCall,
+    JsonBody,
+    Operation,
+    ParsedRequest,
+    Reply,
+    SamplingFields,
+    Show,
+    StreamFacts,
+    Wire,
+    failure_of,
+    finished_end,
+    grammar_of_schema,
+    ignored,
+    named_model,
+    read_known,
+    refused,
+    sampling_of,
+    to_json,
+)
+from tailrace.errors import ContextLengthExceeded, RequestError, TailraceError, UnsupportedParameter
+from tailrace.types import End, Event, GenerateRequest, Infill, Released, Sampling, TextDelta
+
+__all__ = ["WIRE"]
+
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+_MAX_FILES = 256
+_MAX_RESPONSE_FIELDS = 64
+_UNUSED = {
+    "cache_prompt": ignored(True),
+    "grammar": refused(""),
+    "id_slot": ignored(-1, 0),
+    "image_data": refused([]),
+    "lora": refused([]),
+    "min_keep": ignored(0),
+    "mirostat": ignored(0),
+    "multimodal_data": refused([]),
+    "n_cache_reuse": ignored(0),
+    "n_discard": ignored(0),
+    "n_indent": ignored(0),
+    "n_keep": ignored(0),
+    "n_probs": ignored(0),
+    "samplers": ignored(),
+    "t_max_predict_ms": ignored(0, -1),
+    "t_max_prompt_ms": ignored(0, -1),
+    "timings_per_token": ignored(False),
+}
+
+
+class _Body(SamplingFields, kw_only=True):
+    model: str | None = None
+    n_predict: Annotated[int, msgspec.Meta(ge=-2)] | None = None
+    repeat_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    json_schema: JsonBody | None = None
+    stream: bool | None = None
+    return_tokens: bool | None = None
+    response_fields: Annotated[list[str], msgspec.Meta(max_length=_MAX_RESPONSE_FIELDS)] | None = None
+
+
+class LlamaCompletionBody(_Body, kw_only=True):
+    prompt: str | list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+
+
+class ExtraText(msgspec.Struct):
+    """A piece of another file."""
+
+    text: str = ""
+    filename: str = "tmp"
+
+
+class InfillBody(_Body, kw_only=True):
+    input_prefix: str
+    input_suffix: str
+    prompt: str = ""  # what follows the prefix: the line with the cursor, up to it
+    input_extra: Annotated[list[ExtraText], msgspec.Meta(max_length=_MAX_FILES)] = msgspec.field(default_factory=list)
+
+
+def parse_completion(request: ParsedRequest) -> GenerateCall:
+    """Raises: RequestError."""
+    fields, unused = read_known(request.body, LlamaCompletionBody, _UNUSED)
+    if not fields.prompt:
+        raise RequestError("The prompt is empty.", param="prompt")
+    prompt = fields.prompt if isinstance(fields.prompt, str) else (tuple(fields.prompt),)
+    return _call(request, fields, unused, GenerateRequest(prompts=(prompt,)))
+
+
+def parse_infill(request: ParsedRequest) -> GenerateCall:
+    """Raises: RequestError."""
+    fields, unused = read_known(request.body, InfillBody, _UNUSED)
+    if not request.server.prompts.can_infill:
+        raise _CannotInfill(
+            "Infill is not supported by this model: it has no tokens that mark the text before and after a gap. Serve "
+            "a model for code, such as Qwen2.5-Coder."
+        )
+    files = tuple((one.filename, one.text) for one in fields.input_extra if one.text)
+    asked = Infill(fields.input_prefix + fields.prompt, fields.input_suffix, files)
+    window, answer = request.server.generator.limit_tokens(), fields.n_predict
+    if answer is None or answer < 0:
+        answer = request.server.default_max_tokens
+    room = window - max(1, min(answer, window * 3 // 4))  # a prompt has at least a quarter of the window
+    return _call(request, fields, unused, GenerateRequest(prompts=(asked,), truncate=room))
+
+
+class _CannotInfill(UnsupportedParameter):
+    status = 501
+
+
+def _call(request: ParsedRequest, fields: _Body, unused: tuple[str, ...], generate: GenerateRequest) -> GenerateCall:
+    is_only_prompt = fields.n_predict == 0  # llama.vim: read the prompt, so that the next request finds it in the cache
+    generate = replace(generate, model=fields.model or None, sampling=_sampling(request, fields))
+    view = _View(
+        is_only_prompt=is_only_prompt,
+        returns_tokens=bool(fields.return_tokens),
+        response_fields=tuple(fields.response_fields or ()),
+        model=request.server.model,
+    )
+    return GenerateCall(generate, view, bool(fields.stream), unused)
+
+
+def _sampling(request: ParsedRequest, fields: _Body) -> Sampling:
+    """Return the parameters, with llama.cpp's defaults where the model recommends nothing. Raises: RequestError."""
+    if fields.seed == -1:
+        fields.seed = None
+    if fields.repeat_penalty is not None:
+        fields.repetition_penalty = fields.repeat_penalty
+    if fields.n_predict is not None:
+        fields.max_tokens = fields.n_predict if fields.n_predict > 0 else -1 if fields.n_predict else 1
+    if (fields.temperature or 0) > 2:
+        fields.temperature = 2.0
+    defaults = {name: value for name, value in _DEFAULTS.items() if name in request.server.generator.parameters}
+    sampling = sampling_of(fields, {**defaults, **request.server.recommended_sampling})
+    grammar = None if fields.json_schema is None else grammar_of_schema(fields.json_schema, "json_schema")
+    return replace(sampling, grammar=grammar)
+
+
+@dataclass(frozen=True, slots=True)
+class _View(EventStreamView):
+    is_only_prompt: bool
+    returns_tokens: bool
+    response_fields: tuple[str, ...]
+    model: str
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return _Encoder(facts, self)
+
+
+class _Encoder(Encoder):
+    def __init__(self, facts: StreamFacts, view: _View) -> None:
+        self._facts = facts
+        self._view = view
+        self._num_tokens = 0
+        self._last = TextDelta("", ())
+
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        if not isinstance(event, TextDelta):
+            if event.status != "done":
+                return b"data: " + encode_error(failure_of(event))[1] + b"\n\n"
+            return self._frame(self._final(event, "", ()))
+        self._last = event
+        self._num_tokens += len(event.token_ids)
+        if self._view.is_only_prompt or not event.text:
+            return b""
+        return self._frame(
+            {
+                "index": event.choice,
+                "content": event.text,
+                "tokens": list(event.token_ids) if self._view.returns_tokens else [],
+                "stop": False,
+                "id_slot": -1,
+                "tokens_predicted": self._num_tokens,
+                "tokens_evaluated": self._facts.record.num_prompt_tokens,
+            }
+        )
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        end = finished_end(events)
+        deltas = [event for event in events if isinstance(event, TextDelta)]
+        self._last = deltas[-1]
+        text = "".join(delta.text for delta in deltas)
+        ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        if self._view.is_only_prompt:
+            text, ids = "", []
+        answer = self._final(end, text, ids if self._view.returns_tokens else ())
+        if self._view.response_fields:
+            answer = _selected(answer, self._view.response_fields)
+        return to_json(answer)
+
+    def _frame(self, body: JsonBody) -> bytes:
+        return b"data: " + to_json(body) + b"\n\n"
+
+    def _final(self, end: End, text: str, token_ids: Sequence[int]) -> JsonBody:
+        num_prompt, num_answer = end.usage.num_prompt_tokens, end.usage.num_completion_tokens
+        if self._view.is_only_prompt:
+            num_answer = 0
+        stop_type = "limit" if self._last.finish_reason == "length" or self._view.is_only_prompt else "eos"
+        if self._last.stop is not None:
+            stop_type = "word"
+        return {
+            "index": 0,
+            "content": text,
+            "tokens": list(token_ids),
+            "id_slot": -1,
+            "stop": True,
+            "model": self._view.model,
+            "tokens_predicted": num_answer,
+            "tokens_evaluated": num_prompt,
+            "generation_settings": {},
+            "prompt": "",
+            "has_new_line": "\n" in text,
+            "truncated": False,
+            "stop_type": stop_type,
+            "stopping_word": self._last.stop or "",
+            "tokens_cached": num_prompt + num_answer,
+            "timings": _timings(end, num_answer),
+        }
+
+
+def _timings(end: End, num_answer: int) -> JsonBody:
+    """Return the times of the prompt and of the answer, in milliseconds and in tokens a second."""
+    num_cached = end.num_cached_tokens or 0
+    num_prompt = end.usage.num_prompt_tokens - num_cached
+    timings: JsonBody = {"cache_n": num_cached, "prompt_n": num_prompt, "predicted_n": num_answer}
+    if end.spent is None:
+        return timings
+    for name, count, seconds in (
+        ("prompt", num_prompt, end.spent.prompt_s),
+        ("predicted", num_answer, end.spent.answer_s),
+    ):
+        milliseconds = seconds * 1000
+        timings |= {
+            f"{name}_ms": milliseconds,
+            f"{name}_per_token_ms": milliseconds / count if count else 0.0,
+            f"{name}_per_second": count / seconds if seconds else 0.0,
+        }
+    return timings
+
+
+def _selected(answer: JsonBody, paths: Sequence[str]) -> JsonBody:
+    """Return the wanted fields by their paths, such as `timings/prompt_ms`. Unknown ones are left out."""
+    found = {}
+    for path in paths:
+        value: Any = answer  # JSON
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value is not None:
+            found[path] = value
+    return found
+
+
+def show_properties(request: ParsedRequest) -> Reply:
+    """Answer with the fields that clients read to size their requests."""
+    server = request.server
+    return Reply(
+        to_json(
+            {
+                "default_generation_settings": {"n_ctx": server.generator.limit_tokens()},
+                "total_slots": server.max_requests,
+                "model_alias": server.model,
+                "model_path": server.model,
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"tailrace-{server.version}",
+                "is_sleeping": server.state == "unloaded",
+            }
+        )
+    )
+
+
+def encode_error(error: TailraceError) -> tuple[int, bytes]:
+    """`{"error": {"code", "message", "type"}}`; `code` is the status."""
+    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 501: "not_supported_error"}
+    kind = kinds.get(error.status, "invalid_request_error" if error.status < 429 else "server_error")
+    if error.status in (429, 503):
+        kind = "unavailable_error"
+    body: JsonBody = {"code": error.status, "message": error.message, "type": kind, **error.cut_fields}
+    if isinstance(error, ContextLengthExceeded):
+        body["type"] = "exceed_context_size_error"
+    return error.status, to_json({"error": body})
+
+
+_LINE = "def mean(values):\n    return "
+_COMPLETION = {"prompt": "The river runs", "n_predict": 32}
+
+WIRE = Wire(
+    name="llama-server",
+    title="llama.cpp's server: completions and infill",
+    operations=(
+        Operation(
+            "POST",
+            "/infill",
+            Generate(parse_infill),
+            "Fill the gap between two texts.",
+            body=InfillBody,
+            example={"input_prefix": _LINE, "input_suffix": "\n\nprint(mean([1, 2]))\n", "n_predict": 16},
+        ),
+        *(
+            Operation(
+                "POST",
+                path,
+                Generate(parse_completion),
+                "Continue a prompt.",
+                body=LlamaCompletionBody,
+                example=_COMPLETION,
+            )
+            for path in ("/completion", "/completions")
+        ),
+        Operation("GET", "/props", Show(show_properties), "The properties of the server, as on llama.cpp's."),
+    ),
+    encode_error=encode_error,
+    find_model=named_model,
+    unused=_UNUSED,
+    names={"max_tokens": "n_predict", "repetition_penalty": "repeat_penalty", "prompt": "input_prefix"},
+)

@@ -1,0 +1,144 @@
+"""The gap between two texts, filled by a real server: clients of OpenAI, Ollama and llama.cpp's server. The weights are
+the default model's, which was not trained for this: its answers are compared with each other, not read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ollama
+import openai
+import pytest
+from tests.api.process import Server
+from tests.api.test_reasoning import joined
+from tests.checkpoints import smollm2_infill
+from tests.waiting import LONG_S
+
+__all__ = ["smollm2_infill"]
+
+BEFORE, AFTER = "def mean(values):\n    total = ", "\n    return total / len(values)\n"
+SHORT = {"n_predict": 12, "temperature": 0}
+GAP: dict[str, Any] = {"input_prefix": BEFORE, "input_suffix": AFTER, **SHORT}
+LONG = GAP | {"n_predict": 400, "ignore_eos": True, "stream": True}
+FOUR_FILES = [{"filename": f"{name}.py", "text": "import math\n" * 100} for name in ("a", "b", "c", "d")]
+
+
+@pytest.fixture(scope="module")
+def model(smollm2_infill: Path) -> Iterator[Server]:
+    with contextlib.closing(
+        Server(f"--model=coder={smollm2_infill}", "--model", "smollm2=smollm2", "--context-tokens", "1024")
+    ) as one:
+        yield one.wait_ready(timeout_s=500)
+
+
+@pytest.fixture
+def of_openai(model: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{model.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def of_ollama(model: Server) -> Iterator[ollama.Client]:
+    with ollama.Client(model.url) as client:
+        yield client
+
+
+def infill(server: Server, **fields: object) -> httpx.Response:
+    return server.post("/infill", GAP | fields)
+
+
+def test_all_wires_give_the_same_answer(model: Server, of_openai: openai.OpenAI, of_ollama: ollama.Client) -> None:
+    ours = infill(model).json()["content"]
+    assert ours
+    theirs = of_openai.completions.create(model="coder", prompt=BEFORE, suffix=AFTER, max_tokens=12, temperature=0)
+    assert theirs.choices[0].text == ours
+    answer = of_ollama.generate("coder", BEFORE, suffix=AFTER, options={"num_predict": 12, "temperature": 0})
+    assert answer.response == ours
+
+
+def test_the_text_after_the_gap_matters(model: Server) -> None:
+    assert infill(model).json()["tokens_evaluated"] > infill(model, input_suffix="").json()["tokens_evaluated"]
+
+
+def test_the_answer_has_the_counts_and_times_that_editors_show(model: Server) -> None:
+    answer = infill(model, response_fields=["content", "timings/prompt_n", "timings/predicted_per_second", "nothing"])
+    assert answer.json().keys() == {"content", "timings/prompt_n", "timings/predicted_per_second"}
+
+
+def test_a_streamed_answer_is_the_whole_one_in_pieces(model: Server) -> None:
+    whole = infill(model).json()
+    parts = frames(model, GAP | {"stream": True})
+    assert "".join(frame["content"] for frame in parts) == whole["content"]
+    assert [frame["stop"] for frame in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1]["tokens_predicted"] == whole["tokens_predicted"]
+
+
+def test_a_prompt_alone_is_read_for_the_next_request(model: Server) -> None:
+    files = [{"filename": "tools.py", "text": "import math\n" * 40}]
+    first = infill(model, input_extra=files, n_predict=0).json()
+    assert (first["content"], first["tokens_predicted"]) == ("", 0)
+    assert infill(model, input_extra=files).json()["timings"]["cache_n"] > 0
+
+
+def test_what_does_not_fit_is_left_out(model: Server, of_openai: openai.OpenAI) -> None:
+    answer = infill(model, input_extra=FOUR_FILES, input_prefix="x = 1\n" * 500)
+    assert answer.status_code == 200
+    assert answer.json()["tokens_evaluated"] < 1024
+    with pytest.raises(openai.BadRequestError) as refused:
+        of_openai.completions.create(model="coder", prompt="x = 1\n" * 500, suffix=AFTER)
+    assert refused.value.code == "context_length_exceeded"
+
+
+def test_markers_in_a_text_stay_text(model: Server) -> None:
+    plain = infill(model, input_prefix="a").json()["tokens_evaluated"]
+    marked = infill(model, input_prefix="a<fim_suffix>").json()["tokens_evaluated"]
+    assert marked > plain + 1
+
+
+def test_a_model_without_the_tokens_says_so(model: Server, of_openai: openai.OpenAI, of_ollama: ollama.Client) -> None:
+    refused = infill(model, model="smollm2")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (501, "not_supported_error")
+    with pytest.raises(openai.BadRequestError) as error:
+        of_openai.completions.create(model="smollm2", prompt=BEFORE, suffix=AFTER)
+    assert error.value.param == "suffix"
+    with pytest.raises(ollama.ResponseError, match="cannot fill a gap"):
+        of_ollama.generate("smollm2", BEFORE, suffix=AFTER)
+    assert "insert" in (of_ollama.show("coder").capabilities or [])
+    assert "insert" not in (of_ollama.show("smollm2").capabilities or [])
+
+
+def test_a_completion_of_llama_cpp(model: Server) -> None:
+    answer = model.post("/completion", {"prompt": "The river runs", **SHORT, "stop": [" and"]}).json()
+    assert answer["stop_type"] in ("limit", "word", "eos")
+    assert (answer["stopping_word"] == " and") == (answer["stop_type"] == "word")
+    assert model.http.get("/props").json()["default_generation_settings"]["n_ctx"] == 1024
+
+
+@pytest.mark.deep
+def test_the_server_dies_during_an_infill(smollm2_infill: Path, tmp_path: Path) -> None:
+    flags = (str(smollm2_infill), "--data-dir", str(tmp_path))
+    with contextlib.closing(Server(*flags)) as server:
+        undisturbed = "".join(frame["content"] for frame in frames(server.wait_ready(), LONG))
+        with server.wire() as wire:
+            wire.send("POST", "/infill", LONG, {"x-tailrace-linger": "600"})
+            assert wire.head() == 200
+            stream_id = wire.headers["x-stream-id"]
+            first = wire.event()
+            server.send_signal(signal.SIGKILL)
+            server.wait()
+    with contextlib.closing(Server(*flags)) as server, server.wait_ready().wire() as wire:
+        wire.send("GET", f"/v1/streams/{stream_id}/events")
+        assert wire.head() == 200
+        _, text = joined(wire.body())
+    assert json.loads(first.removeprefix(b"data: "))["content"] == undisturbed[: len(json.loads(first[6:])["content"])]
+    assert text == undisturbed
+
+
+def frames(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with httpx.stream("POST", f"{server.url}/infill", json=body, timeout=LONG_S) as answer:
+        return [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
