@@ -34,7 +34,6 @@ logger = logging.getLogger("tailrace.apps")
 _ADMIN = "/-/"
 _WIRE = "app"  # of all requests to apps, in scopes and records
 PUBLIC = ("/-/healthz", "/-/livez", "/-/readyz")  # need no key
-_TRITON = "/v2/"  # the routes of Inferless apps
 _START_RETRY_S = 1.0
 
 
@@ -78,10 +77,11 @@ class Front:
         try:
             await self._relay(scope, path, receive, send)
         except TailraceError as error:
-            if not is_http or path.startswith(_TRITON):
+            app = self._app_at(path)
+            if not is_http or (app is not None and app.wire_prefix and path.startswith(app.wire_prefix)):
                 raise
             note_refusal(error, scope)
-            # the path belongs to the app, even if a built-in wire has the same path
+            # other paths belong to the app, even if a built-in wire has the same path
             await error_answer(native.WIRE, error)(scope, receive, send)
 
     async def _relay(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:

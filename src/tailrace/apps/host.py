@@ -193,7 +193,9 @@ def _app(spec: AppSpec, described: Described, settings: Settings, front: Front, 
         )
         for name, part in described.parts.items()
     }
-    return HostedApp(spec.target.app_name, spec.route_prefix, pools, spec.is_resumable)
+    kind = spec.target.kind
+    wire_prefix = kind.wire_prefix if kind is not None else ""
+    return HostedApp(spec.target.app_name, spec.route_prefix, pools, spec.is_resumable, wire_prefix)
 
 
 @contextmanager

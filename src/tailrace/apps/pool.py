@@ -289,6 +289,7 @@ class HostedApp:
     route_prefix: str  # "" for the root, else "/something"
     pools: dict[str, Pool]
     is_resumable: bool = False  # whether its streamed answers are recorded
+    wire_prefix: str = ""  # below it, errors have the form of the wire that has these paths; "": nowhere
 
     @property
     def ingress(self) -> Pool:

@@ -114,7 +114,7 @@ def _kind_of(folder: Path) -> FolderKind:
     if kind is None:
         files = " and ".join(kind.file for kind in kinds) or "an app"
         raise PlanError(f"{folder} is a folder without {files}. Name a module and its attribute: textbot:app.")
-    return FolderKind(kind.text, kind.load, _package_of(kind))
+    return FolderKind(kind.text, kind.load, _package_of(kind), kind.wire_prefix)
 
 
 def _misfit(kind: AppFolder, others: Mapping[str, AppFolder]) -> str:

@@ -21,6 +21,7 @@ class FolderKind(msgspec.Struct, frozen=True):
     text: str  # what it is, in words
     load: str  # module:function
     package: str  # the directory of the module's top package
+    wire_prefix: str = ""  # as `AppFolder.wire_prefix`
 
 
 class AppTarget(msgspec.Struct, frozen=True):

@@ -29,6 +29,9 @@ class AppFolder:
     text: str  # what such a folder is: "an Inferless app"
     file: str  # the file that makes a folder one of this kind
     load: str
+    wire_prefix: str = (
+        ""  # of the paths that answer on one of tailrace's wires, also with its errors: "/v2/" is Triton's
+    )
 
 
 class FolderApp(NamedTuple):

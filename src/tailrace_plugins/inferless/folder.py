@@ -11,7 +11,13 @@ __all__ = ["FOLDER", "load_folder"]
 
 _CHECK_S = 2.0  # short, since one hanging `infer` blocks the whole app
 
-FOLDER = AppFolder("inferless", "an Inferless app", "app.py", "tailrace_plugins.inferless.folder:load_folder")
+FOLDER = AppFolder(
+    "inferless",
+    "an Inferless app",
+    "app.py",
+    "tailrace_plugins.inferless.folder:load_folder",
+    wire_prefix="/v2/",  # Triton's
+)
 
 
 def load_folder(folder: Path, *, concurrency: int, queue_s: float | None) -> FolderApp:
