@@ -22,7 +22,7 @@ from tests.processes import freeze
 from tests.waiting import until
 
 from tailrace.errors import ModelError, StreamExpired
-from tailrace.streams import open_sqlite, read_key
+from tailrace.streams import Reader, open_sqlite, read_key
 from tailrace.streams.disk import DiskJournal
 from tailrace.types import ANONYMOUS, Claim, End, Prompt, Record, Sampling, TextDelta, Usage
 
@@ -329,7 +329,6 @@ async def test_a_later_end_extends_no_other_retention(tmp_path: Path) -> None:
         late, early = [await store.open(Record(name, 0.0)) for name in ("late", "early")]
         for lease in (early, late):
             store.append(lease, (End("done", Usage(1, 0)),))
-            store.flush()
             await asyncio.sleep(3)  # time itself is under test
     async with open_sqlite(tmp_path, retention_s=6.0) as store:
         await store.take_over()
@@ -345,7 +344,7 @@ async def test_streams_that_ended_together_stay_in_their_order_after_a_restart(t
     async with open_sqlite(tmp_path, sync_s=0.01) as store:
         for lease in [await store.open(Record(name, 0.0)) for name in names]:
             store.append(lease, (End("done", Usage(1, 0)),))
-            store.flush()
+            await Reader(lease.log, at_end_only=True).wait()
         num_bytes = sum(store.index.get(name).num_bytes for name in names)
     async with open_sqlite(tmp_path, budget_bytes=num_bytes // 2) as store:
         await store.take_over()

@@ -247,7 +247,7 @@ HIDDEN = (
     Defect(
         "a replay does not know of events that wait",
         "tailrace.generation.run",
-        "(*self.log.events, *self.store.queued(self.lease))",
+        "(*self.log.events, *self.log.queued)",
         "self.log.events",
     ),
     Defect(

@@ -164,9 +164,8 @@ class Server(Observer):
 
     async def _take_over(self) -> None:
         while True:
-            await self.store.wait_for_orphans()
             with contextlib.suppress(StorageError):
-                self.generator.recover(await self.store.take_over({MODEL}))
+                self.generator.recover(await self.store.take_over({MODEL}, waits=True))
 
     async def _step(self) -> None:
         while True:
@@ -185,7 +184,6 @@ class Server(Observer):
                 run.hand_over(Draining("The server is shutting down. The next one continues this stream."))
             else:
                 run.interrupt()
-        self.store.flush()
 
     def on_begun(self, record: Record) -> None:
         self.begun.append(record.stream_id)

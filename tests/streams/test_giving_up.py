@@ -21,7 +21,7 @@ async def _leave_unfinished(directory: Path) -> str:
         await store.take_over()
         lease = await store.open(Record(new_stream_id(), 1.5))
         store.append(lease, [TextDelta("a", (1,))])
-        store.flush()
+        await wait_until(lambda: bool(lease.log.events))
     return lease.log.stream_id
 
 

@@ -93,9 +93,8 @@ async def taking_over(store: RedisLogStore) -> AsyncIterator[list[Writer]]:
 
     async def run() -> None:
         while True:
-            await store.wait_for_orphans()
             with contextlib.suppress(StorageError):
-                taken.extend(Writer(store, lease) for lease in await store.take_over({"m"}))
+                taken.extend(Writer(store, lease) for lease in await store.take_over({"m"}, waits=True))
 
     task = asyncio.create_task(run())
     try:

@@ -395,7 +395,7 @@ async def test_redis_away_for_a_moment(tmp_path: Path) -> None:
                 await begin(store)
             writer.write(delta(3))
             assert writer.lease.log.events == [delta(1)]
-            assert store.queued(writer.lease) == [delta(2), delta(3)]
+            assert writer.lease.log.queued == [delta(2), delta(3)]
             process.resume()
             await seen(writer.lease.log, 3)
             assert writer.lease.log.events == [delta(1), delta(2), delta(3)]

@@ -224,8 +224,8 @@ class _Open(_Broken):
 class _OpenAfterwards(_Broken):
     """Loses the owners of finished streams at a restart."""
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
-        taken = await super().take_over()
+    def _unfinished(self) -> list[Lease]:
+        taken = super()._unfinished()
         for stream_id, kept in self.index._finished.items():
             self.index._finished[stream_id] = kept._replace(owner="you")
         return taken
@@ -234,8 +234,8 @@ class _OpenAfterwards(_Broken):
 class _ForgetsWhose(_Broken):
     """Shows deleted streams of all owners as deleted."""
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
-        taken = await super().take_over()
+    def _unfinished(self) -> list[Lease]:
+        taken = super()._unfinished()
         self.index._expired.update(dict.fromkeys(self.index._expired, ANONYMOUS))
         return taken
 
@@ -275,28 +275,28 @@ class _SameEpoch(_Broken):
 class _TakesAgain(_Broken):
     """Takes over a stream twice."""
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None, *, waits: bool = False) -> list[Lease]:
         self._has_taken_over = False
-        return await super().take_over()
+        return await super().take_over(models, waits=waits)
 
 
 class _TakesSome(_Broken):
     """Does not take over the last stream."""
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
-        return (await super().take_over())[:-1] or []
+    def _unfinished(self) -> list[Lease]:
+        return (super()._unfinished())[:-1] or []
 
 
 class _TakesInAnyOrder(_Broken):
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
-        return (await super().take_over())[::-1]
+    def _unfinished(self) -> list[Lease]:
+        return (super()._unfinished())[::-1]
 
 
 class _TakesFinished(_Broken):
     """Also takes over finished streams."""
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
-        taken = await super().take_over()
+    def _unfinished(self) -> list[Lease]:
+        taken = super()._unfinished()
         return taken + [Lease(self.index.get(stream_id, kept.owner), self.epoch)
                         for stream_id, kept in [*self.index._finished.items()]]  # fmt: skip
 
@@ -304,8 +304,8 @@ class _TakesFinished(_Broken):
 class _Overwrites(_Broken):
     """Overwrites the events of continued streams."""
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
-        taken = await super().take_over()
+    def _unfinished(self) -> list[Lease]:
+        taken = super()._unfinished()
         for lease in taken:
             lease.log.events.clear()
         return taken
@@ -314,8 +314,8 @@ class _Overwrites(_Broken):
 class _ForgetsKeys(_Broken):
     """Loses the keys at a restart."""
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
-        taken = await super().take_over()
+    def _unfinished(self) -> list[Lease]:
+        taken = super()._unfinished()
         self.index._claims.clear()
         return taken
 

@@ -161,7 +161,7 @@ class RunningServer:
                 run.interrupt()
         for vectors in [run for generator in generators for run in generator.vector_runs]:
             vectors.fail(Draining(SHUTTING_DOWN, retry_after_s=_DRAIN_RETRY_S))
-        self.service.store.flush()
+        await asyncio.sleep(0)  # the store commits the ends
         await self.records.conversations.finish()
         for extension in self.extensions:
             extension.drain()

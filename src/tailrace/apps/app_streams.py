@@ -203,21 +203,20 @@ class AppStreams:
         self._tasks: set[asyncio.Task[None]] = set()  # of the feeds
         store.write_errors.on_give_up.append(self._fail_all)
 
-    async def recover(self) -> None:
-        """Take over the streams of servers that are gone. A generator cannot continue in another process, so that
-        unfinished streams end as interrupted. Raises: StorageError."""
-        for lease in await self.store.take_over():
+    async def recover(self, *, waits: bool = False) -> None:
+        """Take over the streams of servers that are gone; if it `waits`, when another one has gone. A generator cannot
+        continue in another process, so that unfinished streams end as interrupted. Raises: StorageError."""
+        for lease in await self.store.take_over(waits=waits):
             lease.log.producer = Ender(partial(self._on_taken_ended, lease.log))
             with contextlib.suppress(LeaseLost):  # another server ends it
                 self.store.append(lease, (_INTERRUPTED,))
-        self.store.flush()
+        await asyncio.sleep(0)  # the store commits them
 
     async def recover_orphans(self) -> None:
         """Do the same whenever another server dies. Never returns."""
         while True:
-            await self.store.wait_for_orphans()
             with contextlib.suppress(StorageError):  # whatever is left is found again
-                await self.recover()
+                await self.recover(waits=True)
 
     def _on_taken_ended(self, log: StreamLog[Payload]) -> None:
         self.num_ended[log.record.model, log.status] += 1
@@ -285,11 +284,11 @@ class AppStreams:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def interrupt_all(self) -> None:
+    async def interrupt_all(self) -> None:
         """End all running streams as interrupted, because the server stops."""
         for feed in list(self.feeds):
             feed.end(_INTERRUPTED)
-        self.store.flush()
+        await asyncio.sleep(0)  # the store commits the ends
 
     def _fail_all(self, error: StorageError) -> None:
         for feed in list(self.feeds):

@@ -83,7 +83,7 @@ async def host(
                     listening.begin()
                     on_ready(front, notes)
                     if await _wait_for_change(signals.stop_requested, change):
-                        streams.interrupt_all()
+                        await streams.interrupt_all()
                         return True
                     await _drain(front, streams, settings, signals, on_drain)
                     listening.end(hurried=signals.force_requested.is_set())
@@ -243,4 +243,4 @@ async def _drain(
         for wait in (*drained, hurried):
             wait.cancel()
         await asyncio.gather(done, return_exceptions=True)
-    streams.interrupt_all()
+    await streams.interrupt_all()

@@ -118,13 +118,14 @@ class Models:
             served.generator.used_s = time.monotonic()
             self._watch(served, served.settings.idle_unload_s)
 
-    async def recover(self) -> int:
-        """Continue the streams of an earlier process, and load their models. Returns how many continue.
+    async def recover(self, *, waits: bool = False) -> int:
+        """Continue the streams of servers that are gone, and load their models. Returns how many continue. If it
+        `waits`, first until another server has gone.
 
         Raises: StorageError.
         """
         models = {named.model for named in self.names}
-        leases, num_recovered = await self.first.generator.store.take_over(models), 0
+        leases, num_recovered = await self.first.generator.store.take_over(models, waits=waits), 0
         for served in self:
             num_live = served.generator.recover(lease for lease in leases if self.of(lease.log) is served)
             num_recovered += num_live

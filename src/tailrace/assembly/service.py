@@ -86,7 +86,7 @@ async def start_service(
                 )
             models = Models(served, settings, group)
             num_recovered = await _first_start(models, settings, on_loaded)
-            taking_over = group.create_task(_take_over_orphans(models, store))
+            taking_over = group.create_task(_take_over_orphans(models))
             yield Service(models, store, num_recovered)
             taking_over.cancel()
         finally:
@@ -95,12 +95,11 @@ async def start_service(
             await served[0].stop()
 
 
-async def _take_over_orphans(models: Models, store: LogStore) -> None:
+async def _take_over_orphans(models: Models) -> None:
     """Continue the streams of other servers when these die. Never returns."""
     while True:
-        await store.wait_for_orphans()
         with contextlib.suppress(StorageError):  # whatever is left is found again
-            await models.recover()
+            await models.recover(waits=True)
 
 
 def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:

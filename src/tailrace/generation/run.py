@@ -148,7 +148,7 @@ class Run(Producer):
         """Return the deltas that were appended, by choice: those that readers can see, and those that wait to be
         committed."""
         deltas: list[list[TextDelta]] = [[] for _ in range(self.record.num_choices)]
-        for event in (*self.log.events, *self.store.queued(self.lease)):
+        for event in (*self.log.events, *self.log.queued):
             if isinstance(event, TextDelta):
                 deltas[event.choice].append(event)
         return deltas

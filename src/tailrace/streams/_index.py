@@ -6,14 +6,14 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from tailrace.errors import IdempotencyConflict, JournalDamaged, StreamExpired
 from tailrace.streams.damage import missing_stream_error
 from tailrace.streams.log import StreamLog
-from tailrace.streams.log_store import StoreState
+from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import ANONYMOUS, Claim, is_stream_id
 
@@ -226,6 +226,7 @@ class LocalLogStore:
         self.index = index
         self.write_errors = write_errors
         self.epoch = epoch
+        self._has_taken_over = False
         self._valid_epoch = epoch  # leases of this epoch may write; 0, the epoch of no lease, when closed
 
     @property
@@ -247,8 +248,16 @@ class LocalLogStore:
     async def streams_of(self, owner: str) -> list[str]:
         return self.index.ids_of(owner)
 
-    async def wait_for_orphans(self) -> None:
-        await asyncio.Event().wait()
+    async def take_over(self, models: Container[str] | None = None, *, waits: bool = False) -> list[Lease]:
+        if waits:
+            await asyncio.Event().wait()  # no other server uses this store
+        leases = [] if self._has_taken_over else self._unfinished()
+        self._has_taken_over = True
+        return leases
+
+    def _unfinished(self) -> list[Lease]:
+        """Return leases of the streams of an earlier process, and find its finished streams. Called once."""
+        return []
 
     def close(self) -> None:
         """Refuse further events, and stop the expiry of streams. May be called again."""

@@ -158,10 +158,6 @@ class DiskJournal:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
-    def queued(self, log: StreamLog) -> Sequence[Event]:
-        """Return the events of a log that are not committed yet."""
-        return self._pending.get(log, ())
-
     def flush(self, *, only_ends: bool = False) -> None:
         """Commit the queued events now, if that is possible. After a failed sync only terminal events are written."""
         self._is_scheduled = False

@@ -33,12 +33,13 @@ class StreamLog(Generic[ContentT]):
 
     __slots__ = (
         "_ending", "_linger", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "number", "producer",
-        "progress", "record", "released",
+        "progress", "queued", "record", "released",
     )  # fmt: skip
 
     def __init__(self, record: Record, events: Sequence[Event[ContentT]] = (), *, number: int = 0) -> None:
         self.record = record
         self.number = number  # in the journal
+        self.queued: Sequence[Event[ContentT]] = ()  # appended and not committed yet; they follow `events`
         self.events: list[Event[ContentT]] = list(events)  # seq n is events[n - 1]
         last = self.events[-1] if self.events else None
         self.end: End | None = last if isinstance(last, End) else None
@@ -103,6 +104,8 @@ class StreamLog(Generic[ContentT]):
 
         Only a log store calls this, after it has committed the events.
         """
+        if self.queued is events:
+            self.queued = ()
         if self.end is not None or not events:
             return
         self.events += events
@@ -277,7 +280,7 @@ def enqueue(queues: dict[StreamLog, list[Event]], log: StreamLog, events: Sequen
     if type(last) is End or not events:
         return False
     if queue is None:
-        queue = queues[log] = []
+        log.queued = queue = queues[log] = []
     for event in events:
         queue.append(event)
         if type(event) is End:
@@ -287,5 +290,8 @@ def enqueue(queues: dict[StreamLog, list[Event]], log: StreamLog, events: Sequen
 
 def without_producers(queues: dict[StreamLog, list[Event]]) -> dict[StreamLog, list[Event]]:
     """Return the queues that wait when a store gives up and ends all streams: the ends of streams that were taken over
-    only to end them. Nobody would write these again."""
-    return {log: events for log, events in queues.items() if isinstance(log.producer, Ender)}
+    only to end them. Nobody would write these again. The others are dropped."""
+    kept = {log: events for log, events in queues.items() if isinstance(log.producer, Ender)}
+    for log in queues.keys() - kept.keys():
+        log.queued = ()
+    return kept

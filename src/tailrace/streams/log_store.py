@@ -69,18 +69,11 @@ class LogStore(Protocol[ContentT]):
 
     def append(self, lease: Lease[ContentT], events: Sequence[Event[ContentT]]) -> None:
         """Queue events. Events of one turn of the event loop are committed together at its end; then readers see them.
-        During a write error they wait. Events after the terminal event are dropped. When
-        that can be read, the retention of the stream starts.
+        Until then they are in `StreamLog.queued`. During a write error they wait. Events after the terminal event are
+        dropped. When that can be read, the retention of the stream starts.
 
         Raises: LeaseLost if another server has taken the stream over, or this store is closed.
         """
-
-    def flush(self) -> None:
-        """Commit the queued events now, if that is possible without waiting."""
-
-    def queued(self, lease: Lease[ContentT]) -> Sequence[Event[ContentT]]:
-        """Return the events of this stream that were appended and are not committed yet. They follow those of
-        `lease.log`, and are committed before whatever is appended later."""
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog[ContentT]:
         """Return the log of a stream, which has at least `after` events. The log grows until the terminal event. Follow
@@ -113,14 +106,13 @@ class LogStore(Protocol[ContentT]):
     async def streams_of(self, owner: str) -> list[str]:
         """Return the ids of an owner's streams that can be read, running or finished. Raises: StorageError."""
 
-    async def take_over(self, models: Collection[str] | None = None) -> list[Lease[ContentT]]:
-        """Return leases of the unfinished streams of servers that are gone, in the order in which the streams began.
+    async def take_over(self, models: Collection[str] | None = None, *, waits: bool = False) -> list[Lease[ContentT]]:
+        """Return leases of the unfinished streams of servers that are gone, in the order in which the streams began. If
+        it `waits`, return only when another server has gone; never where there is no other.
+
         Each stream goes to exactly one server, once. From then on finished streams and idempotency keys can be read,
         too. `models` are those that this server has: where servers share a store, it leaves streams of other models to
         the others.
 
         Raises: StorageError.
         """
-
-    async def wait_for_orphans(self) -> None:
-        """Return when a server is gone whose streams can be taken over. Never returns where no other server is."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 from tailrace.errors import LeaseLost
 from tailrace.streams._index import LocalLogStore, StreamIndex
@@ -38,12 +38,6 @@ class MemoryLogStore(LocalLogStore):
         if was_running and lease.log.end is not None:
             self.index.finish(lease.log)
 
-    def flush(self) -> None:
-        pass
-
-    def queued(self, lease: Lease) -> Sequence[Event]:
-        return ()
-
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
         log = self.index.get(stream_id, owner)
         log.stop()
@@ -51,9 +45,6 @@ class MemoryLogStore(LocalLogStore):
 
     async def delete(self, owner: str, stream_id: str) -> None:
         self.index.delete(self.index.get(stream_id, owner))
-
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
-        return []
 
     async def notes_of(self, name: str) -> LocalNotes:
         return LocalNotes(name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Container, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -38,7 +38,6 @@ class SqliteLogStore(LocalLogStore):
         self._read_damage()
         journal.on_end = index.finish
         journal.on_damage = self._read_damage
-        self._has_taken_over = False
 
     async def open(self, record: Record) -> Lease:
         log = self._journal.begin(record)
@@ -49,12 +48,6 @@ class SqliteLogStore(LocalLogStore):
         if lease.epoch != self._valid_epoch:
             raise LeaseLost("Another server writes this stream now.")
         self._journal.append(lease.log, events)
-
-    def flush(self) -> None:
-        self._journal.flush()
-
-    def queued(self, lease: Lease) -> Sequence[Event]:
-        return self._journal.queued(lease.log)
 
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
         log = self.index.get(stream_id, owner)
@@ -70,13 +63,10 @@ class SqliteLogStore(LocalLogStore):
             self._journal.delete(stream_id)
             self.index.delete(log)
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
-        if self._has_taken_over:
-            return []
+    def _unfinished(self) -> list[Lease]:
         finished = self._journal.finished()
         unfinished = self._journal.unfinished()
         self.index.restore(finished, self._journal.expired())
-        self._has_taken_over = True
         leases = []
         for log, end in unfinished:
             self.index.admit(log)

@@ -141,7 +141,7 @@ class StoreHarness:
         """Append events that the store should refuse, with an error or silently."""
         try:
             store.append(lease, events)
-            store.flush()
+            await asyncio.sleep(0)
         except LeaseLost:
             pass
 

@@ -114,13 +114,13 @@ async def _queued(harness: StoreHarness) -> None:
         for number in range(2, 8):
             store.append(lease, (delta(number),))
             expected.append(delta(number))
-            known = [*lease.log.events, *store.queued(lease)]
-            require(known == expected, f"{expected} were appended; the log and queued() have {known}")
+            known = [*lease.log.events, *lease.log.queued]
+            require(known == expected, f"{expected} were appended; the log and its queue have {known}")
             if number % 3 == 0:
                 await harness.wait_for(lease.log, number)
         await harness.wait_for(lease.log, len(expected))
-        left = list(store.queued(lease))
-        require(not left, f"all events can be read, and queued() has {left}")
+        left = list(lease.log.queued)
+        require(not left, f"all events can be read, and the queue has {left}")
 
 
 async def _stop(harness: StoreHarness) -> None:

@@ -78,7 +78,7 @@ class StreamThread:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 await self.streams.wait_ended()
-        self.streams.interrupt_all()
+        await self.streams.interrupt_all()
 
     async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine in the thread. Cancellation: cancels it there."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
 
 from tailrace.errors import StorageError, StreamExpired, UnknownStream
 from tailrace.streams._rows import Rows
@@ -16,14 +15,12 @@ from tailrace.streams.redis._mirrors import Mirrors
 from tailrace.streams.redis._patience import CATCH_UP_S
 from tailrace.streams.redis._stored import Gone, Stored, load
 from tailrace.streams.redis.own_streams import OwnStreams
-from tailrace.types import Event
 
 __all__ = ["Lookup"]
 
 
 class Lookup:
-    """Looks in the memory of this server first, then in Redis. `queued` returns the events of a stream of this server
-    that are not committed yet."""
+    """Looks in the memory of this server first, then in Redis."""
 
     def __init__(
         self,
@@ -32,8 +29,6 @@ class Lookup:
         finished: FinishedStreams,
         mirrors: Mirrors,
         own: OwnStreams,
-        *,
-        queued: Callable[[StreamLog], Sequence[Event]],
     ) -> None:
         self._connection = connection
         self._keys = connection.keys
@@ -41,7 +36,6 @@ class Lookup:
         self._finished = finished
         self._mirrors = mirrors
         self._own = own
-        self._queued = queued
 
     async def find(self, owner: str, stream_id: str) -> StreamLog:
         """Return the log of a stream. It grows if another server writes the stream.
@@ -68,7 +62,7 @@ class Lookup:
         if not self._own.owns(log):
             await self._mirrors.catch_up(log)
             return
-        known = min(after, log.last_seq + len(self._queued(log)))
+        known = min(after, log.last_seq + len(log.queued))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_S):
                 while log.last_seq < known and log.released is None:

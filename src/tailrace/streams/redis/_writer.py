@@ -78,13 +78,10 @@ class Writer:
         if enqueue(self._queues, log, events):
             self._is_queued.set()
 
-    def queued(self, log: StreamLog) -> Sequence[Event]:
-        """Return the events of a stream that are not committed yet."""
-        return self._queues.get(log, ())
-
     def drop(self, log: StreamLog) -> None:
         """Drop the waiting events of a stream that another server writes."""
         self._queues.pop(log, None)
+        log.queued = ()
 
     # Committing
 

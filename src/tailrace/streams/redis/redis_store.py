@@ -87,7 +87,7 @@ class RedisLogStore:
         self._mirrors = Mirrors(
             connection, self._followers, self._members, rows, self._messages, on_end=self._finished.cache
         )
-        self._lookup = Lookup(connection, rows, self._finished, self._mirrors, self._own, queued=self._writer.queued)
+        self._lookup = Lookup(connection, rows, self._finished, self._mirrors, self._own)
         self._openings = Openings(connection, self._members, self._own)
         self._orphans = Orphans(connection, self._members, rows, self._own, retention_s=retention_s)
         self._inventory = Inventory(self._members, self._finished, self._own, store=self._store)
@@ -162,12 +162,6 @@ class RedisLogStore:
         if not self._own.owns(log):
             raise LeaseLost("Another server writes this stream now.")
         self._writer.append(log, events)
-
-    def flush(self) -> None:
-        pass  # the writer has begun already, and waiting for it is not possible here
-
-    def queued(self, lease: Lease) -> Sequence[Event]:
-        return self._writer.queued(lease.log)
 
     def _on_end(self, log: StreamLog) -> None:
         if self._own.end(log):
@@ -258,10 +252,9 @@ class RedisLogStore:
 
     # Streams of dead servers
 
-    async def wait_for_orphans(self) -> None:
-        await self._orphaned.wait()
-
-    async def take_over(self, models: Collection[str] | None = None) -> list[Lease]:
+    async def take_over(self, models: Collection[str] | None = None, *, waits: bool = False) -> list[Lease]:
+        if waits:
+            await self._orphaned.wait()
         self._members.models = frozenset(models or ())
         self._orphaned.clear()
         leases = []
