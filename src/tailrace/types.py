@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # `typing` has the default of a type variable from Python 3.1
 
 __all__ = [
     "ANONYMOUS",
+    "IMAGE_MARK",
     "NO_LIMIT",
     "SHAPING",
     "Allowance",
@@ -41,6 +42,7 @@ __all__ = [
     "FinishReason",
     "GenerateRequest",
     "Grammar",
+    "Image",
     "Infill",
     "KeptFields",
     "Message",
@@ -100,15 +102,35 @@ class ToolCall:
     arguments: str
 
 
+# The place of an image in the content of a message. It is random, so no text of a client contains it; nothing keeps it.
+IMAGE_MARK = f"\ufdd0image {secrets.token_hex(8)}\ufdd1"
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image in a message: as the client sent it, then as the model gets it, with how its prompt is written."""
+
+    content: bytes
+    param: str = "messages"  # the field of the request
+    media_type: str = ""  # "": not checked yet
+    placeholder: str = ""  # the control token that stands for an image in the chat template
+    expansion: str = ""  # what stands for this image in the prompt
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a chat."""
+    """One message of a chat. Its content has an `IMAGE_MARK` for each of its images."""
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""  # the call that a message of role `tool` answers
     reasoning: str = ""  # of an assistant's message: the model's reasoning before the content
+    images: tuple[Image, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +184,13 @@ class Sampling(msgspec.Struct, frozen=True):
     n: int = 1
 
 
-class Attachment(msgspec.Struct, frozen=True, tag="attachment"):
+class Attachment(msgspec.Struct, frozen=True, tag="attachment", omit_defaults=True):
     """Bytes in a prompt, such as an image. The prompt has only their digest."""
 
     digest: str  # SHA-256 of the bytes, in hexadecimal
     media_type: str
     num_tokens: int  # that the model reads for it
+    token_ids: tuple[int, ...] = ()  # that stand for it in the prompt, if its engine has such
 
     @classmethod
     def of(cls, content: bytes, media_type: str, num_tokens: int) -> Attachment:
@@ -388,7 +411,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 
 class Record(KeptFields, frozen=True):
     """The request of a stream: enough to show the stream on any wire, and to run it again. Written before a client gets
-    the stream's id. It has prompts and a caller only while the stream runs."""
+    the stream's id. It has prompts, attachments and a caller only while the stream runs."""
 
     stream_id: str
     created_s: float  # since the epoch
@@ -399,6 +422,7 @@ class Record(KeptFields, frozen=True):
     num_choices: int = 1
     linger_s: float = 0.0  # how long it runs without a reader before it is cancelled
     claim: Claim | None = None
+    attachments: dict[str, bytes] = {}  # of the prompts, by digest; only while the stream runs
 
     @property
     def seed(self) -> int:
@@ -410,8 +434,8 @@ class Record(KeptFields, frozen=True):
         return self.num_prompt_tokens + self.num_choices * (self.sampling.max_tokens or 0)
 
     def finished(self) -> Record:
-        """Return the record of the ended stream, without prompts and caller."""
-        return msgspec.structs.replace(self, prompts=(), caller="")
+        """Return the record of the ended stream, without prompts, attachments and caller."""
+        return msgspec.structs.replace(self, prompts=(), attachments={}, caller="")
 
 
 class PromptProgress(NamedTuple):

@@ -50,6 +50,7 @@ class FakeServer:
     started_s: int = 1_700_000_000
     is_live: bool = True
     is_ready: bool = True
+    sees: bool = False
     state: str = "ready"
     replay: str | None = None
     shared_store: Mapping[str, int] = field(default_factory=dict)

@@ -1,47 +1,85 @@
-"""A stream whose prompt has an image survives its server: its record has the image's digest."""
+"""A stream about an image survives its engine, its server and its machine; then its image is gone."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import subprocess
-import sys
+import sqlite3
 from pathlib import Path
 
-from tests.api.oracle import Answer
-from tests.api.process import Server, environment
-from tests.faults.image_server import COUNT, IMAGE, PROMPT, SEED
-from tests.faults.laws import Seen, check, read_journal
+from tests.api.oracle import Answer, chat_ids
+from tests.api.process import Server
+from tests.faults.house import Follower, House, Servers, Stream
+from tests.faults.team import team
+from tests.seeing import data_url, picture
+from tests.waiting import until
 
 from tailrace.engines.scripted.engine import read_ids
-from tailrace.streams import open_sqlite
-from tailrace.types import Record
+from tailrace.images.reader import ImageReader
+from tailrace.types import Attachment, Image
 
-_ROOT = Path(__file__).parents[2]
-
-
-async def _record(directory: Path) -> Record:
-    """Return the record of the only stream that has not ended, as a server after the death finds it."""
-    async with open_sqlite(directory) as store:
-        (lease,) = await store.take_over()
-        return lease.log.record
+_COUNT = 80
+_QUESTION = "What is in it?"
+_NUM_TOKENS = 90 * 50 // 1024
 
 
-def test_a_stream_with_an_image_survives_its_server(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.faults.image_server", str(tmp_path)]
-    with subprocess.Popen(command, cwd=_ROOT, env=environment(), stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            stream_id = process.stdout.readline().strip()
-        finally:
-            process.kill()
-    record = asyncio.run(_record(tmp_path))
-    assert (record.stream_id, record.prompts[0].segments) == (stream_id, PROMPT)
-    assert IMAGE in record.prompts[0].segments
-    answer = Answer(read_ids(PROMPT), COUNT, SEED)
-    assert record.num_prompt_tokens == len(answer.prompt_ids)
-    with contextlib.closing(Server("scripted:tokens_per_s=200", "--data-dir", str(tmp_path))) as server:
-        server.wait_ready()
-        content = server.http.get(f"/v1/streams/{stream_id}/events").content
-    events = [event + b"\n\n" for event in content.split(b"\n\n") if event]
-    check(stream_id, answer, [Seen(events)], read_journal(tmp_path))
+def _canonical(content: bytes) -> Image:
+    (image,) = asyncio.run(ImageReader().read((Image(content),), as_sent=False, within_s=60))
+    return image
+
+
+def _begin(house: Servers, server: Server, seed: int) -> tuple[Stream, Image]:
+    """Begin a stream about a picture. Returns it, and the picture as the model gets it."""
+    sent = picture(seed, kind="JPEG")
+    image = _canonical(sent)
+    shown = Attachment(image.digest, "image/png", _NUM_TOKENS)
+    user, *text = chat_ids(_QUESTION)
+    answer = Answer(read_ids(((user,), shown, tuple(text))), _COUNT, seed)
+    parts = [{"type": "image_url", "image_url": {"url": data_url(sent, "image/jpeg")}}]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": _QUESTION}]}
+    stream_id = server.create({"messages": [message], "max_tokens": _COUNT, "seed": seed})
+    return Stream(stream_id, answer, [Follower(house, stream_id), Follower(house, stream_id)]), image
+
+
+def _num_kept(directory: Path, image: Image) -> int:
+    """Return how many streams have an image in the journal, as whoever takes them over finds it."""
+    (file,) = directory.glob("*.sqlite")
+    query = "SELECT count(*) FROM streams WHERE instr(record, ?)"
+    with sqlite3.connect(f"file:{file}?mode=ro", uri=True) as connection:
+        (number,) = connection.execute(query, (image.content,)).fetchone()
+    connection.close()
+    return int(number)
+
+
+def test_a_stream_about_an_image_survives_engine_and_server(tmp_path: Path) -> None:
+    with House(tmp_path / "data", "scripted:tokens_per_s=100") as house:
+        begun = [_begin(house, house.server, seed) for seed in (1, 2)]
+        house.streams += [stream for stream, _ in begun]
+        for stream in house.streams:
+            stream.seen(8)
+        assert [_num_kept(house.directory, image) for _, image in begun] == [1, 1]
+        house.kill_engine()
+        for stream in house.streams:
+            stream.seen(20)
+        house.restart()
+        for stream in house.streams:
+            stream.wait()
+        until(lambda: not any(_num_kept(house.directory, image) for _, image in begun))
+
+
+def test_a_stream_about_an_image_survives_its_machine(tmp_path: Path) -> None:
+    with team(tmp_path) as (servers, redis):
+        first, _ = servers.servers
+        stream, image = _begin(servers, first, 3)
+        servers.streams.append(stream)
+        stream.seen(8)
+        with redis.client() as client:
+            kept = [client.hget(key, "record") or b"" for key in client.scan_iter("*:stream:*", _type="hash")]
+            assert [image.content in record for record in kept].count(True) == 1
+            servers.kill(first)
+            stream.wait()
+
+            def is_gone() -> bool:
+                rows = [client.hget(key, "record") or b"" for key in client.scan_iter("*:stream:*", _type="hash")]
+                return bool(rows) and not any(image.content in record for record in rows)
+
+            until(is_gone)

@@ -274,7 +274,7 @@ class Routes:
             ignored = ignored_header(notes, is_strict=False)
             facts = facts_of(served, log)
             if not log.record.prompts:  # an Idempotency-Key found an ended stream
-                prompts = await served.generator.prompts.encode(call.request)
+                prompts = await served.generator.encode(call.request)
                 facts = replace(facts, record=msgspec.structs.replace(log.record, prompts=prompts))
             encoder, headers = call.view.open(facts), id_header(log) | ignored
             if call.stream:

@@ -149,6 +149,7 @@ async def _generator(source: Source, served: Served, store: LogStore) -> Generat
             linger_s=settings.linger_s,
             recover_s=settings.recover_s,
         ),
+        may_see=all_kinds()[source.engine].sees(source.card),
     )
     generator.on_unload()
     return generator

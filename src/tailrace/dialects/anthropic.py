@@ -36,6 +36,7 @@ from tailrace.dialects.fields import (
 )
 from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.messages import MAX_MESSAGES, read_messages
+from tailrace.dialects.parts import eyes_of
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
 from tailrace.dialects.shapes import Other, ignored, note, read_known, refused
@@ -164,8 +165,9 @@ def count_tokens(request: ParsedRequest) -> Reply:
 def _prompt(fields: CountBody, server: ServerFacts, notes: list[str]) -> tuple[GenerateRequest, ChosenTools]:
     """Return the prompt and the tools. Raises: RequestError."""
     tools = choose_tools(_offers(fields, notes), _choice(fields.tool_choice), server, notes)
-    turns = read_turns(_system(fields, notes), fields.messages, notes)
-    messages = read_messages(turns, notes)
+    images = eyes_of(server)
+    turns = read_turns(_system(fields, notes), fields.messages, notes, images)
+    messages = read_messages(turns, notes, images=images)
     last = messages[-1]
     begins_answer = last.role == "assistant" and not last.tool_calls
     if begins_answer and last.content[-1:].isspace():

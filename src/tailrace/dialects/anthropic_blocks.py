@@ -8,10 +8,12 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.images import image_of_base64, image_of_url
 from tailrace.dialects.messages import ChatMessage, FunctionCall, ReasoningDetail, ToolCallBody
-from tailrace.dialects.parts import TextPart, first_asked, text_of
+from tailrace.dialects.parts import ImagePart, TextPart, first_asked, text_of
 from tailrace.dialects.shapes import Other, note
-from tailrace.errors import RequestError
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.types import Image
 
 __all__ = ["AnthropicTurn", "TextBlock", "read_turns"]
 
@@ -31,6 +33,32 @@ class Document(_Block, tag="document", kw_only=True):
     context: str | None = None
 
 
+class ImageSource(msgspec.Struct):
+    type: str = ""
+    data: str = ""
+    media_type: str = ""
+    url: str = ""
+
+
+class ImageBlock(_Block, tag="image", kw_only=True):
+    source: ImageSource
+
+
+class _SourcePart(ImagePart):
+    """An image as `text_of` takes it."""
+
+    source: ImageSource
+
+    def image(self, where: str) -> Image:
+        """Raises: RequestError."""
+        match self.source.type:
+            case "base64":
+                return image_of_base64(self.source.data, f"{where}.source.data")
+            case "url":
+                return image_of_url(self.source.url, f"{where}.source.url")
+        raise UnsupportedParameter(f"{where}.source: send the image itself, as base64.", param=f"{where}.source")
+
+
 class SearchResult(_Block, tag="search_result", kw_only=True):
     content: list[TextBlock | Other]
     title: str = ""
@@ -47,7 +75,7 @@ class CompactionBlock(_Block, tag="compaction", kw_only=True):
     content: str | None = None
 
 
-_Text: TypeAlias = TextBlock | Document | SearchResult | ToolReference | CompactionBlock | Other
+_Text: TypeAlias = TextBlock | ImageBlock | Document | SearchResult | ToolReference | CompactionBlock | Other
 
 
 class ToolUse(_Block, tag="tool_use", kw_only=True):
@@ -58,7 +86,7 @@ class ToolUse(_Block, tag="tool_use", kw_only=True):
 
 class ToolResult(_Block, tag="tool_result", kw_only=True):
     tool_use_id: str
-    content: str | list[TextBlock | Document | SearchResult | ToolReference | Other] | None = None
+    content: str | list[TextBlock | ImageBlock | Document | SearchResult | ToolReference | Other] | None = None
 
 
 class Thinking(_Block, tag="thinking", kw_only=True):
@@ -72,6 +100,7 @@ class AnthropicTurn(msgspec.Struct):
         str
         | list[
             TextBlock
+            | ImageBlock
             | Document
             | SearchResult
             | ToolReference
@@ -85,9 +114,13 @@ class AnthropicTurn(msgspec.Struct):
 
 
 def read_turns(
-    system: str | Sequence[TextBlock | Other] | None, turns: Sequence[AnthropicTurn], notes: list[str]
+    system: str | Sequence[TextBlock | Other] | None,
+    turns: Sequence[AnthropicTurn],
+    notes: list[str],
+    images: list[Image] | None = None,
 ) -> list[ChatMessage]:
-    """Return the messages for the chat template; results of tools are separate messages. Raises: RequestError."""
+    """Return the messages for the chat template; results of tools are separate messages. `images` gets the images of
+    users; None: the model reads none. Raises: RequestError."""
     messages: list[ChatMessage] = []
     text = _text(system, "system", notes)
     if text:
@@ -95,7 +128,7 @@ def read_turns(
     asked_from = first_asked(["tool" if _results_of(turn) else turn.role for turn in turns])
     for index, turn in enumerate(turns):
         is_asked = index >= asked_from and turn.role == "user"
-        _add(messages, turn, f"messages[{index}]", notes, is_asked=is_asked)
+        _add(messages, turn, f"messages[{index}]", notes, images, is_asked=is_asked)
     return messages
 
 
@@ -104,7 +137,15 @@ def _results_of(turn: AnthropicTurn) -> list[tuple[int, ToolResult]]:
     return [(index, block) for index, block in enumerate(blocks) if isinstance(block, ToolResult)]
 
 
-def _add(messages: list[ChatMessage], turn: AnthropicTurn, where: str, notes: list[str], *, is_asked: bool) -> None:
+def _add(
+    messages: list[ChatMessage],
+    turn: AnthropicTurn,
+    where: str,
+    notes: list[str],
+    images: list[Image] | None,
+    *,
+    is_asked: bool,
+) -> None:
     """Add the messages of a turn. Raises: RequestError."""
     blocks = () if isinstance(turn.content, str) else turn.content
     calls = [block for block in blocks if isinstance(block, ToolUse)]
@@ -119,7 +160,8 @@ def _add(messages: list[ChatMessage], turn: AnthropicTurn, where: str, notes: li
     for index, result in results:
         content = _text(result.content, f"{where}.content[{index}].content", notes)
         messages.append(ChatMessage("tool", content, tool_call_id=result.tool_use_id))
-    text = _text(turn.content, f"{where}.content", notes, is_asked=is_asked, is_answer=is_answer)
+    seen = images if turn.role == "user" else None
+    text = _text(turn.content, f"{where}.content", notes, is_asked=is_asked, is_answer=is_answer, images=seen)
     if not text and not calls and not any(thoughts):
         if not results and not is_answer:
             notes.append(note(where, "empty"))
@@ -145,19 +187,22 @@ def _text(
     *,
     is_asked: bool = False,
     is_answer: bool = False,
+    images: list[Image] | None = None,
 ) -> str:
     """Return the text of blocks. Raises: as `text_of`."""
     parts = content if content is None or isinstance(content, str) else [_part(block) for block in content]
-    return text_of(parts, where, notes, between="\n", is_asked=is_asked, is_answer=is_answer)
+    return text_of(parts, where, notes, between="\n", is_asked=is_asked, is_answer=is_answer, images=images)
 
 
-def _part(block: _Text | ToolUse | ToolResult | Thinking) -> TextPart | Other:
+def _part(block: _Text | ToolUse | ToolResult | Thinking) -> TextPart | ImagePart | Other:
     """Return the text of a block for its turn. Calls, results and thoughts have none."""
     match block:
         case Other():
             return block
         case TextBlock():
             return TextPart(block.text)
+        case ImageBlock():
+            return _SourcePart(block.source)
         case ToolReference():
             return TextPart(block.tool_name)
         case CompactionBlock():

@@ -13,7 +13,7 @@ from tailrace.conversations.turns import Turn
 from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.wire import ParsedRequest
-from tailrace.errors import RequestError
+from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import GenerateRequest, Message
 
 __all__ = ["ConversationField", "in_conversation", "open_branch", "place_of", "with_turn"]
@@ -66,6 +66,10 @@ def with_turn(
     can be read in the conversation. Raises: RequestError."""
     if request.sampling.n > 1:
         raise RequestError("n must be 1 in a conversation.", param="n")
+    for image in (image for message in request.messages for image in message.images):
+        raise UnsupportedParameter(
+            f"{image.param}: a conversation keeps no images. Send them without it.", param=image.param
+        )
     check_items(items)
     turn = Turn(
         conversation_id=branch.conversation_id,

@@ -49,6 +49,10 @@ class GeneratorFacts(Protocol):
     @property
     def is_ready(self) -> bool: ...
     @property
+    def sees(self) -> bool:
+        """Whether the model reads images."""
+
+    @property
     def parameters(self) -> frozenset[str]:
         """Names of the `Sampling` fields that the engine supports."""
 
@@ -142,12 +146,14 @@ class ServerFacts(Protocol):
 
 
 def capabilities_of(server: ServerFacts) -> list[str]:
-    """Return what the model can do, in Ollama's words: completion, tools, thinking, insert, embedding; and rerank."""
+    """Return what the model can do, in Ollama's words: completion, tools, vision, thinking, insert, embedding; and
+    rerank."""
     if server.task != "generate":
         return ["embedding" if server.task == "embed" else "rerank"]
     has = {
         "completion": True,
         "tools": bool(server.chat.call_format),
+        "vision": server.generator.sees,
         "thinking": server.chat.splits_reasoning,
         "insert": server.prompts.can_infill,
     }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tailrace.dialects.parts import RefusalPart, TextPart, first_asked, text_of
+from tailrace.dialects.parts import ImageUrlPart, RefusalPart, TextPart, first_asked, text_of
 from tailrace.dialects.shapes import Other
 from tailrace.errors import RequestError
 from tailrace.text.arguments import arguments_object
-from tailrace.types import Message, ToolCall
+from tailrace.types import IMAGE_MARK, Image, Message, ToolCall
 
 __all__ = [
     "MAX_MESSAGES",
@@ -22,6 +24,7 @@ __all__ = [
     "ToolCallBody",
     "read_messages",
     "require_question",
+    "with_images",
 ]
 
 MAX_MESSAGES = 10_000
@@ -54,7 +57,7 @@ class ReasoningDetail(msgspec.Struct):
 
 class ChatMessage(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]  # templates make tokens of it
-    content: str | list[TextPart | RefusalPart | Other] | None = None
+    content: str | list[TextPart | ImageUrlPart | RefusalPart | Other] | None = None
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: str | None = None
     name: str | None = None  # of a tool, in its result
@@ -68,9 +71,15 @@ Messages = Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
 def read_messages(
-    messages: Sequence[ChatMessage], notes: list[str], before: tuple[Message, ...] = (), *, name: str = "messages"
+    messages: Sequence[ChatMessage],
+    notes: list[str],
+    before: tuple[Message, ...] = (),
+    *,
+    name: str = "messages",
+    images: list[Image] | None = None,
 ) -> tuple[Message, ...]:
     """Return messages after those in `before`. What has no effect is named in `notes`, as a part of the field `name`.
+    `images` are those with a mark in the texts already, in order; it gets the others. None: the model reads none.
 
     Raises: RequestError if there are no messages, or none of them needs an answer.
     """
@@ -85,15 +94,26 @@ def read_messages(
         where = f"{name}[{index}]"
         is_asked = index >= asked_from and message.role == "user"
         is_answer = message.role == "assistant"
-        text = text_of(message.content, f"{where}.content", notes, is_asked=is_asked, is_answer=is_answer)
+        seen = images if message.role == "user" else None
+        text = text_of(message.content, f"{where}.content", notes, is_asked=is_asked, is_answer=is_answer, images=seen)
         notes.extend(f"{name}[].{field}" for field in _unused_fields(message))
         # `developer` is a newer name of the role system, which templates do not know; `function` an older one of tool.
         role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
         called = tuple(calls.add(call) for call in _calls_of(message)) if is_answer else ()
         answered = calls.answered_by(message) if role == "tool" else ""
-        read.append(Message(role, text, called, answered, _reasoning_of(message) if is_answer else ""))
+        reasoning = _reasoning_of(message) if is_answer else ""
+        read.append(Message(role, text, called, answered, reasoning))
     require_question(read, param=name)
-    return tuple(read)
+    return with_images(read, images or ())
+
+
+def with_images(messages: Iterable[Message], images: Iterable[Image]) -> tuple[Message, ...]:
+    """Return the messages with the images that have marks in them, in order."""
+    rest = iter(images)
+    return tuple(
+        replace(one, images=tuple(islice(rest, number))) if (number := one.content.count(IMAGE_MARK)) else one
+        for one in messages
+    )
 
 
 def require_question(messages: Sequence[Message], *, param: str = "messages") -> None:

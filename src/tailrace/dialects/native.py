@@ -29,6 +29,7 @@ from tailrace.dialects.fields import (
     template_values,
 )
 from tailrace.dialects.messages import Messages, read_messages
+from tailrace.dialects.parts import eyes_of
 from tailrace.dialects.queries import read_switch
 from tailrace.dialects.shapes import read_fields, refused, require_nothing_left_out, without_unused
 from tailrace.dialects.wire import (
@@ -57,6 +58,7 @@ from tailrace.types import (
     End,
     Event,
     GenerateRequest,
+    Image,
     Message,
     PromptProgress,
     Released,
@@ -116,15 +118,25 @@ def parse(request: ParsedRequest) -> GenerateCall | Following:
     if cursor is not None:
         return Following(*parse_cursor(cursor), NativeView())
     streams = "text/event-stream" in request.headers.get("accept", "")
-    generate, notes = parse_body(request.body, request.server.recommended_sampling, request.branch), list[str]()
+    generate = parse_body(
+        request.body, request.server.recommended_sampling, request.branch, images=eyes_of(request.server)
+    )
+    notes = list[str]()
     view = NativeView(
         shows_progress(request.server, notes, wanted=request.body.get("return_progress"), is_streamed=streams)
     )
     return GenerateCall(generate, view, stream=streams, ignored=tuple(notes), at_once=True, status=201)
 
 
-def parse_body(body: JsonBody, recommended: Mapping[str, float], branch: Branch | None = None) -> GenerateRequest:
-    """Parse a body. `recommended` is as in `sampling_of`; `branch` is that of its conversation, if it names one.
+def parse_body(
+    body: JsonBody,
+    recommended: Mapping[str, float],
+    branch: Branch | None = None,
+    *,
+    images: list[Image] | None = None,
+) -> GenerateRequest:
+    """Parse a body. `recommended` is as in `sampling_of`; `branch` is that of its conversation, if it names one;
+    `images` is as in `read_messages`.
 
     Raises: RequestError, also for unknown fields, so that typing errors are noticed.
     """
@@ -140,7 +152,7 @@ def parse_body(body: JsonBody, recommended: Mapping[str, float], branch: Branch 
         branch = open_branch(branch, has_input=bool(fields.messages))
         before = messages_of(branch.items)
     notes: list[str] = []
-    messages = read_messages(fields.messages, notes, before) if fields.messages is not None else ()
+    messages = read_messages(fields.messages, notes, before, images=images) if fields.messages is not None else ()
     require_nothing_left_out(notes)
     generate = GenerateRequest(
         model=fields.model,

@@ -37,15 +37,16 @@ from tailrace.dialects.fields import (
     seed_of,
 )
 from tailrace.dialects.grammars import grammar_of_schema
-from tailrace.dialects.messages import MAX_MESSAGES, ChatMessage, ToolCallBody, read_messages
+from tailrace.dialects.images import image_of_base64
+from tailrace.dialects.messages import MAX_MESSAGES, ChatMessage, ToolCallBody, read_messages, with_images
 from tailrace.dialects.ollama_answers import OllamaView, encode_error
-from tailrace.dialects.parts import first_asked, omit
+from tailrace.dialects.parts import eyes_of, first_asked, omit
 from tailrace.dialects.reasoning import Effort, effort_values, switch_values, unread_reasoning
 from tailrace.dialects.shapes import Other, ignored, note, read_known, refused
 from tailrace.dialects.tools import Tool, ToolChoice, choose_tools, read_tools
 from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire
 from tailrace.errors import RequestError
-from tailrace.types import SHAPING, GenerateRequest, Grammar, Infill, Message, Sampling
+from tailrace.types import IMAGE_MARK, SHAPING, GenerateRequest, Grammar, Image, Infill, Message, Sampling
 
 __all__ = ["WIRE"]
 
@@ -56,7 +57,6 @@ _LAST_TOKENS = (-1, 64)  # of `repeat_last_n`: all tokens, and Ollama's default
 _COMMON = frozenset(CommonFields.__struct_fields__)
 _UNUSED = {
     "context": refused([]),
-    "images": refused([]),
     "keep_alive": ignored(*_FOR_EVER),
     "options.mirostat": ignored(0),
     "options.num_keep": ignored(0, 4),
@@ -86,6 +86,7 @@ class _Body(msgspec.Struct, kw_only=True):
 
 class OllamaGenerateBody(_Body, kw_only=True):
     prompt: str | None = None
+    images: list[str] | None = None
     system: str | None = None
     suffix: str | None = None
     raw: bool | None = None
@@ -114,16 +115,18 @@ def parse_generate(request: ParsedRequest) -> GenerateCall | Reply:
     if not prompt and not fields.suffix:
         return _load_reply(request, fields.model, {"response": ""}, notes)
     sampling = _sampling(request.server, fields, _grammar(fields.format), notes)
-    if fields.suffix:
-        if fields.system:
-            raise RequestError("suffix cannot be used with system.", param="system")
-        generate = GenerateRequest(prompts=(Infill(prompt, fields.suffix),), sampling=sampling)
-    elif fields.raw:
-        if fields.system:
-            raise RequestError("raw cannot be used with system.", param="system")
-        generate = GenerateRequest(prompts=(prompt,), sampling=sampling)
-    elif fields.system:
-        messages = (Message("system", fields.system), Message("user", prompt))
+    if fields.suffix or fields.raw:
+        which = "suffix" if fields.suffix else "raw"
+        for name in ("system", "images"):
+            if getattr(fields, name):
+                raise RequestError(f"{which} cannot be used with {name}.", param=name)
+        text = Infill(prompt, fields.suffix) if fields.suffix else prompt
+        generate = GenerateRequest(prompts=(text,), sampling=sampling)
+    elif fields.system or fields.images:
+        system = (Message("system", fields.system),) if fields.system else ()
+        images = eyes_of(request.server)
+        content = _marked(fields.images or (), "images", notes, images, is_asked=True) + prompt
+        messages = with_images((*system, Message("user", content)), images or ())
         generate = GenerateRequest(messages=messages, sampling=sampling)
     else:
         generate = replace(bare_request(request.server, prompt, sampling), split_reasoning=True)
@@ -139,7 +142,8 @@ def parse_chat(request: ParsedRequest) -> GenerateCall | Reply:
     offers = read_tools(fields.tools or (), notes)
     tools = choose_tools(offers, ToolChoice(), request.server, notes, any_name=True)
     grammar = tools.grammar(_grammar(fields.format))
-    messages = read_messages(_messages(fields.messages, notes), notes)
+    images = eyes_of(request.server)
+    messages = read_messages(_messages(fields.messages, notes, images), notes, images=images)
     sampling = _sampling(request.server, fields, grammar, notes)
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
     generate = GenerateRequest(
@@ -222,21 +226,41 @@ def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None, notes
     )
 
 
-def _messages(turns: Sequence[OllamaTurn], notes: list[str]) -> list[ChatMessage]:
-    """Return the messages of a chat in OpenAI's format. Raises: UnsupportedParameter for an image that the user asks
-    about."""
+def _messages(turns: Sequence[OllamaTurn], notes: list[str], images: list[Image] | None) -> list[ChatMessage]:
+    """Return the messages of a chat in OpenAI's format. `images` gets the images of users, which come before the text.
+    Raises: as `_marked`."""
     messages = []
     asked_from = first_asked([turn.role for turn in turns])
     for index, turn in enumerate(turns):
         content = turn.content or ""
         if turn.images:
             is_asked, is_answer = index >= asked_from and turn.role == "user", turn.role == "assistant"
-            omitted = omit("image", f"messages[{index}].images", notes, is_asked=is_asked, is_answer=is_answer)
-            content = "\n".join(filter(None, (content, omitted)))
+            where, seen = f"messages[{index}].images", images if turn.role == "user" else None
+            marks = _marked(turn.images, where, notes, seen, is_asked=is_asked, is_answer=is_answer)
+            content = "\n".join(filter(None, (content, marks))) if seen is None else marks + content
         messages.append(
             ChatMessage(turn.role, content, turn.tool_calls, turn.tool_call_id, turn.tool_name, None, turn.thinking)
         )
     return messages
+
+
+def _marked(
+    given: Sequence[str],
+    where: str,
+    notes: list[str],
+    images: list[Image] | None,
+    *,
+    is_asked: bool,
+    is_answer: bool = False,
+) -> str:
+    """Return the marks of images, which `images` gets; without eyes a placeholder. Raises: UnsupportedParameter for an
+    image that the user asks about and the model does not read; RequestError for one that cannot be read."""
+    if not given:
+        return ""
+    if images is None:
+        return omit("image", where, notes, is_asked=is_asked, is_answer=is_answer)
+    images += (image_of_base64(one, f"{where}[{number}]") for number, one in enumerate(given))
+    return IMAGE_MARK * len(given)
 
 
 _FIXED = "Models are chosen when the server starts: `tailrace serve MODEL`, or --model for several."

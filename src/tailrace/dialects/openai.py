@@ -41,6 +41,7 @@ from tailrace.dialects.messages import Messages, read_messages
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatView, TextView, UsageShown
 from tailrace.dialects.openai_models import list_models, show_model, show_version
+from tailrace.dialects.parts import eyes_of
 from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
 from tailrace.dialects.shapes import Other, ignored, read_known, refused, without_unused
 from tailrace.dialects.structured_outputs import StructuredOutputs, read_structured_outputs
@@ -182,7 +183,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
     if branch is not None:
         branch = open_branch(branch, has_input=bool(fields.messages))
         before = messages_of(branch.items)
-    messages = read_messages(fields.messages, notes, before)
+    messages = read_messages(fields.messages, notes, before, images=eyes_of(request.server))
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
     values = _reasoning_values(fields, request.server, notes)
     notes += unread_reasoning(messages[len(before) :], request.server, continues=continues, name=_REASONING_FIELD)

@@ -26,8 +26,9 @@ from tailrace.dialects.bodies import JsonBody, printable
 from tailrace.dialects.conversations import ConversationField, open_branch, place_of, with_turn
 from tailrace.dialects.fields import AnswerTokens, ReasoningTokens, SamplingFields, answer_tokens, sampling_of
 from tailrace.dialects.grammars import read_response_format
-from tailrace.dialects.messages import MAX_MESSAGES, require_question
+from tailrace.dialects.messages import MAX_MESSAGES, require_question, with_images
 from tailrace.dialects.native import encode_error
+from tailrace.dialects.parts import eyes_of
 from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, unread_reasoning
 from tailrace.dialects.responses_events import ResponsesView, answer_message
 from tailrace.dialects.responses_items import InputItem, items_from
@@ -54,7 +55,7 @@ from tailrace.dialects.wire import (
     named_model,
 )
 from tailrace.errors import RequestError, SeqOutOfRange, UnknownResponse
-from tailrace.types import CallReading, End, GenerateRequest, Message
+from tailrace.types import CallReading, End, GenerateRequest, Image, Message
 
 __all__ = ["WIRE"]
 
@@ -114,9 +115,11 @@ def parse(request: ParsedRequest) -> GenerateCall:
     if fields.conversation is not None and fields.previous_response_id is not None:
         raise RequestError("conversation and previous_response_id cannot be used together.", param="conversation")
     branch = request.branch and open_branch(request.branch, has_input=bool(fields.input))
-    items = _items(fields, notes, may_be_empty=branch is not None)
+    images = eyes_of(request.server)
+    items = _items(fields, notes, images, may_be_empty=branch is not None)
     earlier = branch.items if branch is not None else ()
     messages = _earlier_messages(request, fields.previous_response_id) + messages_of((*earlier, *items))
+    messages = with_images(messages, images or ())
     if len(messages) > MAX_MESSAGES:
         raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
     instructions = (Message("system", fields.instructions),) if fields.instructions else ()
@@ -161,9 +164,11 @@ def parse(request: ParsedRequest) -> GenerateCall:
     )
 
 
-def _items(fields: ResponsesBody, notes: list[str], *, may_be_empty: bool) -> tuple[Item, ...]:
-    """Return the items of the input. Raises: RequestError."""
-    items = items_from(fields.input, notes)
+def _items(
+    fields: ResponsesBody, notes: list[str], images: list[Image] | None, *, may_be_empty: bool
+) -> tuple[Item, ...]:
+    """Return the items of the input. `images` is as in `items_from`. Raises: RequestError."""
+    items = items_from(fields.input, notes, images=images)
     if not fields.input and not may_be_empty:
         if fields.input is None or fields.max_output_tokens != 1:
             raise RequestError("input must not be empty.", param="input")
@@ -192,7 +197,13 @@ def _earlier_messages(request: ParsedRequest, response_id: str | None) -> tuple[
     if request.past is None:
         raise UnknownResponse("Previous response not found.", param="previous_response_id")
     facts, events = request.past
-    kept = msgspec.json.decode(facts.record.memo).get("said") if facts.record.memo else None
+    memo = msgspec.json.decode(facts.record.memo) if facts.record.memo else {}
+    kept = memo.get("said")
+    if memo.get("had_images"):
+        raise UnknownResponse(
+            "That response was about images, which are not stored. Send the whole conversation as input instead.",
+            param="previous_response_id",
+        )
     if kept is None:
         raise UnknownResponse(
             "Previous response not found: it was not stored (store: false).", param="previous_response_id"
@@ -223,7 +234,8 @@ def _memo(
         echo["tool_choice"] = body["tool_choice"]
     if fields.text is not None and fields.text.format is not None:
         echo["text"] = {"format": fields.text.format}
-    kept = messages if echo["store"] else None
+    had_images = any(message.images for message in messages)
+    kept = messages if echo["store"] and not had_images else None
     return msgspec.json.encode(
         {
             "echo": echo,
@@ -232,6 +244,7 @@ def _memo(
             "namespaces": namespaces_of(fields.tools or ()),
             "logprobs": logprobs,
             "said": kept,
+            **({"had_images": True} if had_images else {}),
         }
     )
 

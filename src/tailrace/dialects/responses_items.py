@@ -12,13 +12,15 @@ import msgspec
 
 from tailrace.conversations.items import Item
 from tailrace.dialects.bodies import JsonBody, printable
+from tailrace.dialects.images import image_of_url
 from tailrace.dialects.messages import MAX_MESSAGES
-from tailrace.dialects.parts import RefusalPart, TextPart, first_asked, text_of
+from tailrace.dialects.parts import ImagePart, RefusalPart, TextPart, first_asked, text_of
 from tailrace.dialects.responses_tools import flat_name
 from tailrace.dialects.shapes import Other, note
-from tailrace.errors import RequestError
+from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.text.arguments import arguments_object
 from tailrace.text.custom_calls import CUSTOM_INPUT
+from tailrace.types import Image
 
 __all__ = ["InputItem", "item_json", "items_from"]
 
@@ -33,6 +35,17 @@ class PlainText(TextPart, tag="text"):
     pass
 
 
+class InputImage(ImagePart, tag="input_image"):
+    image_url: str | None = None
+    file_id: str | None = None
+
+    def image(self, where: str) -> Image:
+        """Raises: RequestError."""
+        if self.image_url is None:
+            raise UnsupportedParameter(f"{where}: send the image itself, as a data URL.", param=f"{where}.file_id")
+        return image_of_url(self.image_url, f"{where}.image_url")
+
+
 class OutputText(TextPart, tag="output_text"):
     annotations: list[JsonBody] | None = None
     logprobs: list[JsonBody] | None = None
@@ -42,7 +55,7 @@ class ReasoningText(TextPart, tag="reasoning_text"):
     pass
 
 
-Content: TypeAlias = str | list[InputText | OutputText | PlainText | RefusalPart | Other] | None
+Content: TypeAlias = str | list[InputText | InputImage | OutputText | PlainText | RefusalPart | Other] | None
 
 
 class _Item(msgspec.Struct):
@@ -115,9 +128,16 @@ InputItem: TypeAlias = (
 )
 
 
-def items_from(given: str | Sequence[InputItem] | None, notes: list[str], *, name: str = "input") -> tuple[Item, ...]:
+def items_from(
+    given: str | Sequence[InputItem] | None,
+    notes: list[str],
+    *,
+    name: str = "input",
+    images: list[Image] | None = None,
+) -> tuple[Item, ...]:
     """Return the items of the field `name`. Reasoning becomes a part of the assistant's next message or call; without
-    one, of an empty message. Raises: RequestError."""
+    one, of an empty message. `images` gets the images of users, which have marks in the texts; None: they are not read.
+    Raises: RequestError."""
     if isinstance(given, str):
         return (Item(role="user", text=given),)
     if given is not None and len(given) > MAX_MESSAGES:
@@ -130,7 +150,7 @@ def items_from(given: str | Sequence[InputItem] | None, notes: list[str], *, nam
         if isinstance(one, ReasoningItem):
             reasoning += text_of(one.content, f"{where}.content", notes, is_answer=True)
             continue
-        item = _item(one, where, notes, is_asked=index >= asked_from)
+        item = _item(one, where, notes, images, is_asked=index >= asked_from)
         if item is None:
             continue
         if reasoning and (item.role == "assistant" or item.kind == "function_call"):
@@ -152,7 +172,7 @@ def _role_of(one: InputItem) -> str:
     return "assistant"
 
 
-def _item(one: InputItem, where: str, notes: list[str], *, is_asked: bool) -> Item | None:
+def _item(one: InputItem, where: str, notes: list[str], images: list[Image] | None, *, is_asked: bool) -> Item | None:
     """Return an item; None if it is left out. Raises: RequestError."""
     match one:
         case FunctionCallItem():
@@ -169,7 +189,8 @@ def _item(one: InputItem, where: str, notes: list[str], *, is_asked: bool) -> It
             return Item(kind="function_call_output", text=output, call_id=one.call_id or one.id or "")
         case InputMessage():
             is_asked, is_answer = is_asked and one.role == "user", one.role == "assistant"
-            text = text_of(one.content, f"{where}.content", notes, is_asked=is_asked, is_answer=is_answer)
+            seen = images if one.role == "user" else None
+            text = text_of(one.content, f"{where}.content", notes, is_asked=is_asked, is_answer=is_answer, images=seen)
             return Item(role=one.role, text=text)
         case ItemReference():
             raise RequestError(f"{where}: send the item itself, or use previous_response_id.", param=where)

@@ -14,6 +14,7 @@ import msgspec
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import SequenceFailed
 from tailrace.types import (
+    Attachment,
     FinishReason,
     PromptLogprob,
     Sampling,
@@ -32,7 +33,9 @@ __all__ = [
     "Engine",
     "Prefill",
     "Reporting",
+    "Seeing",
     "Sequence",
+    "Sight",
 ]
 
 
@@ -50,6 +53,7 @@ class Capabilities:
     reports_progress: bool = False  # it is also `Reporting`
     # The segments that a prompt may have: token_ids, text, and media types of attachments, such as image/png.
     takes: frozenset[str] = frozenset({"token_ids"})
+    sees: bool = False  # it is also `Seeing`
 
     def check_length(self, sequence: Sequence) -> None:
         """Raises: SequenceFailed if the prompt and max_tokens together exceed the context or the KV cache."""
@@ -72,13 +76,24 @@ class Sequence(msgspec.Struct, frozen=True):
     schedule: Schedule = FREE
     adapter: str = ""  # the name of one of `EngineSpec.adapters`
     vector: VectorForm | None = None  # what to give of an embedding; without effect on scores
+    attachments: dict[str, bytes] = {}  # the bytes of those in `segments`, by digest
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:
-        """The prompt, for an engine that takes only token ids. Raises: SequenceFailed if it has other segments."""
-        if not all(isinstance(one, tuple) for one in self.segments):
+        """The prompt as token ids, with those that stand for its images. Raises: SequenceFailed if it has segments that
+        are no token ids."""
+        written = tuple(one.token_ids if isinstance(one, Attachment) else one for one in self.segments)
+        if not all(isinstance(one, tuple) and (one or len(written) == 1) for one in written):
             raise SequenceFailed("this engine takes only token ids")
-        return ids_of(self.segments)
+        return ids_of(written)
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """The images of the prompt, in order. Raises: SequenceFailed if one is missing."""
+        try:
+            return tuple(self.attachments[one.digest] for one in self.segments if isinstance(one, Attachment))
+        except KeyError:
+            raise SequenceFailed("an image of the prompt is missing") from None
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -155,3 +170,20 @@ class Reporting(Protocol):
     def progress(self) -> list[Prefill]:
         """Return how much is read of each prompt, after a step. Sequences that have tokens or have ended are left out,
         and so may be those whose prompt is not begun."""
+
+
+class Sight(msgspec.Struct, frozen=True, array_like=True):
+    """How an image is written in a prompt: the chat template writes `placeholder`, which becomes `expansion`."""
+
+    placeholder: str
+    expansion: str
+
+
+class Seeing(Protocol):
+    """An engine whose model reads images, of which each stands in the prompt as tokens of its own."""
+
+    def see(self, image: bytes) -> Sight:
+        """Return how this image, a PNG, is written in a prompt.
+
+        Raises: SequenceFailed if the model cannot read it.
+        """

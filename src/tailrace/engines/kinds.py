@@ -52,6 +52,10 @@ def _accept_all(card: ModelCard) -> str:
     return ""
 
 
+def _sees_nothing(card: ModelCard) -> bool:
+    return False
+
+
 def _file_bytes(card: ModelCard, bits: int) -> int:
     return card.weight_bytes
 
@@ -77,6 +81,7 @@ class Kind:
     reach: Reach = PORTABLE  # what its grammars keep of a JSON schema
     may_be_silent: bool = False  # may give no token for long; has its own timeouts
     devices: tuple[str, ...] = ()  # how the names of its devices begin, in small letters; empty: it has no choice
+    sees: Callable[[ModelCard], bool] = _sees_nothing  # whether it reads images with this model
     refuses: Callable[[ModelCard], str] = _accept_all
     weight_bytes: Callable[[ModelCard, int], int] = _file_bytes
     memory_bytes: Callable[[ModelCard, EngineSpec], int] | None = None
@@ -188,6 +193,7 @@ KINDS = {
             reach=GUIDANCE,
             settings=(*_COMPUTING_SETTINGS, "adapter", "adapter_scale", "device", "dtype"),
             devices=("cpu", "cuda", "mps", "xpu"),
+            sees=lambda card: card.has_vision,
         ),
         Kind(
             "upstream",
@@ -196,12 +202,14 @@ KINDS = {
             cls="tailrace.engines.upstream.engine:UpstreamEngine",
             reach=PASSED_ON,
             may_be_silent=True,  # the model may reason, or the server may queue the request
+            sees=lambda card: True,  # that server knows
         ),
         Kind(
             "scripted",
             "tests, load and demonstrations",
             formats=("scripted",),
             cls="tailrace.engines.scripted.engine:ScriptedEngine",
+            sees=lambda card: True,
             settings=("adapter", "adapter_scale", "kv_tokens"),
         ),
     )

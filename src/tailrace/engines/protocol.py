@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence, Sight
 from tailrace.system.frames import framed
 from tailrace.types import Task
 
@@ -22,6 +22,8 @@ __all__ = [
     "Frame",
     "FromWorker",
     "Ready",
+    "See",
+    "Seen",
     "Start",
     "Submit",
     "ToWorker",
@@ -84,6 +86,13 @@ class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):
     sequence_id: int
 
 
+class See(msgspec.Struct, tag="see", array_like=True, gc=False):
+    """A question: how is this image written in a prompt?"""
+
+    number: int  # of the question
+    image: bytes
+
+
 class Ready(msgspec.Struct, tag="ready", array_like=True, gc=False):
     """The first message from a worker: the model is loaded, with these capabilities."""
 
@@ -101,14 +110,22 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, gc=False):
     progress: list[Prefill] = []  # of sequences that have no token yet
 
 
+class Seen(msgspec.Struct, tag="seen", array_like=True, gc=False):
+    """The answer to a `See`. `sight` is None if the model cannot read the image."""
+
+    number: int
+    sight: Sight | None = None
+    failure: str = ""
+
+
 class Fatal(msgspec.Struct, tag="fatal", array_like=True, gc=False):
     """The last message of a worker: the model did not load, or the engine raised."""
 
     message: str
 
 
-ToWorker: TypeAlias = Start | Submit | Abort
-FromWorker: TypeAlias = Ready | Frame | Fatal
+ToWorker: TypeAlias = Start | Submit | Abort | See
+FromWorker: TypeAlias = Ready | Frame | Seen | Fatal
 
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.engines.interface import Capabilities, Sequence
+from tailrace.engines.interface import Capabilities, Sequence, Sight
 from tailrace.engines.kinds import all_kinds
 from tailrace.engines.protocol import Abort, EngineSpec, Submit
 from tailrace.engines.worker_process import Receiver, WorkerProcess
@@ -49,6 +49,7 @@ class Supervisor:
         self.last_reason = ""
         self.has_crashed = False  # whether the last engine crashed or hung, and was not killed
         self.pid: int | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # on which it runs
         self._on_change = on_change
         self._stall_s = stall_s
         self._load_s = load_s
@@ -97,6 +98,15 @@ class Supervisor:
         if sequence_id in self._receivers and worker is not None:
             worker.send(Abort(sequence_id))
 
+    async def see(self, image: bytes) -> Sight:
+        """Return how an image is written in a prompt.
+
+        Raises: RequestRefused if the model cannot read it, EngineLost if no worker is ready or it is lost.
+        """
+        if not self.is_ready or self._worker is None:
+            raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
+        return await self._worker.see(image)
+
     async def run(self, *, once: bool = False) -> None:
         """Run a worker, and restart it whenever it is lost, until cancelled. With `once`, return at the first loss.
 
@@ -104,6 +114,7 @@ class Supervisor:
 
         Cancellation: kills the worker and waits for its end. Receivers are not called, so there should be no sequences.
         """
+        self.loop = asyncio.get_running_loop()
         try:
             async with asyncio.TaskGroup() as group:  # of the spare
                 await self._run(group, once=once)

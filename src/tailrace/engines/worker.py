@@ -16,7 +16,7 @@ from typing import cast
 
 from tailrace.engines import load_engine
 from tailrace.engines.huge_pages import move_to_huge_pages
-from tailrace.engines.interface import Delta, Engine, Prefill, Reporting
+from tailrace.engines.interface import Delta, Engine, Prefill, Reporting, Seeing
 from tailrace.engines.kinds import find_kind
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
@@ -25,6 +25,8 @@ from tailrace.engines.protocol import (
     Frame,
     FromWorker,
     Ready,
+    See,
+    Seen,
     Start,
     Submit,
     ToWorker,
@@ -122,6 +124,8 @@ def run(engine: Engine, link: WorkerLink, epoch: int) -> None:
                     deltas.append(Delta(sequence.sequence_id, 0, (), (), "error", error.message, is_refused=True))
             elif isinstance(message, Abort):
                 engine.abort(message.sequence_id)
+            elif isinstance(message, See):
+                link.send(_seen(engine, message))
         if live:
             stepped = engine.step()
             for delta in stepped:
@@ -134,6 +138,15 @@ def run(engine: Engine, link: WorkerLink, epoch: int) -> None:
         link.send(Frame(epoch, step, deltas, reports.new()))
         if not live:
             engine.step()  # with nothing running, lets the engine free what it kept for the last sequence
+
+
+def _seen(engine: Engine, question: See) -> Seen:
+    if not engine.capabilities.sees:
+        return Seen(question.number, None, "this engine reads no images")
+    try:
+        return Seen(question.number, cast("Seeing", engine).see(question.image))
+    except SequenceFailed as error:
+        return Seen(question.number, None, error.message)
 
 
 def main(argv: list[str]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -15,19 +16,21 @@ from typing import Protocol, cast
 
 import msgspec
 
-from tailrace.engines.interface import Capabilities, Delta, Prefill
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sight
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     EngineSpec,
     Fatal,
     Frame,
     Ready,
+    See,
+    Seen,
     Start,
     ToWorker,
     decode_from_worker,
     encode,
 )
-from tailrace.errors import EngineError, EngineLost
+from tailrace.errors import EngineError, EngineLost, RequestRefused
 from tailrace.system.child import how_it_ended
 from tailrace.system.frames import FrameBuffer
 
@@ -68,6 +71,8 @@ class WorkerProcess(asyncio.Protocol):
         self.last_token_s = self.last_frame_s  # of the prompt or of an answer
         self.has_given = False  # whether it has ever given a token
         self.process: asyncio.subprocess.Process
+        self._questions: dict[int, asyncio.Future[Sight]] = {}
+        self._number = itertools.count(1)
         self._transport: asyncio.Transport | None = None
         self._buffer = FrameBuffer()
 
@@ -112,6 +117,22 @@ class WorkerProcess(asyncio.Protocol):
         if not self.gone.done():  # uvloop raises if its transport is closed
             self._transport.write(encode(message))
 
+    async def see(self, image: bytes) -> Sight:
+        """Return how an image is written in a prompt.
+
+        Raises: RequestRefused if the model cannot read it, EngineLost if the worker is lost.
+        """
+        if self.gone.done():
+            raise EngineLost("The engine is not running.", retry_after_s=1.0)
+        number = next(self._number)
+        answer: asyncio.Future[Sight] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
+        try:
+            self.send(See(number, image))
+            return await answer
+        finally:
+            del self._questions[number]
+
     async def exit_reason(self) -> tuple[str, bool]:
         """Return why the worker ended (its own message or its exit status), and whether it crashed."""
         reason = self.gone.result()
@@ -150,8 +171,19 @@ class WorkerProcess(asyncio.Protocol):
                 self._mark_lost("has another version")
             elif not self.ready.done():
                 self.ready.set_result(message.capabilities)
+        elif isinstance(message, Seen):
+            self._answer(message)
         elif isinstance(message, Fatal):
             self._mark_lost(message.message)
+
+    def _answer(self, seen: Seen) -> None:
+        question = self._questions.get(seen.number)
+        if question is None or question.done():
+            return
+        if seen.sight is not None:
+            question.set_result(seen.sight)
+        else:
+            question.set_exception(RequestRefused(f"The model cannot read this image: {seen.failure}."))
 
     def _report(self, reports: list[Prefill]) -> None:
         self.last_token_s = self.last_frame_s
@@ -175,6 +207,9 @@ class WorkerProcess(asyncio.Protocol):
     def _mark_lost(self, reason: str) -> None:
         if not self.gone.done():
             self.gone.set_result(reason)
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(EngineLost("The engine was lost while it read an image.", retry_after_s=1.0))
 
 
 def _worker_environment() -> dict[str, str]:

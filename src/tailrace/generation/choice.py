@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Delta, Sequence
-from tailrace.engines.schedule import Schedule
+from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import Diverged, EngineError, EngineLost, RequestRefused, SequenceFailed, TailraceError
 from tailrace.text import Detokenizer, ReasoningSplitter, StopMatcher, Tokenizer, ToolCallReader
 from tailrace.text.calls import FORMATS, UNKNOWN
@@ -289,7 +289,7 @@ class Choice:
             seed=((sequence.sampling.seed or 0) + len(token_ids)) % SEEDS,
         )
         segments = with_ids(self._prompt, tuple(token_ids))
-        self.sequence = Sequence(sequence_id, segments, sampling, adapter=sequence.adapter)
+        self.sequence = replace(sequence, sequence_id=sequence_id, segments=segments, sampling=sampling, schedule=FREE)
         self._num_prompted = len(token_ids)
         self._expected_ids = ()
         self._next_index = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 import secrets
@@ -22,7 +23,9 @@ from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import (
     ContextLengthExceeded,
     EngineLost,
+    QueueFull,
     RequestError,
+    RequestRefused,
     StorageError,
     UnsupportedOperation,
     UnsupportedParameter,
@@ -31,10 +34,11 @@ from tailrace.generation.blame import Blame
 from tailrace.generation.choice import SEEDS, Choice
 from tailrace.generation.grammars import GrammarFitter
 from tailrace.generation.observers import Meter, Observers, Times
-from tailrace.generation.prompts import PromptEncoder
+from tailrace.generation.prompts import PromptEncoder, images_of, with_images
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.generation.vector_run import VectorRun
+from tailrace.images.reader import CANONICAL_TYPE, ImageReader
 from tailrace.schemas import PORTABLE
 from tailrace.schemas.answer_check import AnswerCheck
 from tailrace.streams import Lease, LogStore, StreamLog
@@ -44,7 +48,9 @@ from tailrace.types import (
     Claim,
     GenerateRequest,
     Grammar,
+    Image,
     Infill,
+    Prompt,
     Record,
     Sampling,
     Segment,
@@ -81,6 +87,7 @@ class Limits:
     recover_s: float = 120.0  # how long streams wait for the next engine
     max_inputs: int = 2048  # of a request for vectors, as on OpenAI's API
     max_input_tokens: int = 300_000  # of all its inputs, as there
+    image_bytes: int = 256 * 2**20  # of the images of all streams
 
 
 @functools.cache  # of the few sets that engines have
@@ -102,7 +109,9 @@ class Generator:
         gate: Gate,
         store: LogStore,
         limits: Limits,
+        may_see: bool = False,
     ) -> None:
+        """`may_see`: whether the model reads images, as far as this is known before its engine is loaded."""
         self.model = model
         self.names = frozenset({model, *filter(None, supervisor.spec.adapters)})  # with those of its adapters
         self.prompts = prompts
@@ -114,12 +123,14 @@ class Generator:
         self.observers = Observers()
         self.meter: Meter | None = None  # None: usage is not limited
         self.is_unloaded = False  # the next request loads the engine
+        self.may_see = may_see
         self.used_s = time.monotonic()  # when a stream last began or ended
         self._supervisor = supervisor
         kind = find_kind(supervisor.spec.engine)
         reach = kind.reach if kind is not None else PORTABLE
         self._grammars = GrammarFitter(GrammarCheck(), reach, prompts.tokenizer.control_tokens)
         self._answer_check = AnswerCheck()
+        self._images = ImageReader()
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__
         self._blame = Blame()
@@ -190,6 +201,7 @@ class Generator:
             # Outside `gate.coming`: requests that wait here must not take slots of requests without a grammar.
             request = await self._with_grammar(request, request.sampling.grammar)
         with self.gate.coming(request.owner):
+            request = await self._with_images(request)
             prompts = await self.prompts.encode(request)
         longest = max(prompt.num_tokens for prompt in prompts)
         num_choices = len(prompts) * request.sampling.n
@@ -208,6 +220,7 @@ class Generator:
             num_choices=num_choices,
             linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
             claim=claim,
+            attachments={image.digest: image.content for image in images_of(request)},
             **request.kept(),
         )
         self._blame.check(record)
@@ -225,6 +238,41 @@ class Generator:
             ends = sampling.stop_token_ids + self.prompts.tokenizer.infill_ends
             sampling = replace(sampling, stop_token_ids=ends)
         return replace(request, bad_words=(), sampling=sampling) if sampling is not request.sampling else request
+
+    async def encode(self, request: GenerateRequest) -> tuple[Prompt, ...]:
+        """Return the prompts of a request. Raises: as `create`."""
+        return await self.prompts.encode(await self._with_images(request))
+
+    async def _with_images(self, request: GenerateRequest) -> GenerateRequest:
+        """Return the request with its images as the engine takes them, and how they are written in the prompt. Raises:
+        as `create`."""
+        images = images_of(request)
+        capabilities = self._supervisor.capabilities
+        if not images:
+            return request
+        if capabilities is None:
+            raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
+        self._check_room(len(image.content) for image in images)
+        read = await self._images.read(images, as_sent=not capabilities.sees, within_s=self.limits.queue_s)
+        if capabilities.sees:
+            read = tuple([await self._seen(image) for image in read])
+        self._check_room({image.digest: len(image.content) for image in read}.values())
+        return with_images(request, read)
+
+    async def _seen(self, image: Image) -> Image:
+        """Ask the engine how an image is written. Raises: RequestRefused, EngineLost."""
+        try:
+            sight = await self._supervisor.see(image.content)
+        except RequestRefused as error:
+            error.param = image.param
+            raise
+        return dataclasses.replace(image, placeholder=sight.placeholder, expansion=sight.expansion)
+
+    def _check_room(self, sizes: Iterable[int]) -> None:
+        """Raises: QueueFull if images of so many bytes are too many beside those of all running streams."""
+        held = sum(len(content) for run in self.live for content in run.record.attachments.values())
+        if held + sum(sizes) > self.limits.image_bytes:
+            raise QueueFull("Too many images are in use. Try again later.", retry_after_s=5.0)
 
     async def _with_grammar(self, request: GenerateRequest, grammar: Grammar) -> GenerateRequest:
         """Return the request with a grammar that the engine takes. Raises: as `create`."""
@@ -427,8 +475,18 @@ class Generator:
         if len(request.prompts) * sampling.n > self.limits.max_choices:
             most = self.limits.max_choices
             raise RequestError(f"A request has at most {most} answers (prompts times n).", param="prompt")
+        for image in images_of(request)[:1]:
+            if not self.sees:
+                raise UnsupportedParameter(f"{image.param}: this model reads no images.", param=image.param)
         self.prompts.check_ids(sampling)
         self.prompts.check(request)
+
+    @property
+    def sees(self) -> bool:
+        """Whether the model reads images."""
+        capabilities = self._supervisor.capabilities
+        takes = self.may_see if capabilities is None else CANONICAL_TYPE in capabilities.takes
+        return takes and self.prompts.chat_facts.shows_images
 
     def _takes(self, record: Record) -> bool:
         """Return whether the engine takes the prompts of a stream."""
@@ -451,11 +509,14 @@ class Generator:
         return [name for name in absent if getattr(sampling, name) != getattr(_DEFAULTS, name)]
 
     def count_tokens(self, request: GenerateRequest) -> int:
-        """Return how many tokens the prompts of a request have, also beyond the context window. May take long.
+        """Return how many tokens the prompts of a request have, also beyond the context window. May take long: call it
+        in a thread.
 
-        Raises: RequestError.
+        Raises: RequestError; as `create` for images.
         """
         self._check(request)
+        if images_of(request) and (loop := self._supervisor.loop) is not None:
+            request = asyncio.run_coroutine_threadsafe(self._with_images(request), loop).result()
         return self.prompts.count(request)
 
     def _fill_in(
@@ -504,7 +565,13 @@ class Generator:
             number, nth = divmod(index, record.sampling.n)
             sampling = replace(record.sampling, seed=(record.seed + nth) % SEEDS, grammar=grammar)
             prompt = record.prompts[number]
-            sequence = Sequence(self.new_sequence_id(), prompt.segments, sampling, adapter=adapter)
+            sequence = Sequence(
+                self.new_sequence_id(),
+                prompt.segments,
+                sampling,
+                adapter=adapter,
+                attachments=record.attachments,
+            )
             choices.append(Choice(index, sequence, self.prompts.tokenizer, prompt.reasoning, prompt.calls))
         run = Run(
             lease=lease,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from dataclasses import replace
+from itertools import chain, islice
+
+import msgspec
 
 from tailrace.errors import ContextLengthExceeded, RequestError, UnsupportedParameter
 from tailrace.text import ChatEncoder, ChatFacts, Tokenizer
 from tailrace.text.packed import end_of
 from tailrace.types import (
+    IMAGE_MARK,
     GenerateRequest,
+    Image,
     Infill,
     Message,
     Prompt,
@@ -22,7 +27,7 @@ from tailrace.types import (
     num_tokens_of,
 )
 
-__all__ = ["PromptEncoder"]
+__all__ = ["PromptEncoder", "images_of", "with_images"]
 
 _INLINE_CHARACTERS = 8_192  # tokenised on the event loop in about 2 ms; longer prompts are tokenised in a thread
 _MESSAGE_CHARACTERS = 32  # that the template adds to each message, estimated
@@ -52,6 +57,11 @@ class PromptEncoder:
             )
         if request.messages and self.chat is None:
             raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
+        for image in images_of(request):
+            if not self.chat_facts.shows_images:
+                raise UnsupportedParameter(
+                    f"{image.param}: this model's chat template has no place for images.", param=image.param
+                )
         for name in request.template_values:
             if self.chat is None or not self.chat.knows(name):
                 raise UnsupportedParameter(
@@ -203,8 +213,23 @@ def _texts_of_infills(request: GenerateRequest) -> Iterator[str]:
             yield from (prompt.before, prompt.after, *chain.from_iterable(prompt.files))
 
 
+def images_of(request: GenerateRequest) -> tuple[Image, ...]:
+    """Return the images of all messages, in order."""
+    return tuple(image for message in request.messages for image in message.images)
+
+
+def with_images(request: GenerateRequest, images: Iterable[Image]) -> GenerateRequest:
+    """Return a request with other images in the places of its own."""
+    rest = iter(images)
+    messages = tuple(replace(one, images=tuple(islice(rest, len(one.images)))) for one in request.messages)
+    return msgspec.structs.replace(request, messages=messages)
+
+
 def _texts_of(messages: Iterable[Message]) -> Iterator[str]:
     """Return the contents and the tool calls of messages. Reasoning is left out, as in most templates."""
     for message in messages:
         calls = ((call.name, call.arguments) for call in message.tool_calls)
-        yield from (message.content, *chain.from_iterable(calls))
+        yield from (
+            message.content.replace(IMAGE_MARK, "") if message.images else message.content,
+            *chain.from_iterable(calls),
+        )

@@ -22,6 +22,7 @@ from tailrace.models.safetensors import read_head, weight_files
 __all__ = ["EXPORT_FILES", "read"]
 
 EXPORT_FILES = ("openvino_model.xml", "openvino_model.bin")
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")  # how images are prepared
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 _UNSET_LENGTH = 10**9  # transformers writes 10**30 for "no limit known"
@@ -76,6 +77,7 @@ class _Config(msgspec.Struct):
     text_config: _TextConfig | None = None
     quantization_config: _Quantization | None = None
     eos_token_id: int | list[int] | None = None
+    vision_config: dict[str, object] | None = None
 
 
 class _GenerationConfig(msgspec.Struct):
@@ -115,6 +117,7 @@ def read(path: Path, name: str) -> ModelCard:
         context_tokens=min(context_tokens, vectors.most_tokens or context_tokens),
         architecture=model.model_type,
         quantized_by=model.quantization_config.quant_method if model.quantization_config else "",
+        has_vision=model.vision_config is not None and any((path / file).is_file() for file in _PROCESSOR_FILES),
         num_parameters=num_parameters,
         weight_bytes=weight_bytes,
         sampling=recommended(msgspec.structs.asdict(generation)),

@@ -56,6 +56,7 @@ class ModelCard:
     tokenizer_model: str = ""  # of a GGUF file: gpt2 (byte-level BPE), llama (SentencePiece)
     quantized_by: str = ""  # of a Hugging Face directory: the method, such as gptq
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
+    has_vision: bool = False  # it has a part that reads images
     num_parameters: int = 0  # 0: unknown
     weight_bytes: int = 0
     sampling: Mapping[str, float] = field(default_factory=dict)  # recommended by its makers, by the names in `Sampling`

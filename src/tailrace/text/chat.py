@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
-from tailrace.errors import RequestError
+from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.text.calls import FORMATS, CallFormat
 from tailrace.text.reasoning import end_of_reasoning, is_opened, split_beginning
 from tailrace.text.template_forms import adapt, probe, strictest, turn_in
 from tailrace.text.templates import ChatTemplate, TemplateError, Turn
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_prompt import has_tool_turns, write_results, write_tools
-from tailrace.types import Message, ReasoningFormat, Segment, TemplateValue, ids_of
+from tailrace.types import Attachment, Image, Message, ReasoningFormat, Segment, TemplateValue, ids_of
 
 __all__ = ["ChatEncoder", "ChatFacts"]
 
@@ -49,6 +49,7 @@ class ChatFacts:
     splits_reasoning: bool = False  # reasoning is separated from the text
     takes_reasoning: bool = False  # of earlier answers
     value_names: frozenset[str] = frozenset()  # the variables that it uses
+    shows_images: bool = False  # it marks their places
 
 
 class _Begun(NamedTuple):
@@ -87,6 +88,7 @@ class ChatEncoder:
             splits_reasoning=reasoning is not None,
             takes_reasoning=bool(template.reasoning_name),
             value_names=frozenset(template.names),
+            shows_images=self._forms.images,
         )
         spellings = set(tokenizer.control_tokens)
         self._control = re.compile(_any_of(spellings) if spellings else r"(?!)")
@@ -165,7 +167,46 @@ class ChatEncoder:
         Raises: TemplateError from the template; RequestError for text with lone surrogates.
         """
         parts = self._render(messages, tools, values, add_generation_prompt, continue_final, without_reasoning)
-        return (tuple(self._tokenizer.encode_parts(parts)),)
+        images = tuple(image for message in messages for image in message.images)
+        if not images:
+            return (tuple(self._tokenizer.encode_parts(parts)),)
+        return self._with_images(parts, images)
+
+    def _with_images(self, parts: Iterable[str | int], images: Sequence[Image]) -> tuple[Segment, ...]:
+        """Encode a prompt with each placeholder replaced by the expansion of its image. The text of an expansion before
+        its first and behind its last control token is encoded with the text around it.
+
+        Raises: UnsupportedParameter if the template does not show each image, or the model has no such token.
+        """
+        written: list[str | int] = []
+        places: list[slice] = []  # of the images in `written`, from control token to control token
+        rest = iter(images)
+        placeholders = {self._tokenizer.control_tokens.get(image.placeholder) for image in images}
+        for part in parts:
+            image = next(rest, None) if part in placeholders else None
+            if image is None:
+                written.append(part)
+                continue
+            start = len(written)
+            written += self._parts(image.expansion, {})
+            marks = [at for at in range(start, len(written)) if isinstance(written[at], int)]
+            if marks:
+                places.append(slice(marks[0], marks[-1] + 1))
+        if len(places) < len(images):
+            raise UnsupportedParameter("The model's chat template does not show each image.", param="messages")
+        tokens = {part for place in places for part in written[place] if isinstance(part, int)}
+        # The same control tokens are in the ids, in the same order.
+        order = [at for at, part in enumerate(written) if part in tokens]
+        ids = tuple(self._tokenizer.encode_parts(written))
+        found = dict(zip(order, (at for at, token_id in enumerate(ids) if token_id in tokens), strict=True))
+        segments: list[Segment] = []
+        done = 0
+        for image, place in zip(images, places, strict=True):
+            start, stop = found[place.start], found[place.stop - 1] + 1
+            own = ids[start:stop]
+            segments += [ids[done:start], Attachment(image.digest, image.media_type, len(own), own)]
+            done = stop
+        return tuple(segment for segment in (*segments, ids[done:]) if segment)
 
     def offsets(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int, int]]]:
         """Return the prompt as text, and the ids of `encode`, each with its range of characters in the text. Raises: as
@@ -316,7 +357,7 @@ def _texts_in(value: object) -> Iterator[str]:
 def _contents(turn: Turn) -> list[str]:
     """Return the text of a message, or the texts of its parts."""
     content = turn["content"]
-    return [part["text"] for part in content] if isinstance(content, list) else [content]
+    return [part.get("text", "") for part in content] if isinstance(content, list) else [content]
 
 
 def _replace_texts(value: Any, swapped: dict[str, str]) -> Any:  # Any: gives back what it was given

@@ -23,9 +23,19 @@ from tailrace.text.calls import UNKNOWN, CallFormat
 from tailrace.text.chat import ChatEncoder, ChatFacts
 from tailrace.text.templates import Turn
 from tailrace.text.tokenizer import Tokenizer, utf8_bytes
-from tailrace.types import Infill, Message, ReasoningFormat, Segment, TemplateValue, TextSegment
+from tailrace.types import (
+    IMAGE_MARK,
+    Attachment,
+    Infill,
+    Message,
+    ReasoningFormat,
+    Segment,
+    TemplateValue,
+    TextSegment,
+)
 
 __all__ = [
+    "ATTACHMENT",
     "CHAT_ID",
     "END_ID",
     "ByteTokenizer",
@@ -41,6 +51,8 @@ _PIECE_BYTES = 6
 _LEAST_PIECE_ID = 1 << 16  # of two bytes after the byte 1
 CHAT_ID = 256  # before and after the JSON of a chat, in prompts that earlier versions kept
 END_ID = 257  # the end of an answer, if there is no more text
+ATTACHMENT = "attachment:"  # before the digest of an image, in the JSON of a chat
+_IMAGE_TOKENS = 1000  # estimated; models read 64 to 4,000
 _SPECIAL_IDS = frozenset({CHAT_ID, END_ID})
 
 
@@ -176,7 +188,7 @@ class MessageEncoder(ChatEncoder):
         self.reasoning = reasoning
         self.calls = calls or UNKNOWN  # the server refuses tools itself if its template does not support them
         # Which values that server's template asks for is not known.
-        self.facts = ChatFacts(True, self.calls.name, splits_reasoning=reasoning is not None)
+        self.facts = ChatFacts(True, self.calls.name, splits_reasoning=reasoning is not None, shows_images=True)
 
     def knows(self, name: str) -> bool:
         """Always true: the server checks the names itself."""
@@ -221,12 +233,26 @@ class MessageEncoder(ChatEncoder):
             written = msgspec.json.encode(chat).decode()
         except UnicodeEncodeError:
             raise RequestError("The text is not valid Unicode: it has a lone surrogate.") from None
-        return (text_segment(written, is_chat=True), *((text_segment(beginning),) if beginning else ()))
+        images = (image for message in messages for image in message.images)
+        seen = tuple(Attachment(image.digest, image.media_type, _IMAGE_TOKENS) for image in images)
+        return (text_segment(written, is_chat=True), *seen, *((text_segment(beginning),) if beginning else ()))
+
+
+def _openai_parts(message: Message) -> list[dict[str, Any]]:
+    """Return the parts of a message with images. Each image is named by its digest, by which the engine finds it."""
+    first, *texts = message.content.split(IMAGE_MARK)
+    parts: list[dict[str, Any]] = [{"type": "text", "text": first}] if first else []
+    for image, text in zip(message.images, texts, strict=True):
+        parts.append({"type": "image_url", "image_url": {"url": ATTACHMENT + image.digest}})
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts
 
 
 def _openai_message(message: Message) -> dict[str, Any]:
     """Convert a message to the format of OpenAI's API."""
     spoken: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.images:
+        spoken["content"] = _openai_parts(message)
     if message.tool_calls:
         spoken["content"] = message.content or None
         spoken["tool_calls"] = [

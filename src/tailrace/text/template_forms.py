@@ -10,6 +10,7 @@ takes as it is stays as it is.
 from __future__ import annotations
 
 import hashlib
+import re
 import string
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from typing import Literal
 from tailrace.text.calls.detect import detect, detect_by_markers
 from tailrace.text.calls.formats import CallFormat
 from tailrace.text.templates import ChatTemplate, TemplateError, Turn, turn_of
-from tailrace.types import Message, ToolCall
+from tailrace.types import IMAGE_MARK, Image, Message, ToolCall
 
 __all__ = ["TemplateForms", "adapt", "probe", "strictest", "turn_in"]
 
@@ -28,6 +29,7 @@ _LETTERS = string.ascii_letters + string.digits
 _LONG_IDS, _SHORT_IDS = ("call_marker_0_0", "call_marker_0_1"), ("a1b2c3d4e", "f5g6h7i8j")
 _SYSTEM, _QUESTION, _ANSWER, _SECOND = "SystemMarker", "QuestionMarker", "AnswerMarker", "SecondMarker"
 _TOOL, _VALUE, _RESULT = "tool_marker", "ValueMarker", "ResultMarker"
+_PRINTED = re.compile("""['"]image['"]""")  # a template that takes only text prints the list of parts
 _PARAMETERS = {_TOOL: {"first": True, "second": False}}
 _TOOLS = (
     {
@@ -58,6 +60,7 @@ class TemplateForms:
     results: bool = True  # messages of role `tool`
     short_ids: bool = False  # call ids have to be nine letters and digits
     calls: CallFormat | None = None  # how its model writes calls; None if this is not known
+    images: bool = False  # it marks the place of an image, as a part of a message
 
 
 def probe(template: ChatTemplate, control_tokens: Collection[str] = ()) -> TemplateForms:
@@ -68,6 +71,11 @@ def probe(template: ChatTemplate, control_tokens: Collection[str] = ()) -> Templ
         forms = replace(forms, content="parts")
         if not _shows(template, forms, [user], _QUESTION):
             return replace(forms, content="none")
+    seen = Message("user", IMAGE_MARK + _QUESTION, images=(Image(b""),))
+    shown = _rendered(template, forms, [seen], tools=())
+    is_marked = _QUESTION in shown and shown != _rendered(template, forms, [user], tools=())
+    if is_marked and not _PRINTED.search(shown):
+        forms = replace(forms, images=True)
     system, answer = Message("system", _SYSTEM), Message("assistant", _ANSWER)
     more = Message("system", _SECOND)
     if not _shows(template, forms, [system, user], _SYSTEM, _QUESTION):
@@ -144,7 +152,11 @@ def _added(before: str, after: str) -> str:
 def turn_in(forms: TemplateForms, message: Message, reasoning_name: str) -> Turn:
     """Return a message as the template expects it."""
     turn = turn_of(message, reasoning_name)
-    if forms.content == "parts":
+    if message.images:
+        texts = message.content.split(IMAGE_MARK)
+        parts = [[{"type": "text", "text": text}] if text else [] for text in texts]
+        turn["content"] = parts[0] + [part for after in parts[1:] for part in ({"type": "image"}, *after)]
+    elif forms.content == "parts":
         turn["content"] = [{"type": "text", "text": message.content}] if message.content else []
     if forms.arguments == "text":
         for call, given in zip(turn.get("tool_calls", ()), message.tool_calls, strict=False):
@@ -216,6 +228,7 @@ def _join(first: Message, second: Message) -> Message:
         content="\n\n".join(filter(None, (first.content, second.content))),
         tool_calls=first.tool_calls + second.tool_calls,
         reasoning="\n\n".join(filter(None, (first.reasoning, second.reasoning))),
+        images=first.images + second.images,
     )
 
 

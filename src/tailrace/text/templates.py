@@ -56,7 +56,7 @@ def turn_of(message: Message, reasoning_name: str = "") -> Turn:
 
 def _num_characters(content: str | list[dict[str, str]]) -> int:
     """Return the size of a message, which is a text or a list of parts."""
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    return len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content)
 
 
 def is_deeper(value: object, depth: int = _MAX_DEPTH) -> bool:

@@ -47,9 +47,10 @@ def write_results(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         turn = message
         if message.role == "tool":
-            turn = Message("user", f"{_RESULT_OPEN}\n{message.content}\n{_RESULT_CLOSE}")
+            turn = Message("user", f"{_RESULT_OPEN}\n{message.content}\n{_RESULT_CLOSE}", images=message.images)
         if turns and turn.role == "user" and turns[-1].role == "user" and turns[-1].content.endswith(_RESULT_CLOSE):
-            turns[-1] = replace(turn, content=f"{turns[-1].content}\n{turn.content}")
+            content, images = f"{turns[-1].content}\n{turn.content}", turns[-1].images + turn.images
+            turns[-1] = replace(turn, content=content, images=images)
         else:
             turns.append(turn)
     return turns

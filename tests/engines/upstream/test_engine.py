@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import itertools
 import json
@@ -37,7 +38,7 @@ from tailrace.testing import Law, laws
 from tailrace.testing.sampling_laws import sampling_laws
 from tailrace.text import MessageEncoder
 from tailrace.text.packed import CHAT_ID, END_ID, ChatBody, pack, text_segment, unpack
-from tailrace.types import Attachment, Grammar, Message, Sampling, TextSegment
+from tailrace.types import IMAGE_MARK, Attachment, Grammar, Image, Message, Sampling, TextSegment
 
 _PATIENCE = {"retry_s": 1.0, "first_s": LONG_S, "idle_s": LONG_S}
 
@@ -191,10 +192,20 @@ def test_a_chat_that_an_earlier_version_kept_is_sent() -> None:
     assert json.loads(asked.body)["messages"] == begun
 
 
-def test_only_text_is_passed_on() -> None:
-    image, sampling = Attachment.of(b"an image", "image/png", 3), Sampling(seed=1, max_tokens=2)
-    with pytest.raises(SequenceFailed, match="only text"):
-        make_request(Address("vllm", "http://h", "m"), Sequence(1, (TextSegment("Hi", 1), image), sampling))
+def test_an_image_is_passed_on_as_it_came_and_only_in_a_chat() -> None:
+    content, sampling, server = b"an image", Sampling(seed=1, max_tokens=2), Address("vllm", "http://h", "m")
+    image = Image(content, media_type="image/jpeg")
+    messages = [Message("user", f"{IMAGE_MARK}What is it?", images=(image,))]
+    segments = MessageEncoder(continues=True).encode(messages)
+    asked = make_request(server, Sequence(1, segments, sampling, attachments={image.digest: content}))
+    url = "data:image/jpeg;base64," + base64.b64encode(content).decode()
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
+    assert json.loads(asked.body)["messages"] == [{"role": "user", "content": parts}]
+    with pytest.raises(SequenceFailed, match="missing"):
+        make_request(server, Sequence(1, segments, sampling))
+    alone = Attachment.of(content, "image/png", 3)
+    with pytest.raises(SequenceFailed, match="only in a chat"):
+        make_request(server, Sequence(1, (TextSegment("Hi", 1), alone), sampling, attachments={alone.digest: content}))
 
 
 def test_unsupported_parameters_are_refused() -> None:

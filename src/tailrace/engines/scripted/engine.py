@@ -13,8 +13,8 @@ faults in the order above, for wires that do not parse control tokens), `caches`
 cached; without it, the engine does not say how much of a prompt was cached), `drift` (how many of a thousand tokens
 differ between processes, so that a replay differs). `script=FILE` says what a script says (`script`).
 
-An adapter changes the words of an answer by its name; its files are not read. An image (`image/png`) is read as equal
-token ids, which depend on its digest.
+An adapter changes the words of an answer by its name; its files are not read. An image is read as equal token ids,
+which depend on its digest: one for each 1,024 pixels.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ import math
 import os
 import re
 import signal
+import struct
 import time
 import zlib
 from collections import deque
 from functools import lru_cache
 from pathlib import Path
 
-from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence, Sight
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scripted.script import read_script
 from tailrace.engines.scripted.texts import PIECES, TEXTS, cut
@@ -42,6 +43,7 @@ __all__ = [
     "CONTROL_TOKENS",
     "EOS_ID",
     "OPTIONS",
+    "PLACEHOLDER",
     "TEXTS",
     "THINKING_TEMPLATE",
     "ScriptedEngine",
@@ -66,17 +68,21 @@ OPTIONS = (
 )  # fmt: skip
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
-_INFILL_TOKENS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")  # the last ids; no answer has them
+PLACEHOLDER = "<|image|>"  # of an image, in a chat
+_LAST_TOKENS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", PLACEHOLDER)  # the last ids; no answer has them
 _WORDS = [
     "the", "river", "runs", "over", "stones", "and", "under", "old", "bridges", "while", "a", "dog", "sleeps", "in",
     "warm", "light", "near", "water", "mills", "turn", "slow", "wheels", "send", "clear", "songs", "down", "to",
     "green", "fields", "where", "children", "count", "boats", "fish", "birds", "clouds", "hours", "stars",
 ]  # fmt: skip
-_FIRST_IMAGE_ID = 1 << 32
+_FIRST_IMAGE_ID = 1 << 32  # of those that stand for the digests of images
+_PIXELS = 1024  # for each token of an image
 _CHARACTERS = "🌊🐕🌉🌲🐟🛶🎣🌾"
 
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}<|image|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 THINKING_TEMPLATE = (
@@ -151,11 +157,11 @@ def tokenizer_json() -> str:
         vocabulary["Ġ" + word] = _FIRST_WORD_ID + offset
     for offset, piece in enumerate(PIECES, _FIRST_WORD_ID + len(_WORDS)):
         vocabulary["".join(characters[byte] for byte in piece)] = offset
-    vocabulary |= {token: len(vocabulary) + offset for offset, token in enumerate(_INFILL_TOKENS)}
+    vocabulary |= {token: len(vocabulary) + offset for offset, token in enumerate(_LAST_TOKENS)}
     added = [
         {"id": vocabulary[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False, "special": True}
-        for token in (*CONTROL_TOKENS, *_INFILL_TOKENS)
+        for token in (*CONTROL_TOKENS, *_LAST_TOKENS)
     ]  # fmt: skip
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model: dict[str, object] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
@@ -252,7 +258,12 @@ class ScriptedEngine:
             exact=not self._drift,
             reports_progress=self._read_interval_s > 0,
             takes=frozenset({"token_ids", "image/png"}),
+            sees=True,
         )
+
+    def see(self, image: bytes) -> Sight:
+        width, height = struct.unpack(">II", image[16:24])  # in the header of a PNG
+        return Sight(PLACEHOLDER, PLACEHOLDER * max(1, width * height // _PIXELS))
 
     def submit(self, sequence: Sequence) -> None:
         limit = sequence.sampling.max_tokens or 1

@@ -1,1 +1,2 @@
-"""Hugging Face transformers: any causal model. `engine` implements the interface; the other modules are its parts."""
+"""Hugging Face transformers: any causal model, also one that reads images. `engine` implements the interface; the
+other modules are its parts."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -110,12 +112,18 @@ class Sequential:
         self._model = model
         self._branches = branches
         self._caches: dict[Row, Any] = {}
+        self._images: dict[Row, Mapping[str, torch.Tensor]] = {}
+        self._shifts: dict[Row, Any] = {}
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row, images: Mapping[str, torch.Tensor] = MappingProxyType({})) -> None:
+        """`images` is what the model gets with the prompt, beside its ids."""
         self._caches[row] = None
+        self._images[row] = images
 
     def drop(self, row: Row) -> None:
         self._caches.pop(row, None)
+        self._images.pop(row, None)
+        self._shifts.pop(row, None)
 
     def progress(self, row: Row) -> Prefill | None:
         return None  # a step reads a whole prompt
@@ -127,9 +135,15 @@ class Sequential:
             new = row.token_ids if cache is None else row.token_ids[-1:]
             if self._branches is not None:
                 self._branches.set([(row.adapter, len(new))])
-            ids = torch.tensor([new], device=self._model.device)
-            given = {name: DynamicCache(config=self._model.config) if cache is None else cache}
-            output = self._model(input_ids=ids, use_cache=True, **given)
+            device = self._model.device
+            given: dict[str, Any] = {name: DynamicCache(config=self._model.config) if cache is None else cache}
+            given |= self._only_last
+            given |= {key: value.to(device) for key, value in self._images.pop(row, {}).items()}
+            if (holder := self._shift_holder) is not None:
+                holder.rope_deltas = self._shifts.get(row)
+            output = self._model(input_ids=torch.tensor([new], device=device), use_cache=True, **given)
+            if holder is not None:
+                self._shifts[row] = holder.rope_deltas
             self._caches[row] = getattr(output, name)
             _choose_all([row], output.logits[:, -1].float())
 
@@ -137,6 +151,18 @@ class Sequential:
     def _cache_name(self) -> str:
         """The name of a model's parameter and of its result: it was another one before transformers 5.24."""
         return "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
+
+    @cached_property
+    def _only_last(self) -> dict[str, int]:
+        """The parameter that computes the logits of the last token only: those of a prompt with images need much
+        memory."""
+        return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self._model.forward).parameters else {}
+
+    @cached_property
+    def _shift_holder(self) -> Any:
+        """The part of a model that remembers by how much images have shifted the positions of the last prompt. Each
+        sequence has its own. None if the model has no such part."""
+        return next((part for part in self._model.modules() if hasattr(part, "rope_deltas")), None)
 
 
 def _choose_all(rows: list[Row], logits: torch.Tensor) -> list[int]:

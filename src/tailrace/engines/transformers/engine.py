@@ -1,4 +1,4 @@
-"""Hugging Face transformers: any causal model, on a CPU or a GPU.
+"""Hugging Face transformers: any causal model, also one that reads images, on a CPU or a GPU.
 
 Properties of the library that matter here (5.23, torch 2.13):
 
@@ -10,6 +10,7 @@ Properties of the library that matter here (5.23, torch 2.13):
 3. Models whose layers it cannot page (state spaces, some hybrids) run one sequence after the other within a step, each
    with its own cache. This is slower, but sequences do not affect each other.
 4. A model directory may contain code. It is never run.
+5. Its continuous batching takes no images, so a model that reads them runs one sequence after the other.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from transformers.utils import logging as library_logging
 
 from tailrace.engines.adapters import read_adapters
 from tailrace.engines.constraints import Constraints
-from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence, Sight
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.sampler import PARAMETERS, Row, check_ids
 from tailrace.engines.transformers.adapters import RowAdapters, merge
 from tailrace.engines.transformers.batches import BLOCK_TOKENS, Paged, Sequential
+from tailrace.engines.transformers.eyes import Eyes, has_eyes
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.wording import in_one_line
 
@@ -62,10 +64,15 @@ class TransformersEngine:
             torch.set_num_threads(spec.threads)
         with _named_errors(spec):
             model, branches = _load(spec)
+            self._eyes = _eyes(spec)
             context_tokens = min(spec.context_tokens, spec.kv_tokens)
             self._rows: dict[int, Row] = {}
             self._aborted: list[int] = []
-            self._forwards = _forwards(model, branches, spec)
+            # The library's continuous batching takes no images.
+            self._alone = Sequential(model, branches) if self._eyes is not None else None
+            if self._alone is not None:
+                _try(self._alone)
+            self._forwards = self._alone or _forwards(model, branches, spec)
         self._eos = frozenset(spec.eos_token_ids) or _eos_token_ids(model)
         self._vocab_size = model.get_input_embeddings().num_embeddings
         self._constraints = _constraints(Path(spec.path), self._eos, self._vocab_size)
@@ -78,6 +85,8 @@ class TransformersEngine:
             parameters=PARAMETERS if self._constraints is not None else PARAMETERS - {"grammar"},
             exact=isinstance(self._forwards, Sequential),
             reports_progress=not isinstance(self._forwards, Sequential),
+            takes=frozenset({"token_ids"} if self._eyes is None else {"token_ids", "image/png"}),
+            sees=self._eyes is not None,
         )
 
     def submit(self, sequence: Sequence) -> None:
@@ -89,8 +98,15 @@ class TransformersEngine:
                 raise SequenceFailed("grammars are not supported for this model's tokenizer")
             constraint = self._constraints(grammar, ignore_eos=sequence.sampling.ignore_eos)
         row = Row(sequence, self._eos, constraint)
-        self._forwards.add(row)
+        if (images := sequence.images) and self._eyes is not None and self._alone is not None:
+            self._alone.add(row, self._eyes.inputs(images, sequence.prompt_ids))
+        else:
+            self._forwards.add(row)
         self._rows[sequence.sequence_id] = row
+
+    def see(self, image: bytes) -> Sight:
+        assert self._eyes is not None
+        return self._eyes.see(image)
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._rows and sequence_id not in self._aborted:
@@ -134,7 +150,8 @@ def _constraints(path: Path, ends: frozenset[int], vocab_size: int) -> Constrain
 
 def _load(spec: EngineSpec) -> tuple[Any, RowAdapters | None]:  # Any: the library's model, whichever it is
     device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+    kind = transformers.AutoModelForImageTextToText if has_eyes(spec.path) else transformers.AutoModelForCausalLM
+    model: Any = kind.from_pretrained(
         spec.path,
         dtype=getattr(torch, spec.dtype) if spec.dtype else "auto",
         trust_remote_code=False,
@@ -172,6 +189,17 @@ def _forwards(model: Any, branches: RowAdapters | None, spec: EngineSpec) -> _Fo
     alone = Sequential(model, branches)
     _try(alone)
     return alone
+
+
+def _eyes(spec: EngineSpec) -> Eyes | None:
+    """Return what reads images, if the model has it and the library can load it."""
+    if not has_eyes(spec.path):
+        return None
+    try:
+        return Eyes(spec.path)
+    except Exception as error:  # the library raises whatever its processors do
+        logger.warning("The model reads no images, because its processor does not load (%s).", in_one_line(error))
+        return None
 
 
 def _try(forwards: _Forwards) -> None:

@@ -123,7 +123,8 @@ class UpstreamEngine:
             parameters=PARAMETERS[self._address.kind],
             exact=False,
             reports_progress=self._address.kind == "llamacpp",
-            takes=frozenset({"text", "token_ids"}),  # the ids of its own answers
+            # Token ids are those of its own answers. Images are passed on in a chat, in the form in which they came.
+            takes=frozenset({"text", "token_ids", *(f"image/{name}" for name in ("gif", "jpeg", "png", "webp"))}),
         )
 
     def submit(self, sequence: Sequence) -> None:

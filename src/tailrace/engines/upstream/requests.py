@@ -7,6 +7,7 @@ defaults. tailrace itself handles `n` and `stop`. Seeds are reduced to 31 bits, 
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import msgspec
 from tailrace.engines.interface import Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.models.upstream import Address
-from tailrace.text.packed import CHAT_ID, ChatBody, unpack
+from tailrace.text.packed import ATTACHMENT, CHAT_ID, ChatBody, unpack
 from tailrace.types import Attachment, Sampling, Segment
 
 __all__ = ["PARAMETERS", "UpstreamRequest", "make_request"]
@@ -67,6 +68,7 @@ def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
         return UpstreamRequest(f"{address.url}/completions", _json(body), is_tgi=False)
     if address.kind == "tgi" and (lacking := _differing(sampling, _TGI_CHATS_LACK)):
         raise SequenceFailed(f"{address.host} does not support {lacking[0]} in chats")
+    _put_images(chat, sequence)
     body |= {"messages": chat.messages} | _grammar_fields(address, sampling, is_chat=True)
     if text:
         body |= _beginning(address, chat, text)
@@ -93,7 +95,9 @@ def _prompt(segments: Iterable[Segment]) -> tuple[ChatBody | None, str, str]:
     chat, text, after = None, b"", ""
     for segment in segments:
         if isinstance(segment, Attachment):
-            raise SequenceFailed("this engine takes only text")
+            if chat is None:
+                raise SequenceFailed("this engine takes images only in a chat")
+            continue  # the chat names it
         if isinstance(segment, tuple):
             if segment and segment[0] == CHAT_ID:  # a prompt of an earlier version
                 end = segment.index(CHAT_ID, 1)
@@ -105,6 +109,20 @@ def _prompt(segments: Iterable[Segment]) -> tuple[ChatBody | None, str, str]:
             text += segment.text.encode()
             after = segment.after
     return chat, text.decode("utf-8", "replace"), after
+
+
+def _put_images(chat: ChatBody, sequence: Sequence) -> None:
+    """Replace the names of images in a chat with data URLs. Raises: SequenceFailed if an image is missing."""
+    urls = {
+        ATTACHMENT + one.digest: f"data:{one.media_type};base64,{b64encode(content).decode()}"
+        for one, content in zip(
+            (one for one in sequence.segments if isinstance(one, Attachment)), sequence.images, strict=True
+        )
+    }
+    for message in chat.messages:
+        for part in message["content"] if isinstance(message.get("content"), list) else ():
+            if part["type"] == "image_url":
+                part["image_url"] = {"url": urls[part["image_url"]["url"]]}
 
 
 def _beginning(address: Address, chat: ChatBody, text: str) -> dict[str, Any]:  # Any: JSON

@@ -1,0 +1,50 @@
+"""Images in the requests of all wires: their bytes, from data URLs or base64 text."""
+
+from __future__ import annotations
+
+import binascii
+import re
+
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.types import Image
+
+__all__ = ["image_of_base64", "image_of_url"]
+
+_DATA_URL = re.compile(r"data:([^,;]{0,100})((?:;[^,;]{0,100})*),", re.IGNORECASE)
+_SPACE = re.compile(r"\s+")
+
+
+def image_of_url(url: str, where: str) -> Image:
+    """Return the image in a data URL, which is at `where` in the request.
+
+    Raises: RequestError for another URL; UnsupportedParameter for an address, which is not fetched.
+    """
+    found = _DATA_URL.match(url)
+    if found is None:
+        if url[:8].lower().startswith(("http://", "https://")):
+            raise UnsupportedParameter(
+                f"{where}: this server does not fetch images. Send the image itself, as a data URL.", param=where
+            )
+        raise RequestError(f"{where} must be a data URL: data:image/png;base64,…", param=where)
+    media_type, options = found[1].lower(), found[2].lower()
+    if not options.endswith(";base64"):
+        raise RequestError(f"{where} must be encoded as base64: data:image/png;base64,…", param=where)
+    if media_type.startswith("image/svg"):
+        raise RequestError(f"{where}: SVG is not supported. Send PNG, JPEG, WebP or GIF.", param=where)
+    return image_of_base64(url[found.end() :], where)
+
+
+def image_of_base64(text: str, where: str) -> Image:
+    """Return an image from its bytes as base64, also without padding or in the alphabet for URLs.
+
+    Raises: RequestError.
+    """
+    text = _SPACE.sub("", text).replace("-", "+").replace("_", "/").replace("%2B", "+").replace("%2F", "/")
+    text = text.replace("%3D", "=").rstrip("=")
+    try:
+        content = binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
+    except (binascii.Error, ValueError):
+        raise RequestError(f"{where} is not valid base64.", param=where) from None
+    if not content:
+        raise RequestError(f"{where} is empty.", param=where)
+    return Image(content, where)

@@ -1,0 +1,98 @@
+"""Reads the images of requests: each is decoded in a process of its own (`decode_one`), within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from tailrace.errors import EngineLost, QueueFull, RequestError
+from tailrace.images import decode_one
+from tailrace.types import Image
+
+__all__ = ["CANONICAL_TYPE", "MAX_BYTES", "MAX_IMAGES", "ImageReader", "check_count"]
+
+CANONICAL_TYPE = "image/png"
+MAX_IMAGES = 16  # of a request
+MAX_BYTES = 32 * 2**20  # of the canonical images of a request
+_AT_ONCE = 2
+_TIMEOUT_S = 60.0  # much longer than the limit of CPU time: reached only on an overloaded machine
+_REASONS = {
+    decode_one.UNKNOWN: f"it is none of {', '.join(decode_one.FORMATS)}",
+    decode_one.DAMAGED: "it is damaged or incomplete",
+    decode_one.TOO_LARGE: f"it has more than {decode_one.MAX_PIXELS:,} pixels, or needs too much memory",
+    decode_one.EXTREME: f"one side is more than {decode_one.MAX_RATIO} times as long as the other",
+}
+_TOO_SLOW = "it takes too much time"
+
+
+class ImageReader:
+    """Brings images into their canonical form. For one event loop, which it never blocks."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def read(self, images: tuple[Image, ...], *, as_sent: bool, within_s: float) -> tuple[Image, ...]:
+        """Check images, and return them in their canonical form; `as_sent`: in the form in which they came. Waits at
+        most `within_s` seconds until the first is decoded.
+
+        Raises: RequestError if one of them cannot be used, QueueFull if too many wait, EngineLost if it cannot be
+        checked.
+        """
+        check_count(len(images))
+        known: dict[bytes, Image] = {}
+        num_bytes = 0
+        for image in images:
+            if image.content not in known:
+                read = await self._read(image, within_s)
+                known[image.content] = replace(read, content=image.content) if as_sent else read
+                if not as_sent:
+                    known[image.content] = replace(read, media_type=CANONICAL_TYPE)
+                num_bytes += len(read.content)
+                if num_bytes > MAX_BYTES:
+                    raise RequestError(
+                        f"The images of a request have at most {MAX_BYTES // 2**20} MiB as PNG. Send smaller ones.",
+                        param=image.param,
+                    )
+        return tuple(replace(known[image.content], param=image.param) for image in images)
+
+    async def _read(self, image: Image, within_s: float) -> Image:
+        """Decode in a thread's process. The slot is released when that ends, even if the request is cancelled."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
+        decoding = asyncio.ensure_future(asyncio.to_thread(_decode, image.content))
+        decoding.add_done_callback(lambda _: self._slots.release())
+        status, output = await asyncio.shield(decoding)
+        if status:
+            reason = _TOO_SLOW if status < 0 else _REASONS[status]
+            raise RequestError(f"{image.param}: this image cannot be used: {reason}.", param=image.param)
+        media_type, _, content = output.partition(b"\n")
+        return replace(image, content=content, media_type=media_type.decode())
+
+
+def check_count(num_images: int) -> None:
+    """Raises: RequestError for more images than a request may have."""
+    if num_images > MAX_IMAGES:
+        raise RequestError(f"A request has at most {MAX_IMAGES} images.", param="messages")
+
+
+def _decode(content: bytes) -> tuple[int, bytes]:
+    """Return the exit status of the process (negative: killed by its limits), and what it wrote. Blocks. Raises:
+    EngineLost if the check itself fails."""
+    command = [sys.executable, "-I", str(Path(decode_one.__file__))]
+    try:
+        done = subprocess.run(command, input=content, capture_output=True, timeout=_TIMEOUT_S, check=False)
+    except (subprocess.TimeoutExpired, OSError):
+        raise _check_failed() from None
+    if done.returncode > 0 and done.returncode not in _REASONS:
+        raise _check_failed()
+    return done.returncode, done.stdout
+
+
+def _check_failed() -> EngineLost:
+    return EngineLost("Images cannot be read at the moment.", retry_after_s=1.0)

@@ -1,0 +1,99 @@
+"""Models that read images: equal to transformers' own `generate`, token for token, over HTTP and on the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.api.process import Server
+from tests.engines.shared import run_all
+from tests.seeing import ARCHITECTURES, data_url, generated, picture, seeing_dir
+from tokenizers import Tokenizer
+
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.interface import Sequence
+from tailrace.errors import SequenceFailed
+from tailrace.models.resolve import read_card
+from tailrace.types import Attachment, Sampling
+
+__all__ = ["seeing_dir"]
+
+pytestmark = pytest.mark.timeout(240)
+
+_QUESTION = "What is in it?"
+_COUNT = 12
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libraries() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_answers_equal_those_of_generate(architecture: str, seeing_dir: Callable[[str], Path]) -> None:
+    """For one image, another, two at once, and a text without any."""
+    path = seeing_dir(architecture)
+    first, second = picture(1), picture(2, 64, 80)
+    asked = [[first], [second], [first, second]]
+    with contextlib.closing(Server(str(path), "--engine", "transformers", "--threads", "1")) as server:
+        server.wait_ready()
+        found = [_ask(server, pictures) for pictures in asked]
+        assert server.http.post("/api/show", json={"model": path.name}).json()["capabilities"] == [
+            "completion",
+            "vision",
+        ]
+    assert found == [generated(path, pictures, _QUESTION, _COUNT) for pictures in asked]
+    assert found[0] != found[1]
+
+
+def _ask(server: Server, pictures: list[bytes]) -> tuple[int, list[int]]:
+    parts = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pictures]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": _QUESTION}]}
+    body = {"messages": [message], "temperature": 0, "max_tokens": _COUNT, "ignore_eos": True}
+    body |= {"on_disconnect": "detach"}
+    with server.http.stream("POST", "/v1/streams", json=body, headers={"accept": "text/event-stream"}) as answer:
+        data = [json.loads(line[5:]) for line in answer.iter_lines() if line.startswith("data:")]
+    assert answer.status_code < 300, data
+    ids = [token_id for one in data for token_id in one.get("token_ids", ())]
+    return data[-1]["usage"]["prompt_tokens"], ids
+
+
+def test_sequences_with_different_images_run_beside_each_other(seeing_dir: Callable[[str], Path]) -> None:
+    """Each has the answer that it has alone. One with an image, one with another, and one without any."""
+    path = seeing_dir("idefics3")
+    spec = EngineSpec("transformers", str(path), context_tokens=512, kv_tokens=4096, max_sequences=4, threads=1)
+    engine = load_engine(spec)
+    sequences = [_sequence(engine, path, place, seed) for place, seed in enumerate((1, 2, None))]
+    together = run_all(engine, *sequences)
+    for sequence in sequences:
+        alone = run_all(engine, sequence)
+        assert alone[sequence.sequence_id] == together[sequence.sequence_id]
+    with pytest.raises(SequenceFailed, match="missing"):
+        engine.submit(Sequence(9, sequences[0].segments, Sampling(seed=1, max_tokens=2)))
+    engine.close()
+
+
+def _sequence(engine: Any, path: Path, sequence_id: int, seed: int | None) -> Sequence:  # Any: an engine that sees
+    sampling = Sampling(temperature=0.0, seed=1, max_tokens=8, ignore_eos=True)
+    if seed is None:
+        return Sequence(sequence_id, ((60, 61, 62),), sampling)
+    content = picture(seed, 40 * seed)
+    expansion = engine.see(content).expansion
+    ids = tuple(Tokenizer.from_file(str(path / "tokenizer.json")).encode(expansion, add_special_tokens=False).ids)
+    digest = Attachment.of(content, "image/png", 0).digest
+    image = Attachment(digest, "image/png", len(ids), ids)
+    return Sequence(sequence_id, ((60, 61), image, (62,)), sampling, attachments={digest: content})
+
+
+def test_the_card_says_whether_a_model_reads_images(seeing_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    path = seeing_dir("llava")
+    assert read_card(path, "tiny").has_vision
+    for file in path.iterdir():
+        if file.name != "processor_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    assert not read_card(tmp_path, "tiny").has_vision

@@ -1,0 +1,165 @@
+"""Tiny models of random weights that read images, in the real architectures, and pictures for them."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+__all__ = ["ARCHITECTURES", "data_url", "generated", "picture", "seeing_dir"]
+
+_EOS = "<|endoftext|>"
+_LINES = ["Tell me a story about dogs.", "Dogs are the best. Cats are the rest.", "\n\n", "\n\n\n"]
+_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for part in message.content %}{% if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+_SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+_EYES = _SMALL | {"image_size": 32, "patch_size": 8}
+
+
+def picture(seed: int, width: int = 90, height: int = 50, kind: str = "PNG", **options: Any) -> bytes:
+    """Return the file of a picture of noise. Any: of Pillow's `save`."""
+    noise = random.Random(seed).randbytes(3 * width * height)
+    file = io.BytesIO()
+    Image.frombytes("RGB", (width, height), noise).save(file, kind, **options)
+    return file.getvalue()
+
+
+def data_url(content: bytes, media_type: str = "image/png") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+
+
+@pytest.fixture(scope="session")
+def seeing_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that makes a model of an architecture, once."""
+    made: dict[str, Path] = {}
+
+    def make(architecture: str) -> Path:
+        if architecture not in made:
+            made[architecture] = tmp_path_factory.mktemp("models") / f"tiny-{architecture}"
+            _make(architecture, made[architecture])
+        return made[architecture]
+
+    return make
+
+
+def generated(path: Path, pictures: list[bytes], text: str, max_tokens: int) -> tuple[int, list[int]]:
+    """Return what transformers itself generates for a question: the number of tokens of its prompt, and the ids."""
+    import transformers
+
+    model: Any = transformers.AutoModelForImageTextToText.from_pretrained(path)
+    processor: Any = transformers.AutoProcessor.from_pretrained(path)  # type: ignore[no-untyped-call]
+    asked = [{"role": "user", "content": [*({"type": "image"} for _ in pictures), {"type": "text", "text": text}]}]
+    prompt = processor.apply_chat_template(asked, add_generation_prompt=True)
+    images = [Image.open(io.BytesIO(one)).convert("RGB") for one in pictures]
+    given = processor(text=[prompt], images=images, return_tensors="pt", add_special_tokens=False)
+    ids = model.generate(**given, max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1)
+    num_prompt = given["input_ids"].shape[1]
+    return num_prompt, ids[0, num_prompt:].tolist()
+
+
+def _make(architecture: str, path: Path) -> None:
+    import torch
+
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model, processor = ARCHITECTURES[architecture]()
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+
+
+def _tokenizer(placeholder: str, tokens: list[str], **named: str) -> Any:  # Any: of the library, also below
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    raw.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=340, special_tokens=[_EOS, *tokens], initial_alphabet=alphabet, show_progress=False
+    )
+    raw.train_from_iterator(_LINES, trainer)
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=raw, bos_token=_EOS, eos_token=_EOS, model_max_length=4096,
+        extra_special_tokens=named or tokens,
+    )  # fmt: skip
+    tokenizer.chat_template = _TEMPLATE.replace("IMAGE", placeholder)
+    return tokenizer
+
+
+def _text(tokenizer: Any, **more: object) -> dict[str, object]:
+    return {
+        "model_type": "llama", "vocab_size": len(tokenizer), **_SMALL, "num_key_value_heads": 2,
+        "max_position_embeddings": 4096, "initializer_range": 0.4, "bos_token_id": 0, "eos_token_id": 0,
+        "pad_token_id": 0, **more,
+    }  # fmt: skip
+
+
+def _idefics3() -> tuple[Any, Any]:
+    """As SmolVLM: an image is cut into a grid, each part of which has tokens around it."""
+    from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    grid = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    tokenizer = _tokenizer(
+        "<image>", ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>", *grid]
+    )
+    reader = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
+    config = Idefics3Config(
+        vision_config=_EYES, text_config=_text(tokenizer), scale_factor=2, pad_token_id=0,
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+    )  # fmt: skip
+    return Idefics3ForConditionalGeneration(config), Idefics3Processor(reader, tokenizer, image_seq_len=4)
+
+
+def _llava() -> tuple[Any, Any]:
+    """Each image has the same number of tokens."""
+    from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    tokenizer = _tokenizer("<image>", ["<image>"])
+    reader = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
+    config = LlavaConfig(
+        vision_config=_EYES | {"model_type": "clip_vision_model", "projection_dim": 32}, text_config=_text(tokenizer),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"), vision_feature_layer=-1,
+    )  # fmt: skip
+    processor = LlavaProcessor(  # type: ignore[no-untyped-call]
+        reader, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+    return LlavaForConditionalGeneration(config), processor
+
+
+def _gemma3() -> tuple[Any, Any]:
+    """Empty lines around an image join those of the text, and its tokens see each other."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3Processor
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    tokenizer = _tokenizer("<start_of_image>", list(names.values()), **names)
+    begin, end, soft = tokenizer.convert_tokens_to_ids(list(names.values()))
+    config = Gemma3Config(
+        vision_config=_EYES | {"model_type": "siglip_vision_model", "vision_use_head": False},
+        text_config=_text(tokenizer, model_type="gemma3_text", head_dim=16, sliding_window=64, tie_word_embeddings=False),
+        mm_tokens_per_image=4, boi_token_index=begin, eoi_token_index=end, image_token_index=soft, eos_token_id=0, tie_word_embeddings=False,
+    )  # fmt: skip
+    reader = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
+    model: Any = Gemma3ForConditionalGeneration(config)
+    model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # zeros, until it is trained
+    return model, Gemma3Processor(reader, tokenizer, image_seq_length=4)
+
+
+ARCHITECTURES: dict[str, Callable[[], tuple[Any, Any]]] = {"idefics3": _idefics3, "llava": _llava, "gemma3": _gemma3}
