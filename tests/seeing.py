@@ -120,7 +120,7 @@ def _idefics3() -> tuple[Any, Any]:
     )
     reader = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
     config = Idefics3Config(
-        vision_config=_EYES, text_config=_text(tokenizer), scale_factor=2, pad_token_id=0,
+        vision_config=_EYES, text_config=_text(tokenizer), scale_factor=2,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
     return Idefics3ForConditionalGeneration(config), Idefics3Processor(reader, tokenizer, image_seq_len=4)
@@ -151,10 +151,11 @@ def _gemma3() -> tuple[Any, Any]:
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     tokenizer = _tokenizer("<start_of_image>", list(names.values()), **names)
     begin, end, soft = tokenizer.convert_tokens_to_ids(list(names.values()))
+    text = _text(tokenizer, model_type="gemma3_text", head_dim=16, sliding_window=64, tie_word_embeddings=False)
     config = Gemma3Config(
-        vision_config=_EYES | {"model_type": "siglip_vision_model", "vision_use_head": False},
-        text_config=_text(tokenizer, model_type="gemma3_text", head_dim=16, sliding_window=64, tie_word_embeddings=False),
-        mm_tokens_per_image=4, boi_token_index=begin, eoi_token_index=end, image_token_index=soft, eos_token_id=0, tie_word_embeddings=False,
+        vision_config=_EYES | {"model_type": "siglip_vision_model", "vision_use_head": False}, text_config=text,
+        mm_tokens_per_image=4, boi_token_index=begin, eoi_token_index=end, image_token_index=soft,
+        tie_word_embeddings=False,
     )  # fmt: skip
     reader = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
     model: Any = Gemma3ForConditionalGeneration(config)

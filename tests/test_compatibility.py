@@ -66,7 +66,7 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
     """Raises: RequestError."""
     given = {name: value for name, value in given.items() if value is not None}
     if api.door.startswith("create "):
-        command = websocket.parse_create({"type": "create", **given}, {})
+        command = websocket.parse_create({"type": "create", **given}, _Server())
         return _Meant(command, command.request)
     query = given if api.in_query else {}
     _, operation = _door(api, query)

@@ -285,6 +285,7 @@ class GenerateRequest(KeptFields, frozen=True):
 
     model: str | None = None  # as the client names it; when the stream begins, one of the generator's names, or None
     prompts: tuple[str | Infill | tuple[Segment, ...], ...] = ()
+    images: tuple[Image, ...] = ()  # of a single prompt, each with an `IMAGE_MARK` in its text
     messages: tuple[Message, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
     calls: CallReading | None = None  # how calls of these tools are read from the answer

@@ -131,6 +131,19 @@ def test_each_wire_has_images(name: str, server: Server) -> None:
     assert text == "".join(answer.texts) or name == "anthropic"  # which has no seeds
 
 
+def test_tgi_has_images_in_markdown(server: Server) -> None:
+    parameters = {"max_new_tokens": _COUNT, "seed": 5, "do_sample": True}
+    asked = {"inputs": f"Once ![]({_URL})and", "parameters": parameters}
+    answer = Answer(read_ids((tuple(b"Once "), _shown(), tuple(b"and"))), _COUNT, 5)
+    assert server.post("/generate", asked).json() == {"generated_text": "".join(answer.texts)}
+    root = server.post("/", {**asked, "parameters": {**parameters, "return_full_text": True}}).json()
+    assert root[0]["generated_text"] == "Once and" + "".join(answer.texts)
+    for wrong in ("https://example.com/a.png", "data:image/png;base64,AAAA"):
+        found = server.http.post("/generate", json={"inputs": f"![]({wrong})"})
+        assert found.status_code == 422
+        assert "inputs" in found.json()["error"]
+
+
 def test_images_stand_where_they_are_in_the_text(server: Server) -> None:
     second = picture(2, 64, 64, kind="WEBP")
     parts = ["First: ", _URL, "second: ", data_url(second, "image/webp"), "once more: ", _URL, "."]

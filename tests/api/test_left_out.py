@@ -35,7 +35,7 @@ def _user(content: object) -> dict[str, object]:
 
 
 HI = [_user("Hi")]
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
 MESSAGES = {"model": "scripted", "max_tokens": 4, "messages": HI}
 
 # A path, a body, and what the answer says was left out.
@@ -63,10 +63,10 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any], str]] = {
                                                                         {"type": "text", "text": "Ho"}]}, *HI]},
         "messages[1].content[0] (redacted_thinking)",
     ),
-    "an image of an earlier turn": (
+    "a sound of an earlier turn": (
         "/v1/chat/completions",
-        {"messages": [_user([IMAGE]), {"role": "assistant", "content": "A cat."}, _user("Sure?")]},
-        "messages[0].content[0] (image: placeholder)",
+        {"messages": [_user([SOUND]), {"role": "assistant", "content": "A cat."}, _user("Sure?")]},
+        "messages[0].content[0] (audio: placeholder)",
     ),
     "an item": (
         "/v1/responses",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.dialects.fake_server import FakeServer
 
 from tailrace.dialects import websocket
 from tailrace.dialects.facts import StreamFacts
@@ -44,7 +45,7 @@ class _NoVocabulary:
 
 
 def parse(body: dict[str, Any]) -> websocket.Command | websocket.Create:
-    return websocket.parse_create(body, {}) if body.get("type") == "create" else websocket.parse(body)
+    return websocket.parse_create(body, FakeServer()) if body.get("type") == "create" else websocket.parse(body)
 
 
 def _frames(name: str | None = NAME) -> Frames:
@@ -237,6 +238,7 @@ def test_the_page_names_every_frame_and_every_code() -> None:
 
 def test_what_a_model_recommends_comes_after_what_a_request_says() -> None:
     command = websocket.parse_create(
-        {"type": "create", "prompt": "Hi", "temperature": 0.5}, {"temperature": 1, "top_k": 20}
+        {"type": "create", "prompt": "Hi", "temperature": 0.5},
+        FakeServer(recommended_sampling={"temperature": 1, "top_k": 20}),
     )
     assert (command.request.sampling.top_k, command.request.sampling.temperature) == (20, 0.5)

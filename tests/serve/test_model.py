@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.api.oracle import Answer, chat_ids
+from tests.dialects.fake_server import FakeServer
 
 import tailrace
 from tailrace.dialects import native
@@ -48,7 +49,7 @@ async def model() -> AsyncIterator[Model]:
 async def test_refusals_have_the_same_message_as_on_the_wire(model: Model) -> None:
     for sampling in _WRONG:
         with pytest.raises(RequestError) as wire:
-            native.parse_body({"prompt": "A river is", **sampling}, {})
+            native.parse_body({"prompt": "A river is", **sampling}, FakeServer())
         for ask in (model.stream, model.chat):
             with pytest.raises(RequestError) as here:  # at the call, before there is an answer to write to
                 ask("A river is", **sampling)

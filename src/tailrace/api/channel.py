@@ -119,7 +119,7 @@ class StreamChannel:
             self._socket.principal.require_generation(wire="websocket", model=named.model)
             self._check_free(websocket.name_of(body))
             await self._models.load(served)
-            create = websocket.parse_create(body, named.recommended_sampling)
+            create = websocket.parse_create(body, named)
             request = sent_by(self._socket.scope, create.request, wire="websocket", model=named.model)
             request, notes = fitted(request, served.generator, is_strict=self._is_strict)
             run = await served.generator.create(request)

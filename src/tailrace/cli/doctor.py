@@ -249,6 +249,7 @@ def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str
 def chat_lines(source: Source | None) -> Iterator[str]:
     """What clients can do in chats with the model."""
     from tailrace.assembly.service import load_text
+    from tailrace.engines import all_kinds
     from tailrace.settings import Settings
 
     if source is None:
@@ -263,6 +264,8 @@ def chat_lines(source: Source | None) -> Iterator[str]:
     elif chat.facts.describes_tools:
         tools = "no: the format of its calls is not known; choose one with --tool-format"
     yield f"  tools      {tools}"
+    can_see = all_kinds()[source.engine].sees(source.card) and chat.facts.shows_images
+    yield f"  images     {'yes' if can_see else 'no'}"
     reasoning = "not separated" if chat.reasoning is None else f"separated at {chat.reasoning.closes[0]}"
     yield f"  reasoning  {reasoning}"
     advice = ", ".join(f"{name} {value:.3g}" for name, value in source.card.sampling.items())

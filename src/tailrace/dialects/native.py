@@ -7,7 +7,7 @@ first event, only ASCII.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ from tailrace.conversations.items import Branch, messages_of
 from tailrace.dialects.answers import EventStreamView, ToolsView, finite, readiness, show_live
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
-from tailrace.dialects.facts import StreamFacts
+from tailrace.dialects.facts import ServerFacts, StreamFacts
 from tailrace.dialects.fields import (
     ReasoningTokens,
     TemplateValues,
@@ -58,7 +58,6 @@ from tailrace.types import (
     End,
     Event,
     GenerateRequest,
-    Image,
     Message,
     PromptProgress,
     Released,
@@ -118,25 +117,15 @@ def parse(request: ParsedRequest) -> GenerateCall | Following:
     if cursor is not None:
         return Following(*parse_cursor(cursor), NativeView())
     streams = "text/event-stream" in request.headers.get("accept", "")
-    generate = parse_body(
-        request.body, request.server.recommended_sampling, request.branch, images=eyes_of(request.server)
-    )
-    notes = list[str]()
+    generate, notes = parse_body(request.body, request.server, request.branch), list[str]()
     view = NativeView(
         shows_progress(request.server, notes, wanted=request.body.get("return_progress"), is_streamed=streams)
     )
     return GenerateCall(generate, view, stream=streams, ignored=tuple(notes), at_once=True, status=201)
 
 
-def parse_body(
-    body: JsonBody,
-    recommended: Mapping[str, float],
-    branch: Branch | None = None,
-    *,
-    images: list[Image] | None = None,
-) -> GenerateRequest:
-    """Parse a body. `recommended` is as in `sampling_of`; `branch` is that of its conversation, if it names one;
-    `images` is as in `read_messages`.
+def parse_body(body: JsonBody, server: ServerFacts, branch: Branch | None = None) -> GenerateRequest:
+    """Parse a body. `branch` is that of its conversation, if it names one.
 
     Raises: RequestError, also for unknown fields, so that typing errors are noticed.
     """
@@ -152,7 +141,9 @@ def parse_body(
         branch = open_branch(branch, has_input=bool(fields.messages))
         before = messages_of(branch.items)
     notes: list[str] = []
-    messages = read_messages(fields.messages, notes, before, images=images) if fields.messages is not None else ()
+    messages: tuple[Message, ...] = ()
+    if fields.messages is not None:
+        messages = read_messages(fields.messages, notes, before, images=eyes_of(server))
     require_nothing_left_out(notes)
     generate = GenerateRequest(
         model=fields.model,
@@ -162,7 +153,7 @@ def parse_body(
         split_reasoning=fields.reasoning == "auto",
         bad_words=bad_words(fields),
         sampling=replace(
-            sampling_of(fields, recommended),
+            sampling_of(fields, server.recommended_sampling),
             logprobs=bool(fields.logprobs or fields.top_logprobs),
             top_logprobs=fields.top_logprobs or 0,
             max_reasoning_tokens=None if fields.max_reasoning_tokens == -1 else fields.max_reasoning_tokens,

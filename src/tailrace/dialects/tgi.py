@@ -16,6 +16,7 @@ Defaults and error texts are those of TGI 3.3.7, with these intended divergences
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -26,17 +27,20 @@ from tailrace.dialects.bodies import JsonBody, require_json, to_json
 from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import MAX_STOPS, stops
 from tailrace.dialects.grammars import read_tgi_grammar
+from tailrace.dialects.images import image_of_url
 from tailrace.dialects.messages import Messages, read_messages
+from tailrace.dialects.parts import eyes_of
 from tailrace.dialects.shapes import ignored, read_fields, read_known
 from tailrace.dialects.tgi_answers import TGIView, encode_error, encode_tokens
 from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire, find_model
 from tailrace.errors import RequestError, UnsupportedMediaType
-from tailrace.types import SHAPING, GenerateRequest, Sampling
+from tailrace.types import IMAGE_MARK, SHAPING, GenerateRequest, Image, Sampling
 
 __all__ = ["WIRE", "encode_error", "parse_generate", "parse_root", "parse_stream"]
 
 _MAX_TOP_N_TOKENS = 5
 _MAX_BEST_OF = 2
+_IMAGE = re.compile(r"!\[\]\((data:[^)]*|https?://[^)]*)\)", re.IGNORECASE)
 _MAX_FACTOR = 100.0  # above it engines compute infinities
 _MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1
@@ -131,9 +135,11 @@ def _parse(
     sampling = _sampling(given, sampled, logprobs="logprobs" in request.server.generator.parameters)
     if given.decoder_input_details and "prompt_logprobs" in request.server.generator.parameters:
         sampling = replace(sampling, prompt_logprobs=0)
+    text, images = _without_images(fields.inputs, request.server)
     generate = GenerateRequest(
         model=given.adapter_id,
-        prompts=(fields.inputs,),
+        prompts=(text,),
+        images=images,
         sampling=sampling,
         truncate=given.truncate,
         may_shorten=False,
@@ -147,6 +153,20 @@ def _parse(
         sampled=sampled,
     )
     return GenerateCall(generate, view, streaming, unused)
+
+
+def _without_images(text: str, server: ServerFacts) -> tuple[str, tuple[Image, ...]]:
+    """Return a prompt with marks in the places of its images, and the images: in Markdown, as TGI has them. A model
+    without eyes reads the Markdown. Raises: RequestError."""
+    images = eyes_of(server)
+    if images is None or "![](" not in text:
+        return text, ()
+
+    def mark(found: re.Match[str]) -> str:
+        images.append(image_of_url(found[1], "inputs"))
+        return IMAGE_MARK
+
+    return _IMAGE.sub(mark, text), tuple(images)
 
 
 def _check(given: Parameters, sampled: bool, streaming: bool) -> None:

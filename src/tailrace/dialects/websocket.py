@@ -14,13 +14,13 @@ socket, unless they were created with `"on_disconnect": "cancel"`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, quote, read_json, to_json
-from tailrace.dialects.facts import StreamFacts
+from tailrace.dialects.facts import ServerFacts, StreamFacts
 from tailrace.dialects.native import encode_error, event_json, parse_body
 from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.wire import progress_json
@@ -122,11 +122,11 @@ def name_of(body: JsonBody) -> str | None:
     return name if isinstance(name, str) and len(name) <= _MAX_NAME_CHARACTERS else None
 
 
-def parse_create(body: JsonBody, recommended: Mapping[str, float]) -> Create:
-    """Parse the command that begins a stream, once its model is loaded. `recommended` is as in `sampling_of`.
-    Raises: RequestError, also for unknown fields."""
+def parse_create(body: JsonBody, server: ServerFacts) -> Create:
+    """Parse the command that begins a stream, once its model is loaded. Raises: RequestError, also for unknown
+    fields."""
     named, _ = read_fields({name: body[name] for name in ("type", "id") if name in body}, _Named)
-    request = parse_body({name: body[name] for name in body if name not in ("type", "id")}, recommended)
+    request = parse_body({name: body[name] for name in body if name not in ("type", "id")}, server)
     return Create(named.id, request, bool(body.get("return_progress")))
 
 

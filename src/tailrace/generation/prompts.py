@@ -14,6 +14,7 @@ from tailrace.text import ChatEncoder, ChatFacts, Tokenizer
 from tailrace.text.packed import end_of
 from tailrace.types import (
     IMAGE_MARK,
+    Attachment,
     GenerateRequest,
     Image,
     Infill,
@@ -58,6 +59,8 @@ class PromptEncoder:
         if request.messages and self.chat is None:
             raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
         for image in images_of(request):
+            if request.images and not self.tokenizer.control_tokens:
+                raise UnsupportedParameter("This model takes images only in chats.", param=image.param)
             if not self.chat_facts.shows_images:
                 raise UnsupportedParameter(
                     f"{image.param}: this model's chat template has no place for images.", param=image.param
@@ -146,7 +149,7 @@ class PromptEncoder:
             one, reasoning = self._encode_chat(self.chat, request)
             encoded = [one]
         else:
-            encoded, reasoning = [self._segments(prompt, request.truncate) for prompt in request.prompts], None
+            encoded, reasoning = [self._segments(prompt, request) for prompt in request.prompts], None
         if request.truncate is not None:
             encoded = [_truncated(segments, request.truncate) for segments in encoded]
         return tuple(Prompt(*both, reasoning, request.calls) for both in zip(texts, encoded, strict=True))
@@ -169,10 +172,18 @@ class PromptEncoder:
             return prompt, None
         return prompt, chat.reasoning_after(messages, prompt, continue_final=continues, without_reasoning=is_plain)
 
-    def _segments(self, prompt: str | Infill | tuple[Segment, ...], truncate: int | None) -> tuple[Segment, ...]:
+    def _segments(self, prompt: str | Infill | tuple[Segment, ...], request: GenerateRequest) -> tuple[Segment, ...]:
         if isinstance(prompt, Infill):
-            return self.tokenizer.infill(prompt, bos=self._add_bos, room=truncate)
-        return self.tokenizer.segments(prompt, bos=self._add_bos) if isinstance(prompt, str) else prompt
+            return self.tokenizer.infill(prompt, bos=self._add_bos, room=request.truncate)
+        if not isinstance(prompt, str):
+            return prompt
+        first, *texts = prompt.split(IMAGE_MARK)
+        segments = list(self.tokenizer.segments(first, bos=self._add_bos))
+        for image, text in zip(request.images[: len(texts)], texts, strict=True):
+            own = tuple(self.tokenizer.encode(image.expansion, special=True))
+            segments.append(Attachment(image.digest, image.media_type, len(own), own))
+            segments += self.tokenizer.segments(text, bos=False)
+        return tuple(filter(None, segments))
 
     def _texts(self, request: GenerateRequest) -> list[str]:
         """Return one string for each prompt. Raises: ContextLengthExceeded, RequestError."""
@@ -182,7 +193,7 @@ class PromptEncoder:
 
     def _text_of(self, prompt: str | Infill | tuple[Segment, ...], truncate: int | None) -> str:
         if isinstance(prompt, str):
-            return prompt
+            return prompt.replace(IMAGE_MARK, "")
         if isinstance(prompt, Infill):
             return prompt.before
         if truncate is not None:
@@ -214,12 +225,14 @@ def _texts_of_infills(request: GenerateRequest) -> Iterator[str]:
 
 
 def images_of(request: GenerateRequest) -> tuple[Image, ...]:
-    """Return the images of all messages, in order."""
-    return tuple(image for message in request.messages for image in message.images)
+    """Return the images of the prompts or of all messages, in order."""
+    return request.images or tuple(image for message in request.messages for image in message.images)
 
 
 def with_images(request: GenerateRequest, images: Iterable[Image]) -> GenerateRequest:
     """Return a request with other images in the places of its own."""
+    if request.images:
+        return msgspec.structs.replace(request, images=tuple(images))
     rest = iter(images)
     messages = tuple(replace(one, images=tuple(islice(rest, len(one.images)))) for one in request.messages)
     return msgspec.structs.replace(request, messages=messages)

@@ -82,7 +82,8 @@ _CHARACTERS = "🌊🐕🌉🌲🐟🛶🎣🌾"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>"
     "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
-    "{% if part.type == 'image' %}<|image|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if part.type == 'image' %}<|image|>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 THINKING_TEMPLATE = (
