@@ -35,11 +35,6 @@
         StreamExpired               410
         ForeignCursor               409  a Last-Event-ID of another stream
         SeqOutOfRange               400
-        StreamConflict              409  the stream is in another state than the request needs
-          StreamClosed              409  the stream takes no more appends
-          SequenceGap               409  batches of the producer are missing
-        StaleEpoch                  403  the producer has started a later epoch
-        StreamsFull                 507  the memory for durable streams is full
         StreamTooLong               507  an app's stream is too long
       StorageError                  503  the journal or the database cannot be used now
         JournalFull                 507  the journal's disk is full
@@ -103,15 +98,10 @@ __all__ = [
     "RequestRefused",
     "SeqOutOfRange",
     "SequenceFailed",
-    "SequenceGap",
-    "StaleEpoch",
     "StorageError",
-    "StreamClosed",
-    "StreamConflict",
     "StreamError",
     "StreamExpired",
     "StreamTooLong",
-    "StreamsFull",
     "TailraceError",
     "TemplateError",
     "Unauthenticated",
@@ -400,52 +390,6 @@ class LeaseLost(StorageError):
     """Another server writes the stream now. Clients see this only as the reason why a reader was sent away."""
 
     code = "lease_lost"
-
-
-class StreamConflict(StreamError):
-    """The stream is in another state than the request needs."""
-
-    status = 409
-    code = "stream_conflict"
-
-
-class StreamClosed(StreamConflict):
-    """The stream is closed and takes no more appends."""
-
-    code = "stream_closed"
-
-    def __init__(self, next_offset: str) -> None:
-        super().__init__("This stream is closed.")
-        self.next_offset = next_offset
-
-
-class SequenceGap(StreamConflict):
-    """Batches of this producer are missing between the last one and this one."""
-
-    code = "sequence_gap"
-
-    def __init__(self, *, expected: int, received: int) -> None:
-        super().__init__(f"The producer's next batch must have the number {expected}.", param="producer-seq")
-        self.expected = expected
-        self.received = received
-
-
-class StaleEpoch(StreamError):
-    """The producer has started a later epoch."""
-
-    status = 403
-    code = "stale_epoch"
-
-    def __init__(self, epoch: int) -> None:
-        super().__init__("This producer has started a later epoch.", param="producer-epoch")
-        self.epoch = epoch
-
-
-class StreamsFull(StreamError):
-    """The memory for durable streams, `--durable-bytes`, is full."""
-
-    status = 507
-    code = "streams_full"
 
 
 class StreamTooLong(StreamError):

@@ -20,17 +20,10 @@ import time
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Literal
 
-from tailrace.errors import (
-    JournalDamaged,
-    RequestError,
-    StreamClosed,
-    StreamConflict,
-    StreamExpired,
-    StreamsFull,
-    UnknownStream,
-)
+from tailrace.errors import JournalDamaged, RequestError, StreamExpired, UnknownStream
 from tailrace.server import missing_stream_error
 from tailrace_plugins.durable_streams.append_body import read_pieces
+from tailrace_plugins.durable_streams.durable_errors import StreamClosed, StreamConflict, StreamsFull
 from tailrace_plugins.durable_streams.durable_stream import DurableStream, is_json
 from tailrace_plugins.durable_streams.operations import (
     Creation,

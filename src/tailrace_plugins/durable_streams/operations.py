@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from tailrace.errors import RequestError, SeqOutOfRange, SequenceGap, StaleEpoch
+from tailrace.errors import RequestError, SeqOutOfRange
+from tailrace_plugins.durable_streams.durable_errors import SequenceGap, StaleEpoch
 from tailrace_plugins.durable_streams.durable_stream import DurableStream, is_json
 from tailrace_plugins.durable_streams.page import position_of
 from tailrace_plugins.durable_streams.records import Fork, Stamp

@@ -9,16 +9,13 @@ from collections.abc import Callable
 import pytest
 from tests.streams import virtual_time
 
-from tailrace.errors import (
-    RequestError,
-    SeqOutOfRange,
+from tailrace.errors import RequestError, SeqOutOfRange, StreamExpired, UnknownStream
+from tailrace_plugins.durable_streams.durable_errors import (
     SequenceGap,
     StaleEpoch,
     StreamClosed,
     StreamConflict,
-    StreamExpired,
     StreamsFull,
-    UnknownStream,
 )
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch

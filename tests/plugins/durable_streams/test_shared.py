@@ -16,7 +16,8 @@ from tests.plugins.durable_streams.homes import append, content, create, servers
 from tests.testing.redis_server import delete_keys, prefix_of, shared_url
 from tests.waiting import wait_until
 
-from tailrace.errors import SequenceGap, StreamClosed, StreamConflict, StreamExpired, UnknownStream
+from tailrace.errors import StreamExpired, UnknownStream
+from tailrace_plugins.durable_streams.durable_errors import SequenceGap, StreamClosed, StreamConflict
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.operations import Creation
