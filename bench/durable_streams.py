@@ -19,8 +19,8 @@ import redis
 
 from tailrace.streams.notes import Answer, Entry, EntryId
 from tailrace.streams.redis import open_redis
+from tailrace_plugins.durable_streams.durable_opening import open_durable
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
-from tailrace_plugins.durable_streams.opening import open_durable
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 from tailrace_plugins.durable_streams.shared_durable_streams import SharedDurableStreams
 

@@ -16,7 +16,7 @@ _SECTION = re.compile(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTIL
 WHOLE = {module: re.findall(r"^\| `(\w+)` \| \S", text, re.MULTILINE) for module, text in _SECTION.findall(PAGE)}
 PARTS = {
     module: re.findall(r"`(\w+)`", names)
-    for module, names in re.findall(r"^\| `(tailrace\.\w+)` \| (`.*) \|$", PAGE, re.MULTILINE)
+    for module, names in re.findall(r"^\| `(tailrace\.[\w.]+)` \| (`.*) \|$", PAGE, re.MULTILINE)
 }
 
 
@@ -26,7 +26,7 @@ def test_the_page_has_its_sections() -> None:
         "tailrace.serve.huggingface", "tailrace.testing",
     ]  # fmt: skip
     assert list(PARTS) == [
-        "tailrace.engines", "tailrace.dialects", "tailrace.commands", "tailrace.client", "tailrace.extensions",
+        "tailrace.engines", "tailrace.dialects", "tailrace.cli.commands", "tailrace.client", "tailrace.extensions",
         "tailrace.server", "tailrace.conversations", "tailrace.types", "tailrace.errors",
     ]  # fmt: skip
 

@@ -1,6 +1,6 @@
 import click
 
-from tailrace.commands import default_url, server_failures, server_options
+from tailrace.cli.commands import default_url, server_failures, server_options
 
 
 @click.command(short_help="Say something to the parrot of a server.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailrace import DEFAULT_MODEL
-from tailrace.cli.options import setting_options
+from tailrace.cli.setting_options import setting_options
 
 if TYPE_CHECKING:
     from tailrace.assembly.source import Source

@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from tailrace.cli.console import print_json
-from tailrace.cli.options import setting_options, warn_of_unknown_variables
+from tailrace.cli.setting_options import setting_options, warn_of_unknown_variables
 from tailrace.settings import settings_of, settings_table
 
 __all__ = ["config"]

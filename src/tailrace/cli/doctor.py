@@ -13,7 +13,7 @@ import click
 
 from tailrace import DEFAULT_MODEL
 from tailrace.cli.console import say
-from tailrace.cli.options import setting_options
+from tailrace.cli.setting_options import setting_options
 from tailrace.models.shards import parts_of
 
 if TYPE_CHECKING:

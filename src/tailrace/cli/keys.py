@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailrace.cli.console import print_json, print_table, say
-from tailrace.cli.options import setting_options
 from tailrace.cli.quotas import describe_quota, quota_options, quota_with
 from tailrace.cli.servers import default_url, server_failures, server_options
+from tailrace.cli.setting_options import setting_options
 from tailrace.cli.times import Duration, date_of
 from tailrace.settings import Settings
 

@@ -8,8 +8,8 @@ import sys
 
 import click
 
-from tailrace.cli.answers import PlainScreen, until_interrupted
 from tailrace.cli.console import INTERRUPTED, say_error
+from tailrace.cli.plain_screen import PlainScreen, until_interrupted
 from tailrace.cli.servers import default_url, server_failures, server_options
 
 __all__ = ["logs"]

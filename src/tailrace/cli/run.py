@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailrace.cli.console import say, say_error, show_log
-from tailrace.cli.options import setting_options, warn_of_unknown_variables
 from tailrace.cli.serve import data_directory, run_on_socket, url_of
+from tailrace.cli.setting_options import setting_options, warn_of_unknown_variables
 from tailrace.settings import Settings
 from tailrace.system import eventloop
 

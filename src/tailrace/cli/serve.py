@@ -21,7 +21,7 @@ from click.core import ParameterSource
 
 from tailrace import DEFAULT_MODEL
 from tailrace.cli.console import say, say_error, show_log
-from tailrace.cli.options import own_settings, setting_options, warn_of_unknown_variables
+from tailrace.cli.setting_options import own_settings, setting_options, warn_of_unknown_variables
 from tailrace.settings import Settings, settings_of, settings_table
 from tailrace.system import eventloop
 

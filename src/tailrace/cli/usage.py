@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from tailrace.cli.console import print_table, say
-from tailrace.cli.options import setting_options
+from tailrace.cli.setting_options import setting_options
 from tailrace.cli.times import Moment, date_of
 from tailrace.settings import Settings
 

@@ -81,7 +81,7 @@ class Keeper:
         """Start the server, and return its exit status."""
         model = self._model if self._has_model and self._model is not None else ""
         self._server = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "tailrace.demo.server",
+            sys.executable, "-P", "-m", "tailrace.demo.demo_server",
             str(os.getpid()), str(self._directory), str(self._port), model,
             stdin=DEVNULL, stdout=DEVNULL,
             start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server

@@ -8,7 +8,7 @@ __all__ = ["EXTENSION"]
 
 EXTENSION = Extension(
     "durable",
-    "tailrace_plugins.durable_streams.opening:open_streams",
+    "tailrace_plugins.durable_streams.durable_opening:open_streams",
     settings=(
         Setting(
             "durable_bytes",

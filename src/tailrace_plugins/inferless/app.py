@@ -27,10 +27,10 @@ from tailrace.dialects import TRITON_VERSION, check_triton_headers, encode_trito
 from tailrace.errors import BodyTooLarge, RequestError, TailraceError, UnknownModel
 from tailrace.serve.folders import first_of
 from tailrace_plugins.inferless.errors import InferFailed, OutputError
+from tailrace_plugins.inferless.inferless_wire import InferRequest, read, tensors_of, values_of
 from tailrace_plugins.inferless.loading import Loaded, load
 from tailrace_plugins.inferless.model import InferlessAnswer, InferlessModel
 from tailrace_plugins.inferless.schema import instance_of
-from tailrace_plugins.inferless.wire import InferRequest, read, tensors_of, values_of
 
 __all__ = ["InferlessApp", "load_app"]
 

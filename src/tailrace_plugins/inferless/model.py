@@ -13,11 +13,11 @@ from typing import Any
 
 from tailrace.errors import AdmissionError, QueueFull, TailraceError
 from tailrace_plugins.inferless.errors import InferFailed, OutputError, StreamCancelled
+from tailrace_plugins.inferless.inferless_wire import values_of
 from tailrace_plugins.inferless.leftovers import Marks, unwatch, watch
 from tailrace_plugins.inferless.loading import Loaded, positional
 from tailrace_plugins.inferless.output import Events, StreamOutputHandler
 from tailrace_plugins.inferless.runners import AppLoop, Workers, until_done
-from tailrace_plugins.inferless.wire import values_of
 
 __all__ = ["INCOMPLETE", "InferlessAnswer", "InferlessModel"]
 

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 from tailrace_plugins.inferless.errors import InferFailed, OutputError, StreamCancelled
+from tailrace_plugins.inferless.inferless_wire import values_of
 from tailrace_plugins.inferless.leftovers import Threads
-from tailrace_plugins.inferless.wire import values_of
 
 __all__ = ["Events", "StreamOutputHandler"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailrace import DEFAULT_MODEL
-from tailrace.commands import (
+from tailrace.cli.commands import (
     INTERRUPTED,
     data_path,
     default_url,

@@ -10,8 +10,8 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from typing import IO
 
+from tailrace.cli.commands import tailrace_child
 from tailrace.client import AnswerFailed
-from tailrace.commands import tailrace_child
 
 __all__ = ["own_server"]
 

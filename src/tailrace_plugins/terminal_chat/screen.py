@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tailrace.commands import printable_text
+from tailrace.cli.commands import printable_text
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.cli.commands import PlainScreen, printable_text, until_interrupted
 from tailrace.client import AnswerFailed, Client, Turn
-from tailrace.commands import PlainScreen, printable_text, until_interrupted
 from tailrace_plugins.terminal_chat.screen import MarkdownScreen, Screen
 
 if TYPE_CHECKING:

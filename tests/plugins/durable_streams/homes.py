@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from tailrace.streams.redis import open_redis
+from tailrace_plugins.durable_streams.durable_opening import open_durable
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
-from tailrace_plugins.durable_streams.opening import open_durable
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch, Receipt
 from tailrace_plugins.durable_streams.records import Stamp
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import pytest
 from rich.console import Console
 
-from tailrace.commands import PlainScreen
+from tailrace.cli.commands import PlainScreen
 from tailrace.engines.scripted.texts import TEXTS
 from tailrace_plugins.terminal_chat.screen import MarkdownScreen
 

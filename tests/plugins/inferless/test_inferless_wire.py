@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from tailrace.errors import RequestError
 from tailrace_plugins.inferless.errors import OutputError
+from tailrace_plugins.inferless.inferless_wire import read, tensors_of, values_of
 from tailrace_plugins.inferless.schema import Input, Schema
-from tailrace_plugins.inferless.wire import read, tensors_of, values_of
 
 SCHEMA = Schema(
     {

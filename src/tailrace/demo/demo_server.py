@@ -1,7 +1,7 @@
 """The demo's server: `tailrace serve` with the simulated engine, the real model and the routes of the page.
 
-Started by `keeper` as `python -m tailrace.demo.server PARENT DIRECTORY PORT MODEL`; with an empty MODEL there is only
-the simulated engine.
+Started by `keeper` as `python -m tailrace.demo.demo_server PARENT DIRECTORY PORT MODEL`; with an empty MODEL there is
+only the simulated engine.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import click
 from tailrace.api.lifecycle import serve
 from tailrace.assembly.service import Service
 from tailrace.assembly.source import find_source
+from tailrace.demo.demo_routes import DemoRoutes
 from tailrace.demo.keeper import FETCH_FILE
-from tailrace.demo.routes import DemoRoutes
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress
 from tailrace.models.places import prepared_path

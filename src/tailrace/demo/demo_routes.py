@@ -29,7 +29,7 @@ from tailrace.api.routes import route
 from tailrace.api.stream_facts import facts_of
 from tailrace.assembly.served import Served
 from tailrace.assembly.service import Service
-from tailrace.demo.plain import PlainAnswer, PlainBody
+from tailrace.demo.unkept_stream import PlainAnswer, PlainBody
 from tailrace.dialects import BareTextView, View
 from tailrace.dialects.bodies import read_json, require_json
 from tailrace.dialects.native import NativeView

@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 
 from tailrace.server import LocalNotes, Opened, Options, Server, SharedLog
 from tailrace_plugins.durable_streams.durable_answers import EXPOSED_HEADERS
+from tailrace_plugins.durable_streams.durable_openapi import DURABLE_TAG, durable_paths
 from tailrace_plugins.durable_streams.durable_requests import owned_key
 from tailrace_plugins.durable_streams.durable_routes import DurableRoutes
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.extension import EXTENSION
 from tailrace_plugins.durable_streams.local_durable_streams import open_local
-from tailrace_plugins.durable_streams.openapi import DURABLE_TAG, durable_paths
 from tailrace_plugins.durable_streams.shared_durable_streams import SharedDurableStreams
 
 __all__ = ["open_durable", "open_streams"]
