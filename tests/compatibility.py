@@ -16,13 +16,25 @@ from anthropic.types.message_create_params import MessageCreateParamsBase as Mes
 from anthropic.types.model_list_params import ModelListParams
 from anthropic.types.output_config_param import OutputConfigParam
 from msgspec import inspect
-from ollama._types import ChatRequest, GenerateRequest, Options
+from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Options
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from tailrace.dialects import anthropic, embeddings, native, ollama, openai, responses, tgi, triton
+from tailrace.dialects import (
+    anthropic,
+    embeddings,
+    native,
+    ollama,
+    ollama_embeddings,
+    openai,
+    rerank,
+    responses,
+    tei,
+    tgi,
+    triton,
+)
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.fields import SamplingFields
 from tailrace_plugins.articles import cumulative
@@ -253,6 +265,78 @@ APIS = [
         {"input": "Hi"},
         fields_of(embeddings.EmbeddingsBody) | set(EmbeddingParams.__annotations__),
         {"dimensions": 3, "encoding_format": "base64", "input": ["Ho"], "model": "other", "user": "me"},
+        moot={"model": "the routes choose the model"},
+    ),
+    *(
+        Api(
+            "Jina and Cohere",
+            f"POST /{version}/rerank",
+            {"query": "Hi", "documents": ["Ho"]},
+            fields_of(rerank.RerankBody) | {"max_tokens_per_doc"},
+            {
+                "documents": ["Hu"],
+                "model": "other",
+                "query": "Ho",
+                "return_documents": True,
+                "top_n": 1,
+                "rank_fields": ["a"],
+            }
+            | dict.fromkeys(("max_chunks_per_doc", "max_tokens_per_doc", "priority"), 5),
+            moot={"model": "the routes choose the model"},
+        )
+        for version in ("v1", "v2")
+    ),
+    Api(
+        "Text Embeddings Inference",
+        "POST /embed",
+        {"inputs": "Hi"},
+        fields_of(tei.EmbedInputsBody) | {"prompt_name"},
+        {
+            "dimensions": 3,
+            "inputs": ["Ho"],
+            "normalize": False,
+            "prompt_name": "x",
+            "truncate": True,
+            "truncation_direction": "Left",
+        },
+        {"truncation_direction": {"truncate": True}},
+    ),
+    Api(
+        "Text Embeddings Inference",
+        "POST /rerank",
+        {"query": "Hi", "texts": ["Ho"]},
+        fields_of(tei.RerankTextsBody) | {"prompt_name"},
+        {
+            "prompt_name": "x",
+            "query": "Ho",
+            "raw_scores": True,
+            "return_text": True,
+            "texts": ["Hu"],
+            "truncate": True,
+            "truncation_direction": "Left",
+        },
+        {"truncation_direction": {"truncate": True}},
+    ),
+    Api(
+        "Ollama",
+        "POST /api/embed",
+        {"model": "scripted", "input": "Hi"},
+        fields_of(ollama_embeddings.EmbedBody) | set(EmbedRequest.model_fields),
+        {
+            "dimensions": 3,
+            "input": ["Ho"],
+            "keep_alive": "5m",
+            "model": "other",
+            "options": {"num_ctx": 5},
+            "truncate": False,
+        },
+    ),
+    Api(
+        "Ollama",
+        "POST /api/embeddings",
+        {"model": "scripted", "prompt": "Hi"},
+        fields_of(ollama_embeddings.OldEmbeddingsBody) | set(EmbeddingsRequest.model_fields),
+        {"keep_alive": "5m", "model": "other", "options": {"num_ctx": 5}, "prompt": "Ho"},
         moot={"model": "the routes choose the model"},
     ),
     Api(

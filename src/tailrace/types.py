@@ -330,7 +330,7 @@ class Vectors(NamedTuple):
 
     vectors: tuple[bytes, ...]  # float32, little-endian: embeddings, or one score each
     num_tokens: tuple[int, ...]  # of each input, with the model's own
-    loading_s: float  # from the request to the engine
+    waited_s: float  # from the request to the engine
     total_s: float
 
     def numbers(self, index: int) -> array[float]:

@@ -255,7 +255,7 @@ def test_embeddings_are_refused_by_name(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model="scripted", input="Rivers.")
     assert caught.value.code == "unsupported_operation"
-    assert "generates text only" in caught.value.message
+    assert "cannot make embeddings" in caught.value.message
     assert "Rivers" not in caught.value.message
 
 

@@ -8,7 +8,7 @@ plugins under the entry point `tailrace.wires`. This module exports what their a
 
 from __future__ import annotations
 
-from tailrace.dialects import anthropic, native, ollama, openai, responses, tgi, triton
+from tailrace.dialects import anthropic, native, ollama, openai, responses, tei, tgi, triton
 from tailrace.dialects.answers import EventStreamView
 from tailrace.dialects.bare import BareTextView, bare_request, bare_sampling
 from tailrace.dialects.bodies import JsonBody, printable, quote, to_json
@@ -108,4 +108,5 @@ WIRES: tuple[Wire, ...] = (
     anthropic.WIRE,
     ollama.WIRE,
     triton.WIRE,
+    tei.WIRE,
 )

@@ -9,7 +9,7 @@ from itertools import chain, repeat
 
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.facts import ServerFacts, TokenVocabulary
-from tailrace.dialects.wire import HEARTBEAT, SSE, Operation, ParsedRequest, Reply, Show
+from tailrace.dialects.wire import HEARTBEAT, SSE, ParsedRequest, Reply, Show
 from tailrace.errors import UnsupportedOperation
 from tailrace.text.calls import ToolCallReader
 from tailrace.types import CallReading, TextDelta, TopLogprobs
@@ -19,7 +19,6 @@ __all__ = [
     "ToolsView",
     "finite",
     "logprobs_json",
-    "no_embeddings",
     "readiness",
     "show_live",
     "tokens_of",
@@ -57,11 +56,6 @@ def unsupported(message: str) -> Show:
         raise UnsupportedOperation(message)
 
     return Show(refuse)
-
-
-def no_embeddings(path: str) -> Operation:
-    refusal = unsupported("This server generates text only; it has no embeddings.")
-    return Operation("POST", path, refusal, "Refused: this server generates text only.")
 
 
 def show_live(request: ParsedRequest) -> Reply:

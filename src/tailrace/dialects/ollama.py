@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from tailrace.dialects import ollama_models as models
-from tailrace.dialects.answers import no_embeddings, unsupported
+from tailrace.dialects.answers import unsupported
 from tailrace.dialects.bare import bare_request
 from tailrace.dialects.bodies import JsonBody, require_json_or_curl, time_of, to_json
 from tailrace.dialects.facts import ServerFacts
@@ -40,6 +40,7 @@ from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.images import image_of_base64
 from tailrace.dialects.messages import MAX_MESSAGES, ChatMessage, ToolCallBody, read_messages, with_images
 from tailrace.dialects.ollama_answers import OllamaView, encode_error
+from tailrace.dialects.ollama_embeddings import OPERATIONS
 from tailrace.dialects.parts import eyes_of, first_asked, omit
 from tailrace.dialects.reasoning import Effort, effort_values, switch_values, unread_reasoning
 from tailrace.dialects.shapes import Other, ignored, note, read_known, refused
@@ -306,8 +307,7 @@ WIRE = Wire(
             check=require_json_or_curl,
             example=_MODEL,
         ),
-        no_embeddings("/api/embed"),
-        no_embeddings("/api/embeddings"),
+        *OPERATIONS,
         Operation(
             "POST",
             "/api/pull",

@@ -95,7 +95,8 @@ def show_model(request: ParsedRequest) -> Reply:
             "general.architecture": "unknown",
             "general.basename": server.model,
             "unknown.context_length": server.generator.limit_tokens(),
-        },
+        }
+        | ({"unknown.embedding_length": server.num_dimensions} if server.num_dimensions else {}),
         "capabilities": capabilities_of(server),
         "modified_at": time_of(server.started_s),
     }

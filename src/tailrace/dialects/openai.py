@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tailrace.conversations.items import messages_of
-from tailrace.dialects import embeddings
+from tailrace.dialects import embeddings, rerank
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
 from tailrace.dialects.facts import ServerFacts
@@ -396,12 +396,14 @@ WIRE = Wire(
         Operation("GET", "/v1/models", Show(list_models), "List the models.", query=("client_version",)),
         Operation("GET", "/v1/models/{name:path}", Show(show_model), "Show a model."),
         embeddings.OPERATION,
+        *rerank.OPERATIONS,
         Operation("GET", "/version", Show(show_version), "The version of the server, as on vLLM."),
     ),
     encode_error=encode_error,
     find_model=named_model,
     unused=_UNUSED,
     names={
+        "input": "documents",  # of a ranking; embeddings have `input`
         "include_special": "skip_special_tokens",
         "prompt_logprobs": "echo",
         "max_tokens": "max_completion_tokens",
