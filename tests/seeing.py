@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-__all__ = ["ARCHITECTURES", "data_url", "generated", "picture", "seeing_dir"]
+__all__ = ["ARCHITECTURES", "data_url", "generated", "picture", "seeing_dir", "shifting"]
 
 _EOS = "<|endoftext|>"
 _LINES = ["Tell me a story about dogs.", "Dogs are the best. Cats are the rest.", "\n\n", "\n\n\n"]
@@ -161,6 +161,40 @@ def _gemma3() -> tuple[Any, Any]:
     model: Any = Gemma3ForConditionalGeneration(config)
     model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # zeros, until it is trained
     return model, Gemma3Processor(reader, tokenizer, image_seq_length=4)
+
+
+def shifting() -> tuple[Any, Callable[[bytes | None], tuple[list[int], dict[str, Any]]]]:
+    """Return a Qwen2-VL, and a function that reads a prompt with a picture: its ids, and what the model gets besides.
+    The library's processor, which also reads videos, needs torchvision."""
+    import torch
+    from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    text = {
+        "vocab_size": 300, **_SMALL, "num_key_value_heads": 2, "max_position_embeddings": 4096,
+        "initializer_range": 0.4, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0,
+        "rope_parameters": {"type": "mrope", "rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
+    }  # fmt: skip
+    eyes = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2}
+    begin, end, image, video = 296, 297, 298, 299
+    config = Qwen2VLConfig(
+        vision_config=eyes, text_config=text, image_token_id=image, video_token_id=video,
+        vision_start_token_id=begin, vision_end_token_id=end,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model: Any = Qwen2VLForConditionalGeneration(config)
+    reader: Any = Qwen2VLImageProcessorPil(size={"shortest_edge": 28 * 28, "longest_edge": 16 * 28 * 28})
+
+    def read(content: bytes | None) -> tuple[list[int], dict[str, Any]]:
+        if content is None:
+            return [60, 61, 62, 63], {}
+        given: dict[str, Any] = dict(reader([Image.open(io.BytesIO(content))], return_tensors="pt"))
+        count = int(given["image_grid_thw"].prod()) // 4
+        ids = [60, begin, *[image] * count, end, 61]
+        return ids, given | {"mm_token_type_ids": torch.tensor([[int(one == image) for one in ids]])}
+
+    return model.eval(), read
 
 
 ARCHITECTURES: dict[str, Callable[[], tuple[Any, Any]]] = {"idefics3": _idefics3, "llava": _llava, "gemma3": _gemma3}

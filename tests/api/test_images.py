@@ -30,7 +30,7 @@ _MARKS = tuple(256 + CONTROL_TOKENS.index(f"<|{name}|>") for name in ("user", "a
 
 
 def _shown(content: bytes = _PICTURE, num_tokens: int = _NUM_IMAGE_TOKENS) -> Attachment:
-    (image,) = asyncio.run(ImageReader().read((Image(content),), as_sent=False, within_s=60))
+    (image,) = asyncio.run(ImageReader().read((Image(content),), as_sent=False))
     return Attachment(image.digest, "image/png", num_tokens)
 
 
@@ -245,6 +245,21 @@ def test_a_model_without_eyes_refuses_an_image(serve: Callable[..., Server], tmp
             found = blind.http.post(path, json=body)
             assert found.status_code == 400, path
             assert "reads no image" in found.text
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_an_upstream_server_gets_images_as_they_came(kind: str, server: Server, serve: Callable[..., Server]) -> None:
+    sent = picture(3, kind=kind)
+    front = serve(f"openai:{server.url}/v1").wait_ready()
+    assert "vision" in front.post("/api/show", {"model": "default"}).json()["capabilities"]
+    parts = [{"type": "text", "text": "Look: "}, {"type": "image_url", "image_url": data_url(sent)}]
+    body = {"messages": [{"role": "user", "content": parts}], "max_tokens": _COUNT, "seed": 5}
+    answer = _answer("Look: ", _shown(sent))
+    assert _openai(front.post("/v1/chat/completions", body).json()) == ("".join(answer.texts), len(answer.prompt_ids))
+    cut = {"messages": [{"role": "user", "content": [parts[1] | {"image_url": data_url(sent[:-2500])}]}]}
+    assert front.http.post("/v1/chat/completions", json=cut).status_code == 400
+    plain = front.http.post("/generate", json={"inputs": f"![]({_URL})"})
+    assert (plain.status_code, "only in chats" in plain.text) == (422, True)
 
 
 def test_a_kept_response_with_images_cannot_be_continued(server: Server) -> None:

@@ -23,7 +23,7 @@ _NUM_TOKENS = 90 * 50 // 1024
 
 
 def _canonical(content: bytes) -> Image:
-    (image,) = asyncio.run(ImageReader().read((Image(content),), as_sent=False, within_s=60))
+    (image,) = asyncio.run(ImageReader().read((Image(content),), as_sent=False))
     return image
 
 

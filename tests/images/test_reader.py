@@ -11,7 +11,7 @@ import pytest
 from PIL import Image as Pillow
 from tests.seeing import picture
 
-from tailrace.errors import RequestError
+from tailrace.errors import QueueFull, RequestError
 from tailrace.images import reader
 from tailrace.images.decode_one import MAX_PIXELS
 from tailrace.images.reader import MAX_IMAGES, ImageReader
@@ -19,7 +19,7 @@ from tailrace.types import Image
 
 
 async def _read(content: bytes, *, as_sent: bool = False) -> Image:
-    (image,) = await ImageReader().read((Image(content, "where"),), as_sent=as_sent, within_s=60)
+    (image,) = await ImageReader().read((Image(content, "where"),), as_sent=as_sent)
     return image
 
 
@@ -142,14 +142,25 @@ async def test_an_animation_with_large_frames_costs_one_frame() -> None:
     assert _pixels((await _read(_many_frames())).content)[0] == (4000, 4000)
 
 
+async def test_few_requests_are_read_at_once() -> None:
+    images = ImageReader()
+    async with images.turn(60), images.turn(60):
+        with pytest.raises(QueueFull) as caught:
+            async with images.turn(0):
+                raise AssertionError
+        assert caught.value.retry_after_s
+    async with images.turn(0):
+        pass
+
+
 async def test_a_request_has_few_images_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     image = Image(picture(1), "where")
     with pytest.raises(RequestError, match=f"at most {MAX_IMAGES} images"):
-        await ImageReader().read((image,) * (MAX_IMAGES + 1), as_sent=False, within_s=60)
-    same = await ImageReader().read((image,) * MAX_IMAGES, as_sent=False, within_s=60)
+        await ImageReader().read((image,) * (MAX_IMAGES + 1), as_sent=False)
+    same = await ImageReader().read((image,) * MAX_IMAGES, as_sent=False)
     assert len({one.digest for one in same}) == 1
     monkeypatch.setattr(reader, "MAX_BYTES", 2 * len(same[0].content) - 1)
     other = Image(picture(2), "other")
     with pytest.raises(RequestError, match="MiB") as caught:
-        await ImageReader().read((image, other), as_sent=False, within_s=60)
+        await ImageReader().read((image, other), as_sent=False)
     assert caught.value.param == "other"

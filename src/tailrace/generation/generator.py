@@ -253,9 +253,10 @@ class Generator:
         if capabilities is None:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
         self._check_room(len(image.content) for image in images)
-        read = await self._images.read(images, as_sent=not capabilities.sees, within_s=self.limits.queue_s)
-        if capabilities.sees:
-            read = tuple([await self._seen(image) for image in read])
+        async with self._images.turn(self.limits.queue_s):
+            read = await self._images.read(images, as_sent=not capabilities.sees)
+            if capabilities.sees:
+                read = tuple([await self._seen(image) for image in read])
         self._check_room({image.digest: len(image.content) for image in read}.values())
         return with_images(request, read)
 

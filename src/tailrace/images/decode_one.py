@@ -18,7 +18,7 @@ UNKNOWN, DAMAGED, TOO_LARGE, EXTREME = 3, 4, 5, 6
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MAX_PIXELS = 2**24
 MAX_RATIO = 100  # of the longer side to the shorter one; processors of models scale the shorter side up
-_CPU_S = 10
+_CPU_S = 5
 _MEMORY_BYTES = 1024 * 2**20  # of address space; the largest image needs about 300 MB
 _COMPRESSION = 3  # of 9: a photo of 12 megapixels takes 0.6 s instead of 3 s, and is a tenth larger
 

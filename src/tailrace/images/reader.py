@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,24 +31,38 @@ _TOO_SLOW = "it takes too much time"
 
 
 class ImageReader:
-    """Brings images into their canonical form. For one event loop, which it never blocks."""
+    """Brings images into their canonical form. For one event loop, which it never blocks.
+
+    Few requests are read at once, so few decoded images are in memory that are not those of a stream yet.
+    """
 
     def __init__(self) -> None:
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._turns = asyncio.Semaphore(_AT_ONCE)
 
-    async def read(self, images: tuple[Image, ...], *, as_sent: bool, within_s: float) -> tuple[Image, ...]:
-        """Check images, and return them in their canonical form; `as_sent`: in the form in which they came. Waits at
-        most `within_s` seconds until the first is decoded.
+    @contextlib.asynccontextmanager
+    async def turn(self, within_s: float) -> AsyncIterator[None]:
+        """Wait for the turn of a request, at most `within_s` seconds. Raises: QueueFull."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
+        try:
+            yield
+        finally:
+            self._turns.release()
 
-        Raises: RequestError if one of them cannot be used, QueueFull if too many wait, EngineLost if it cannot be
-        checked.
+    async def read(self, images: tuple[Image, ...], *, as_sent: bool) -> tuple[Image, ...]:
+        """Check images, and return them in their canonical form; `as_sent`: in the form in which they came.
+
+        Raises: RequestError if one of them cannot be used, EngineLost if it cannot be checked.
         """
         check_count(len(images))
         known: dict[bytes, Image] = {}
         num_bytes = 0
         for image in images:
             if image.content not in known:
-                read = await self._read(image, within_s)
+                read = await self._read(image)
                 known[image.content] = replace(read, content=image.content) if as_sent else read
                 if not as_sent:
                     known[image.content] = replace(read, media_type=CANONICAL_TYPE)
@@ -58,16 +74,8 @@ class ImageReader:
                     )
         return tuple(replace(known[image.content], param=image.param) for image in images)
 
-    async def _read(self, image: Image, within_s: float) -> Image:
-        """Decode in a thread's process. The slot is released when that ends, even if the request is cancelled."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
-        decoding = asyncio.ensure_future(asyncio.to_thread(_decode, image.content))
-        decoding.add_done_callback(lambda _: self._slots.release())
-        status, output = await asyncio.shield(decoding)
+    async def _read(self, image: Image) -> Image:
+        status, output = await asyncio.to_thread(_decode, image.content)
         if status:
             reason = _TOO_SLOW if status < 0 else _REASONS[status]
             raise RequestError(f"{image.param}: this image cannot be used: {reason}.", param=image.param)

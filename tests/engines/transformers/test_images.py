@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from tests.api.process import Server
 from tests.engines.shared import run_all
-from tests.seeing import ARCHITECTURES, data_url, generated, picture, seeing_dir
+from tests.seeing import ARCHITECTURES, data_url, generated, picture, seeing_dir, shifting
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Sequence
+from tailrace.engines.sampler import Row
 from tailrace.errors import SequenceFailed
 from tailrace.models.resolve import read_card
 from tailrace.types import Attachment, Sampling
@@ -88,6 +89,29 @@ def _sequence(engine: Any, path: Path, sequence_id: int, seed: int | None) -> Se
     digest = Attachment.of(content, "image/png", 0).digest
     image = Attachment(digest, "image/png", len(ids), ids)
     return Sequence(sequence_id, ((60, 61), image, (62,)), sampling, attachments={digest: content})
+
+
+def test_sequences_of_a_model_whose_images_shift_positions_run_beside_each_other() -> None:
+    """Qwen2-VL's model remembers by how much the images of the last prompt shift the positions behind them."""
+    import torch
+
+    from tailrace.engines.transformers.batches import Sequential
+
+    model, read = shifting()
+    forwards, rows, expected = Sequential(model), [], []
+    for sequence_id, content in enumerate([picture(1), picture(2, 64, 80), None]):
+        ids, given = read(content)
+        sampling = Sampling(temperature=0.0, seed=1, max_tokens=8, ignore_eos=True)
+        rows.append(Row(Sequence(sequence_id, (tuple(ids),), sampling), frozenset()))
+        forwards.add(rows[-1], given)
+        asked = torch.tensor([ids])
+        answer = model.generate(
+            asked, attention_mask=torch.ones_like(asked), **given, max_new_tokens=8, do_sample=False, eos_token_id=-1
+        )
+        expected.append(answer[0].tolist())
+    for _ in range(8):
+        forwards.step()
+    assert [row.token_ids for row in rows] == expected
 
 
 def test_the_card_says_whether_a_model_reads_images(seeing_dir: Callable[[str], Path], tmp_path: Path) -> None:
