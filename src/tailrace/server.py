@@ -22,7 +22,7 @@ from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import HEARTBEAT
 from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError
 from tailrace.extensions import Extension, installed_extensions
-from tailrace.http.answers import STREAM_HEADERS, client_disconnected
+from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.stream_actions import KeptLonger, StreamActions
 from tailrace.settings import Settings

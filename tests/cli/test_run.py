@@ -114,7 +114,7 @@ def _refused(*arguments: str) -> str:
     [
         ("bot", "Name the attribute of bot too: bot:app."),
         ("built", "Name the attribute of built too: built:build."),
-        ("bot:app --concurrency 3", "--concurrency is for Inferless folders."),
+        ("bot:app --concurrency 3", "--concurrency is for folders."),
         ("bot:", "is not a module with an attribute"),
         (":app", "is not a module with an attribute"),
         ("bot:app()", "is not a module with an attribute"),

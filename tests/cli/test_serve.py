@@ -167,7 +167,7 @@ def test_the_start_message_names_the_page_and_the_base_url_for_openai_clients(se
 
 def test_without_the_libraries_of_the_page_all_apis_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from another registry than Python's packages, which may be out of reach."""
-    ignored = shutil.ignore_patterns("__pycache__", "lib", "templates")
+    ignored = shutil.ignore_patterns("__pycache__", "lib")
     shutil.copytree(Path(tailrace.__file__).parent, tmp_path / "tailrace", ignore=ignored)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     running = Server("scripted").wait_ready()

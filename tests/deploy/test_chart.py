@@ -20,7 +20,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from tests.api.process import TAILRACE
-from tests.api.test_metrics import GAUGES
+from tests.api.test_server_metrics import GAUGES
 from tests.deploy import custom_resources, helm
 from tests.waiting import LONG_S
 

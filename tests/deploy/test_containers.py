@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.api.test_metrics import GAUGES, HISTOGRAMS
+from tests.api.test_server_metrics import GAUGES, HISTOGRAMS
 
 from tailrace.settings import Settings, settings_table
 

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp
 
 from tailrace import __version__
 from tailrace.access.principal import principal_of
-from tailrace.api.metrics import Metrics
 from tailrace.api.pages import Pages, wants_page
 from tailrace.api.routes import route
+from tailrace.api.server_metrics import Metrics
 from tailrace.assembly.models import Models
-from tailrace.http.answers import JsonAnswer
+from tailrace.http.asgi_answers import JsonAnswer
 
 __all__ = ["AboutRoutes"]
 

@@ -20,7 +20,7 @@ from tailrace.api.routes import route
 from tailrace.dialects.bodies import read_json, require_plain_utf8
 from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import ModelError, RequestError, StorageError
-from tailrace.http.answers import JsonAnswer
+from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.records.service import Records
 from tailrace.types import is_stream_id

@@ -21,7 +21,7 @@ from tailrace.conversations.formats import ConversationFormat
 from tailrace.conversations.items import Conversation, Item
 from tailrace.dialects.bodies import read_value, require_json, require_plain_utf8, to_json
 from tailrace.errors import RequestError, UnknownConversation
-from tailrace.http.answers import JsonAnswer
+from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.records.conversation_keeper import ConversationKeeper
 

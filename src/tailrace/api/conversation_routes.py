@@ -24,7 +24,7 @@ from tailrace.dialects.queries import read_count, read_query
 from tailrace.dialects.responses_items import InputItem, item_json, items_from
 from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import RequestError
-from tailrace.http.answers import JsonAnswer
+from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.records.conversation_keeper import ConversationKeeper
 

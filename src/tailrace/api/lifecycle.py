@@ -18,10 +18,10 @@ from tailrace.api.about_routes import AboutRoutes
 from tailrace.api.access_routes import AccessRoutes
 from tailrace.api.conversation_files import ConversationFileRoutes
 from tailrace.api.conversation_routes import ConversationRoutes
-from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
 from tailrace.api.owner_deletion import OwnerDeletion
 from tailrace.api.routes import Routes
+from tailrace.api.server_metrics import Metrics
 from tailrace.api.session_routes import SessionRoutes
 from tailrace.api.sockets import Sockets
 from tailrace.api.stream_audit import StreamAudit

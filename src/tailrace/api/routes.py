@@ -54,7 +54,7 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.generation import Generator
-from tailrace.http.answers import JsonAnswer, WholeAnswer, WithHeaders, unless_left
+from tailrace.http.asgi_answers import JsonAnswer, WholeAnswer, WithHeaders, unless_left
 from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.http.stream_actions import StreamActions, id_header
 from tailrace.http.wires import ServedWires, is_meant

@@ -16,7 +16,7 @@ from tailrace.access.sessions import LIFETIME_S, cookie_name, is_from_own_page, 
 from tailrace.api.routes import route
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.errors import Forbidden, RequestError, Unauthenticated
-from tailrace.http.answers import JsonAnswer
+from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.records.service import Records
 
 __all__ = ["SessionRoutes"]

@@ -18,7 +18,7 @@ from tailrace.access.principal import principal_of
 from tailrace.access.quotas import month_start
 from tailrace.api.routes import route
 from tailrace.errors import RequestError
-from tailrace.http.answers import JsonAnswer
+from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.records.service import Records
 
 __all__ = ["UsageRoutes"]

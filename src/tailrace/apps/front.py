@@ -20,7 +20,7 @@ from tailrace.apps.relay import Relay
 from tailrace.apps.stream_routes import event_id_of, resumed, stream_answer
 from tailrace.dialects import native
 from tailrace.errors import AppUnavailable, NotFound, QueueFull, RequestError, TailraceError
-from tailrace.http.answers import JsonAnswer, error_answer
+from tailrace.http.asgi_answers import JsonAnswer, error_answer
 from tailrace.records.service import Records
 from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from tailrace.serve.handles import CallHead

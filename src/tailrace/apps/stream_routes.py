@@ -10,7 +10,7 @@ from tailrace.apps.app_streams import AppStreams
 from tailrace.apps.events import EmptyEncoder, encoder_of
 from tailrace.dialects.bodies import printable
 from tailrace.errors import MethodNotAllowed, SeqOutOfRange
-from tailrace.http.answers import WithHeaders
+from tailrace.http.asgi_answers import WithHeaders
 from tailrace.types import is_stream_id, parse_cursor
 
 __all__ = ["STREAMS_PATH", "event_id_of", "resumed", "stream_answer"]

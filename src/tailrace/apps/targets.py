@@ -65,7 +65,7 @@ def plan_of(
 ) -> Plan:
     """Read a target and the options of the command line. Raises: PlanError."""
     if concurrency != 1 and not Path(target).is_dir():
-        raise PlanError("--concurrency is for Inferless folders. Other apps set max_ongoing_requests in their code.")
+        raise PlanError("--concurrency is for folders. Other apps set max_ongoing_requests in their code.")
     plan = _plan_of(target, arguments, directory=directory, route_prefix=route_prefix, name=name)
     common = {"concurrency": concurrency, "log_level": log_level, "queue_s": queue_s}
 

@@ -36,7 +36,6 @@ class _Subcommands(click.Group):
         "keys": "Create, show and revoke the keys of a server.",
         "logs": "Show the text of a stream.",
         "ls": "List the models on this machine.",
-        "new": "Create a folder with a working app.",
         "ps": "Show the models and the running streams of a server.",
         "pull": "Download a model.",
         "rm": "Delete downloaded models.",

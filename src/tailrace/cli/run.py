@@ -54,7 +54,7 @@ _SETTINGS = (
 )  # fmt: skip
 @click.option(
     "--concurrency", type=click.IntRange(1), default=1, show_default=True,
-    help="Requests that an Inferless app handles at the same time.",
+    help="Requests that a folder's app handles at the same time.",
 )  # fmt: skip
 @click.option(
     "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where the app's processes run."

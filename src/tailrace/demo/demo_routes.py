@@ -38,7 +38,7 @@ from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.tgi_answers import TGIView
 from tailrace.errors import EngineLost, Forbidden, UnknownStream
 from tailrace.generation import Observer, Times
-from tailrace.http.answers import STREAM_HEADERS, JsonAnswer
+from tailrace.http.asgi_answers import STREAM_HEADERS, JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings

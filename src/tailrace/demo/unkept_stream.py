@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from tailrace.assembly.served import Served
 from tailrace.engines import Delta, Prefill, Sequence
 from tailrace.errors import EngineError, QueueFull
-from tailrace.http.answers import client_disconnected
+from tailrace.http.asgi_answers import client_disconnected
 from tailrace.text import Detokenizer
 from tailrace.types import GenerateRequest, Message, Sampling
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.http.answers import ANSWERED
+from tailrace.http.asgi_answers import ANSWERED
 from tailrace.http.wires import ServedWires
 from tailrace.streams import StreamLog
 from tailrace.wording import shown_path

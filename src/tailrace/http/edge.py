@@ -34,7 +34,7 @@ from tailrace.access.requests_in_progress import RequestsInProgress
 from tailrace.access.sessions import Sessions, is_own_origin
 from tailrace.dialects import Wire, native
 from tailrace.errors import Forbidden, MethodNotAllowed, NotFound, TailraceError, Unauthenticated
-from tailrace.http.answers import error_answer
+from tailrace.http.asgi_answers import error_answer
 from tailrace.http.near_paths import nearest_path
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings

@@ -14,7 +14,7 @@ from tailrace.access.principal import owner_of
 from tailrace.dialects import Encoder
 from tailrace.dialects.wire import Presentation
 from tailrace.errors import StreamExpired, UnknownStream
-from tailrace.http.answers import JsonAnswer, StreamAnswer
+from tailrace.http.asgi_answers import JsonAnswer, StreamAnswer
 from tailrace.settings import Settings
 from tailrace.streams import LogStore, StreamLog
 from tailrace.types import ContentT, is_stream_id
@@ -30,7 +30,7 @@ class KeptLonger(Protocol[ContentT]):
 
 
 class StreamActions(Generic[ContentT]):
-    """The actions on the streams of a log store. All doors of a server use them: HTTP, WebSockets, durable streams."""
+    """The actions on the streams of a log store. All doors of a server use them: HTTP, WebSockets, extensions."""
 
     def __init__(
         self, store: LogStore[ContentT], settings: Settings, kept_longer: KeptLonger[ContentT] | None = None

@@ -52,7 +52,8 @@ def remove_expired_journals(data_path: Path, *, lifetime_s: float, keep: Path) -
 
     All streams have expired when the last write is older than this server's `lifetime_s` and than the lifetime that the
     journal states. Not removed: the directory `keep`, journals that a server has locked, journals without a lifetime,
-    journals with durable streams (which need not expire), and files that are not part of a journal. Errors are ignored.
+    journals with notes of extensions (which need not expire), and files that are not part of a journal. Errors are
+    ignored.
     """
     removed = []
     for journal in find_journals(data_path):

@@ -1,4 +1,4 @@
-"""The wait of a reader for what comes next, the same for streams of tokens and durable streams."""
+"""The wait of a reader for what comes next, the same for streams of tokens and for what extensions follow."""
 
 from __future__ import annotations
 

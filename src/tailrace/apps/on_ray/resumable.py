@@ -18,7 +18,7 @@ from tailrace.apps.stream_routes import event_id_of, resumed
 from tailrace.compat.ray import OwnRequest
 from tailrace.dialects import native
 from tailrace.errors import TailraceError
-from tailrace.http.answers import error_answer
+from tailrace.http.asgi_answers import error_answer
 from tailrace.serve.failures import failed, refusal_of
 from tailrace.serve.link import ChannelClosed
 from tailrace.serve.stream import StreamOffer

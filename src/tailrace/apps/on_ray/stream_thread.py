@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.apps.app_streams import AppStreams, open_app_streams
 from tailrace.dialects import native
 from tailrace.errors import TailraceError
-from tailrace.http.answers import error_answer
+from tailrace.http.asgi_answers import error_answer
 from tailrace.settings import Settings
 from tailrace.system.eventloop import first_error
 

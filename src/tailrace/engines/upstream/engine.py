@@ -17,9 +17,9 @@ import contextlib
 from tailrace.engines.inner_loop import InnerLoop
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.upstream.answers import Timeouts, follow, new_client
 from tailrace.engines.upstream.decoders import AnswerEvent, UpstreamError
 from tailrace.engines.upstream.requests import PARAMETERS, UpstreamRequest, make_request
+from tailrace.engines.upstream.upstream_answers import Timeouts, follow, new_client
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models.upstream import KEY_VARIABLE, Address
 from tailrace.text.packed import END_ID, pack

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from tailrace.cli import main
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from tailrace.api.routes import Routes
 from tailrace.dialects import Encoder, View, openai
 from tailrace.dialects.responses_events import ResponsesView
 from tailrace.errors import StorageError
-from tailrace.http.answers import StreamAnswer, WholeAnswer
+from tailrace.http.asgi_answers import StreamAnswer, WholeAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires

@@ -41,7 +41,7 @@ _KINDS = {
 }
 
 
-@click.command()
+@click.command(short_help="Create a folder with a working app.")
 @click.argument("kind", type=click.Choice(list(_KINDS)))
 @click.argument("name")
 def new(kind: str, name: str) -> None:

@@ -1,0 +1,1 @@
+"""`tailrace new`: copies an example, to start from."""
