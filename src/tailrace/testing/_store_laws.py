@@ -203,7 +203,7 @@ laws_of_one_server = (
     StoreLaw("reading_has_bounds", "read() refuses unknown streams, and positions after the last event", _bounds),
     StoreLaw("older_epochs_are_refused", "events of an older epoch are not kept", _old_lease),
     StoreLaw("closed_is_closed", "a closed store keeps no events", _closed),
-    StoreLaw("queued_is_known", "an appended event is in the log or in queued(), in order", _queued),
+    StoreLaw("queued_is_known", "an appended event is in the log or in its queue, in order", _queued),
     StoreLaw("stopping_ends", "when stop() returns, the end of the stream can be read", _stop),
     StoreLaw("deleted_is_gone", "a deleted stream stays deleted, and its key can be used again", _delete),
     StoreLaw("keys_belong_to_owners", "recall() finds a stream by owner, key and request", _recall),
