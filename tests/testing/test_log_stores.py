@@ -152,8 +152,9 @@ class _Ageless(_Broken):
 class _Forgetful(_Broken):
     """Does not know events that are not committed yet."""
 
-    def queued(self, lease: Lease) -> Sequence[Event]:
-        return ()
+    def append(self, lease: Lease, events: Sequence[Event]) -> None:
+        super().append(lease, events)
+        lease.log.queued = ()
 
 
 class _Unstoppable(_Broken):
