@@ -210,6 +210,11 @@ class Settings:
         "Memory for the bodies of all requests without an answer yet, at least --body-bytes; beyond it 429. When less "
         "than half is free, large bodies are refused first.",
     )
+    fetch_images: str = _setting(
+        "",
+        "Hosts from which images of questions are fetched, separated by commas; *.example.com allows all below a name, "
+        "* any. Never from private addresses.",
+    )
     body_gap_s: float = _setting(1.0, "Timeout for the next piece of a request body.", least=0.1)
     body_s: float = _setting(30.0, "Timeout for a whole request body.", least=0.1)
     header_s: float = _setting(10.0, "Timeout for the head of a request: its request line and headers.", least=0.1)

@@ -115,6 +115,7 @@ class Image:
     media_type: str = ""  # "": not checked yet
     placeholder: str = ""  # the control token that stands for an image in the chat template
     expansion: str = ""  # what stands for this image in the prompt
+    url: str = ""  # from where it is fetched; then it has no content yet
 
     @property
     def digest(self) -> str:

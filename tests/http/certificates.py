@@ -15,7 +15,7 @@ __all__ = ["write_certificate"]
 
 
 def write_certificate(directory: Path, name: str) -> tuple[Path, Path]:
-    """Write a self-signed certificate for 127.0.0.1. Returns the files of the certificate and of its key."""
+    """Write a self-signed certificate for 127.0.0.1 and a name. Returns the files of it and of its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
@@ -27,7 +27,10 @@ def write_certificate(directory: Path, name: str) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName(name)]),
+            critical=False,
+        )
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

@@ -148,6 +148,7 @@ async def _generator(source: Source, served: Served, store: LogStore) -> Generat
             queue_s=settings.queue_s,
             linger_s=settings.linger_s,
             recover_s=settings.recover_s,
+            fetch_images=settings.fetch_images,
         ),
         may_see=all_kinds()[source.engine].sees(source.card),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import re
 
-from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.errors import RequestError
 from tailrace.types import Image
 
 __all__ = ["image_of_base64", "image_of_url"]
@@ -15,16 +15,14 @@ _SPACE = re.compile(r"\s+")
 
 
 def image_of_url(url: str, where: str) -> Image:
-    """Return the image in a data URL, which is at `where` in the request.
+    """Return the image in a data URL, which is at `where` in the request; or an image to be fetched.
 
-    Raises: RequestError for another URL; UnsupportedParameter for an address, which is not fetched.
+    Raises: RequestError for another URL.
     """
     found = _DATA_URL.match(url)
     if found is None:
         if url[:8].lower().startswith(("http://", "https://")):
-            raise UnsupportedParameter(
-                f"{where}: this server does not fetch images. Send the image itself, as a data URL.", param=where
-            )
+            return Image(b"", where, url=url)
         raise RequestError(f"{where} must be a data URL: data:image/png;base64,…", param=where)
     media_type, options = found[1].lower(), found[2].lower()
     if not options.endswith(";base64"):

@@ -38,6 +38,7 @@ from tailrace.generation.prompts import PromptEncoder, images_of, with_images
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.generation.vector_run import VectorRun
+from tailrace.images.fetch import ImageFetcher
 from tailrace.images.reader import CANONICAL_TYPE, ImageReader
 from tailrace.schemas import PORTABLE
 from tailrace.schemas.answer_check import AnswerCheck
@@ -88,6 +89,7 @@ class Limits:
     max_inputs: int = 2048  # of a request for vectors, as on OpenAI's API
     max_input_tokens: int = 300_000  # of all its inputs, as there
     image_bytes: int = 256 * 2**20  # of the images of all streams
+    fetch_images: str = ""  # hosts from which images are fetched
 
 
 @functools.cache  # of the few sets that engines have
@@ -130,7 +132,7 @@ class Generator:
         reach = kind.reach if kind is not None else PORTABLE
         self._grammars = GrammarFitter(GrammarCheck(), reach, prompts.tokenizer.control_tokens)
         self._answer_check = AnswerCheck()
-        self._images = ImageReader()
+        self._images = ImageReader(ImageFetcher(limits.fetch_images))
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__
         self._blame = Blame()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tailrace.errors import EngineLost, QueueFull, RequestError
 from tailrace.images import decode_one
+from tailrace.images.fetch import ImageFetcher
 from tailrace.types import Image
 
 __all__ = ["CANONICAL_TYPE", "MAX_BYTES", "MAX_IMAGES", "ImageReader", "check_count"]
@@ -36,7 +37,8 @@ class ImageReader:
     Few requests are read at once, so few decoded images are in memory that are not those of a stream yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fetcher: ImageFetcher | None = None) -> None:
+        self._fetcher = fetcher or ImageFetcher("")
         self._turns = asyncio.Semaphore(_AT_ONCE)
 
     @contextlib.asynccontextmanager
@@ -53,11 +55,12 @@ class ImageReader:
             self._turns.release()
 
     async def read(self, images: tuple[Image, ...], *, as_sent: bool) -> tuple[Image, ...]:
-        """Check images, and return them in their canonical form; `as_sent`: in the form in which they came.
+        """Fetch and check images, and return them in their canonical form; `as_sent`: in the form in which they came.
 
         Raises: RequestError if one of them cannot be used, EngineLost if it cannot be checked.
         """
         check_count(len(images))
+        images = await self._fetcher.fetch(images)
         known: dict[bytes, Image] = {}
         num_bytes = 0
         for image in images:
