@@ -171,7 +171,6 @@ async def test_unmodified_clients(server: Server) -> None:
         assert caught.value.param == "dimensions"
         with pytest.raises(openai.BadRequestError, match="ids of this model's tokenizer"):
             await client.embeddings.create(model="embed", input=[[791, 15140, 86400, 927]])
-    async_client = ollama.AsyncClient(server.url)
-    found = (await async_client.embed("embed", TEXTS)).embeddings
-    assert [list(one) for one in found] == expected
-    assert (await async_client.embeddings("embed", TEXTS[0])).embedding == expected[0]
+    with ollama.Client(server.url) as theirs:
+        assert [list(one) for one in theirs.embed("embed", TEXTS).embeddings] == expected
+        assert list(theirs.embeddings("embed", TEXTS[0]).embedding) == expected[0]

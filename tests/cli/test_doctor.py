@@ -110,6 +110,16 @@ def test_the_report_as_text() -> None:
     assert "Machine" in result.stdout
 
 
+def test_it_says_what_a_model_without_text_does() -> None:
+    source = find_source("scripted", NoProgress())
+    for task, expected in (
+        ("embed", "  embeds     texts of up to 65536 tokens, in 384 dimensions"),
+        ("rank", "  ranks      documents, with the query up to 65536 tokens"),
+    ):
+        card = replace(source.card, task=task, num_dimensions=384)  # type: ignore[arg-type]  # a literal
+        assert list(chat_lines(replace(source, card=card))) == [expected]
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [

@@ -100,7 +100,7 @@ def doctor(model: str | None, engine: str, for_: str, draft: str, quick: bool, a
             failure, quick = f"The machine cannot be measured: {error}.", True
     engines = _engines(source.card if source is not None else None)
     speeds: list[_Speed] = []
-    if source is not None and not source.address and not quick:
+    if source is not None and not source.address and source.card.task == "generate" and not quick:
         try:
             with _waiting(f"Running {source.card.name} with {source.engine}"):
                 reached = _reached(source)
@@ -247,12 +247,19 @@ def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str
 
 
 def chat_lines(source: Source | None) -> Iterator[str]:
-    """What clients can do in chats with the model."""
+    """What clients can do with the model."""
     from tailrace.assembly.service import load_text
     from tailrace.engines import all_kinds
     from tailrace.settings import Settings
 
     if source is None:
+        return
+    card = source.card
+    if card.task == "embed":
+        yield f"  embeds     texts of up to {card.context_tokens} tokens, in {card.num_dimensions} dimensions"
+    if card.task == "rank":
+        yield f"  ranks      documents, with the query up to {card.context_tokens} tokens"
+    if card.task != "generate":
         return
     _, chat = load_text(source.card, Settings())
     if chat is None:

@@ -39,12 +39,15 @@ def terminal_progress(stream: TextIO | None = None) -> Progress:
 
 
 def found_model(model: str, settings: Settings) -> tuple[Source, EngineSpec]:
-    """Find a model, or download it. Returns it with the spec for a worker. Call this before the event loop runs, so
-    that Ctrl-C stops a download at once. Raises: ModelError."""
+    """Find a model that writes text, or download it. Returns it with the spec for a worker. Call this before the event
+    loop runs, so that Ctrl-C stops a download at once. Raises: ModelError."""
     from tailrace.assembly.service import engine_spec
     from tailrace.assembly.source import find_source
+    from tailrace.errors import ModelError
 
     source = find_source(model, terminal_progress(), settings)
+    if source.card.task != "generate":
+        raise ModelError(f"{source.card.name} writes no text, which is what this command measures.")
     return source, engine_spec(source, settings, cache_path=prepared_path())
 
 

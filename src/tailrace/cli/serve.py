@@ -34,6 +34,14 @@ __all__ = [
 ]
 
 _DESCRIPTORS = 65_536
+_EXAMPLES = {
+    "generate": "curl -N -X POST '{}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'",
+    "embed": "curl {}/v1/embeddings -H 'content-type: application/json' -d '{{\"input\": \"A river.\"}}'",
+    "rank": (
+        "curl {}/v1/rerank -H 'content-type: application/json' "
+        '-d \'{{"query": "Where is it wet?", "documents": ["A river.", "A mill."]}}\''
+    ),
+}
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOPPED_LOADING = 130  # exit status after a signal that came before the server was ready
 
@@ -333,9 +341,10 @@ def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutin
         say(f"  Page to chat on:  {local}/" if has_libraries() else f"  No page to chat on. {NO_LIBRARIES}")
         say(f"  OpenAI base URL:  {local}/v1")
         first = service.models.first
-        if small := small_window(first.generator.limit_tokens(), found.card.context_tokens, first.settings):
+        small = small_window(first.generator.limit_tokens(), found.card.context_tokens, first.settings)
+        if small and first.generator.task == "generate":
             say(f"  Coding agents:    {small}")
-        say(f"  Try it:           curl -N -X POST '{local}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
+        say(f"  Try it:           {_EXAMPLES[first.generator.task].format(local)}\n")
 
     def on_drain(num_streams: int) -> None:
         if num_streams:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from typing import Any
 
 from tailrace.engines.interface import Capabilities, Sequence, Sight
@@ -80,7 +81,11 @@ class Supervisor:
         return min(30.0, 0.5 * (1 << min(self.failures, 6)))
 
     def submit(self, sequence: Sequence, receiver: Receiver) -> None:
-        """Send a sequence to the worker.
+        """Send a sequence to the worker. Raises: EngineLost if no worker is ready."""
+        self.submit_all([sequence], receiver)
+
+    def submit_all(self, sequences: Many[Sequence], receiver: Receiver) -> None:
+        """Send sequences to the worker in one message, so that its next step has all of them.
 
         Raises: EngineLost if no worker is ready.
         """
@@ -89,8 +94,8 @@ class Supervisor:
             raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
         if not self._receivers:
             worker.last_frame_s = worker.last_token_s = time.monotonic()
-        self._receivers[sequence.sequence_id] = receiver
-        worker.send(Submit(sequence))
+        self._receivers.update((sequence.sequence_id, receiver) for sequence in sequences)
+        worker.send(*map(Submit, sequences))
 
     def abort(self, sequence_id: int) -> None:
         """Abort a sequence. Its receiver still gets the last delta, within one step."""

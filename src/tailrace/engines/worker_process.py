@@ -111,11 +111,12 @@ class WorkerProcess(asyncio.Protocol):
             self.process.kill()
         await self.process.wait()
 
-    def send(self, message: ToWorker) -> None:
-        """Send a message. Does nothing if the worker is lost: its receivers get the error."""
+    def send(self, *messages: ToWorker) -> None:
+        """Send messages, which the worker reads together. Does nothing if the worker is lost: its receivers get the
+        error."""
         assert self._transport is not None
         if not self.gone.done():  # uvloop raises if its transport is closed
-            self._transport.write(encode(message))
+            self._transport.write(b"".join(map(encode, messages)))
 
     async def see(self, image: bytes) -> Sight:
         """Return how an image is written in a prompt.

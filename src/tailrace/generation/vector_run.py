@@ -10,9 +10,12 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Many
+from typing import Protocol
 
 from tailrace.admission import Gate, QueueEntry
 from tailrace.engines.interface import Delta, Prefill, Sequence
+from tailrace.engines.worker_process import Receiver
 from tailrace.errors import (
     EngineError,
     EngineLost,
@@ -22,11 +25,18 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.generation.observers import Observers, Times
-from tailrace.generation.run import SequenceRunner
 from tailrace.streams import StreamLog
 from tailrace.types import End, Failure, Record, Usage, VectorForm, Vectors
 
 __all__ = ["VectorRun"]
+
+
+class SequencesRunner(Protocol):
+    """The part of the engine's supervisor that a request for vectors needs."""
+
+    def submit_all(self, sequences: Many[Sequence], receiver: Receiver) -> None: ...
+    def abort(self, sequence_id: int) -> None: ...
+
 
 _MOST_LOSSES = 3  # engines that died with sequences of this request
 _AHEAD_TOKENS = 512  # on the engine at once: two of its steps, so that it never waits and other requests get their turn
@@ -42,7 +52,7 @@ class VectorRun:
         times: Times,
         *,
         gate: Gate,
-        engine: SequenceRunner,
+        engine: SequencesRunner,
         new_sequence_id: Callable[[], int],
         observers: Observers,
         on_end: Callable[[VectorRun], None],
@@ -172,19 +182,23 @@ class VectorRun:
         """Submit prompts until enough are on the engine."""
         if not self._on_engine:
             self._ahead_tokens = 0
+        chosen: dict[int, Sequence] = {}  # by the index of the prompt
         while self._left:
             prompt = self.record.prompts[self._left[0]]
-            if self._on_engine and self._ahead_tokens + prompt.num_tokens > _AHEAD_TOKENS:
-                return
+            if (self._on_engine or chosen) and self._ahead_tokens + prompt.num_tokens > _AHEAD_TOKENS:
+                break
             sequence = Sequence(self._new_sequence_id(), prompt.segments, vector=self._form)
-            try:
-                self._engine.submit(sequence, self)
-            except EngineLost:  # it has just died: `lost` follows for what is on it
-                if not self._on_engine:
-                    self._leave()
-                return
-            self._on_engine[sequence.sequence_id] = self._left.popleft()
+            chosen[self._left.popleft()] = sequence
             self._ahead_tokens += prompt.num_tokens
+        if not chosen:
+            return
+        try:
+            self._engine.submit_all(list(chosen.values()), self)
+        except EngineLost:  # it has just died: `lost` follows for what is on it
+            if not self._on_engine:
+                self._leave()
+            return
+        self._on_engine |= {sequence.sequence_id: index for index, sequence in chosen.items()}
 
     def _fail_sequence(self, delta: Delta) -> None:
         reason = f"The engine ended this sequence: {delta.failure}."
