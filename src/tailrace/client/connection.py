@@ -21,7 +21,7 @@ from tailrace.wording import printable_text
 
 __all__ = ["AnswerFailed", "Client", "NoServer", "ServerRefused", "Turn", "connect"]
 
-Turn = dict[str, str]
+Turn = dict[str, Any]  # Any: texts, and the parts of a message with images
 """A message of a chat: `role` and `content`."""
 
 _CONNECT_TIMEOUT_S = 5.0

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mimetypes
 import os
 import sys
 import termios
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +25,14 @@ __all__ = ["Chat", "converse", "new_screen"]
 
 _HELP = """\
 /model [NAME]    show the models, or switch to another one
+/image PATH      send an image with the next question
 /system [TEXT]   show or set the system message; "" removes it
 /new             begin a new conversation
 /help            show this
 /exit            exit, like Ctrl-D
 
 Ctrl-C stops an answer. Alt-Enter begins a new line."""
-_COMMANDS = ["/exit", "/help", "/model", "/new", "/system"]
+_COMMANDS = ["/exit", "/help", "/image", "/model", "/new", "/system"]
 
 
 @dataclass(slots=True)
@@ -43,6 +46,7 @@ class Chat:
     system: str = ""
     sampling: Mapping[str, float] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)  # of the next question, as data URLs
 
     async def ask(self, question: str, screen: Screen) -> bool:
         """Send a message and show its answer. A stopped answer stays part of the conversation. If an answer fails
@@ -51,6 +55,10 @@ class Chat:
         Raises: AnswerFailed.
         """
         question_turn: Turn = {"role": "user", "content": question}
+        if self.images:
+            shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+            question_turn["content"] = [*shown, {"type": "text", "text": question}]
+            self.images.clear()  # also if the server refuses them: the next question can do without
         system: list[Turn] = [{"role": "system", "content": self.system}] if self.system else []
         pieces: list[str] = []
 
@@ -69,6 +77,11 @@ class Chat:
         finally:
             if text := "".join(pieces):
                 self.turns += [question_turn, {"role": "assistant", "content": text}]
+
+    def attach(self, path: Path) -> None:
+        """Send an image with the next question. Raises: OSError if it cannot be read."""
+        kind, _ = mimetypes.guess_type(path.name)
+        self.images.append(f"data:{kind or 'image/png'};base64,{b64encode(path.read_bytes()).decode()}")
 
 
 def new_screen(*, is_plain: bool) -> Screen:
@@ -120,6 +133,13 @@ def _run_command(chat: Chat, line: str) -> str:
                 chat.say(f"The model is now {rest}.")
         case "/model":
             chat.say(f"{_models(chat)} The current one is {printable_text(chat.model)}.")
+        case "/image" if rest:
+            try:
+                chat.attach(Path(rest).expanduser())
+            except OSError as error:
+                chat.say_error(f"the image cannot be read: {error.strerror}.")
+            else:
+                chat.say("The image goes with the next question.")
         case "/system" if rest:
             chat.system = "" if rest in ('""', "''") else rest
             chat.say("The system message is set." if chat.system else "There is no system message now.")
@@ -127,6 +147,7 @@ def _run_command(chat: Chat, line: str) -> str:
             chat.say(chat.system or "There is no system message.")
         case "/new":
             chat.turns.clear()
+            chat.images.clear()
             chat.say("Started a new conversation.")
         case "/help":
             chat.say(_HELP)

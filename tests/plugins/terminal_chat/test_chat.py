@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import re
 import signal
 import socket
@@ -17,10 +19,14 @@ from tests.client.openai_server import OpenAIServer
 from tests.http.certificates import write_certificate
 from tests.plugins.terminal_chat.pty_process import terminal
 from tests.processes import wait_ended
+from tests.seeing import picture
 from tests.waiting import until
 
+from tailrace.engines.scripted.engine import read_ids
 from tailrace.engines.scripted.texts import TEXTS
+from tailrace.images.reader import ImageReader
 from tailrace.testing import Chaos, Flow, Line
+from tailrace.types import Attachment, Image
 from tailrace.wording import printable_text
 
 _COUNT = 40
@@ -259,6 +265,29 @@ def test_control_characters_are_not_written() -> None:
         assert "\a" not in shown.raw
         assert "\N{SYMBOL FOR BELL}" in shown.text
     running.close()
+
+
+def test_an_image_goes_with_the_next_question(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "a picture.png").write_bytes(picture(1, 32, 32))
+    digest = hashlib.sha256(_canonical(picture(1, 32, 32))).hexdigest()
+    user, *text = chat_ids("What is in it?")
+    seen = Answer(read_ids(((user,), Attachment(digest, "image/png", 1), tuple(text))), _COUNT, 7)
+    with terminal("chat", "--url", server.url, *_asked(), TAILRACE_HOME=str(tmp_path)) as shown:
+        shown.wait_for(">>>")
+        shown.type("/image nowhere.png\r")
+        shown.wait_for("the image cannot be read: No such file or directory.")
+        shown.type(f"/image {tmp_path}/a picture.png\r")
+        shown.wait_for("The image goes with the next question.")
+        shown.type("What is in it?\r")
+        shown.wait_for(seen.text.split()[3])
+        shown.type("/exit\r")
+        assert shown.wait() == 0
+        assert " ".join(printable_text(seen.text).split()[:4]) in " ".join(shown.text.split())
+
+
+def _canonical(content: bytes) -> bytes:
+    (image,) = asyncio.run(ImageReader().read((Image(content),), as_sent=False))
+    return image.content
 
 
 def test_a_conversation_at_a_terminal(server: Server, tmp_path: Path) -> None:
