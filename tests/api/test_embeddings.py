@@ -205,6 +205,25 @@ def _running(server: Server) -> float:
     return float(found[1])
 
 
+def test_a_full_queue_and_a_server_that_stops() -> None:
+    with (
+        contextlib.closing(Server("minilm", "--max-concurrent-requests", "1")) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        assert (
+            server.wait_ready(timeout_s=280).http.get("/readyz").status_code == 200
+        )  # makes the client of both threads
+        long = pool.submit(server.post, PATH, {"input": ["word " * 200] * 1000})
+        until(lambda: "tailrace_requests_running 1.0" in server.http.get("/metrics").text)
+        full = server.post(PATH, {"input": "x"})
+        assert full.status_code == 429
+        assert int(full.headers["retry-after"]) > 0
+        server.send_signal(signal.SIGTERM)
+        assert long.result().status_code == 503
+        assert long.result().json()["error"]["code"] == "draining"
+        assert server.wait() == 0
+
+
 async def test_they_are_counted_limited_and_recorded(tmp_path: Path) -> None:
     fetch(CATALOGUE["minilm"], NoProgress())
     async with serving_with_keys(tmp_path, "minilm") as house:

@@ -76,6 +76,15 @@ def test_langchain_completes(model: Server) -> None:
     assert len(whole.split()) > 3
 
 
+def test_langchain_embeddings() -> None:
+    with contextlib.closing(Server("minilm")) as server:
+        server.wait_ready(timeout_s=280)
+        body = {"input": [QUESTION, "Once upon a time"]}
+        data = server.post("/v1/embeddings", body).json()["data"]
+        expected = [pytest.approx(one["embedding"], abs=1e-5) for one in data]
+        assert langchain("langchain_embeddings", server) == expected
+
+
 def test_langchain_structured_output(model: Server) -> None:
     found = langchain("langchain_structured", model)
     assert sorted(found) == ["function_calling", "json_schema"]

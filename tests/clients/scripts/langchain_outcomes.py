@@ -16,7 +16,7 @@ from agents.agent import StopAtTools
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_huggingface import HuggingFaceEndpoint
-from langchain_openai import ChatOpenAI, OpenAI
+from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 from pydantic_ai import Agent, ToolOutput
@@ -135,12 +135,21 @@ def openai_agents(url: str) -> Any:
     return found
 
 
+def langchain_embeddings(url: str) -> Any:  # Any: JSON
+    # By default it sends the ids of OpenAI's tokenizer, which it downloads.
+    client = OpenAIEmbeddings(
+        base_url=f"{url}/v1", api_key="unused", model=MODEL, max_retries=0, check_embedding_ctx_length=False
+    )
+    return client.embed_documents([QUESTION, BEGINNING])
+
+
 CASES: dict[str, Callable[[str], Any]] = {
     one.__name__: one
     for one in (
         langchain_text,
         langchain_responses,
         langchain_completions,
+        langchain_embeddings,
         langchain_structured,
         langchain_tools,
         langchain_huggingface,
