@@ -285,7 +285,7 @@ def test_frames_have_the_documented_format(worker: Worker) -> None:
         "frame",
         1,
         1,
-        [[1, 0, [*expected_ids(make_sequence(1, 1))], [], "length", "", [], None, False, False, False, None, []]],
+        [[1, 0, [*expected_ids(make_sequence(1, 1))], [], "length", "", [], None, False, False, False, None, [], b""]],
         [],
     ]
 
