@@ -329,3 +329,10 @@ def _with_room(limits: Any, image_bytes: int) -> Any:
 
 def _message(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["message"])
+
+
+def test_links_that_are_not_closed_are_read_once(server: Server) -> None:
+    """A search that begins again at each of them takes minutes for a body like this."""
+    answer = server.post("/generate", {"inputs": "![](data:" * 150_000, "parameters": {"max_new_tokens": 1}})
+    assert answer.status_code == 422
+    assert server.http.get("/readyz").status_code == 200

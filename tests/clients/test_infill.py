@@ -61,6 +61,18 @@ def test_all_wires_give_the_same_answer(model: Server, of_openai: openai.OpenAI,
     assert answer.response == ours
 
 
+def test_an_answer_has_one_text(model: Server) -> None:
+    refused = infill(model, n=2)
+    assert (refused.status_code, "n must be 1" in refused.text) == (400, True)
+    assert infill(model, n=1).status_code == 200
+
+
+def test_a_stream_has_every_token(model: Server) -> None:
+    parts = frames(model, GAP | {"stream": True, "return_tokens": True, "stop": ["no such text"]})
+    streamed = [token_id for part in parts for token_id in part["tokens"]]
+    assert streamed == infill(model, return_tokens=True, stop=["no such text"]).json()["tokens"]
+
+
 def test_the_text_after_the_gap_matters(model: Server) -> None:
     assert infill(model).json()["tokens_evaluated"] > infill(model, input_suffix="").json()["tokens_evaluated"]
 

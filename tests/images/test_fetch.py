@@ -207,6 +207,7 @@ def test_a_name_that_changes_is_resolved_once() -> None:
         ("file:///etc/passwd", "from there"),
         ("//evil.example/picture/1", "from there"),
         ("/to//to//to//to//picture/1", "more than 3 redirects|from there"),
+        ("/to/http://[", "cannot be fetched|from there|address"),
         ("/missing/1", "its server answers 404"),
     ],
 )

@@ -11,7 +11,7 @@ from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.text import ByteTokenizer, Detokenizer, MessageEncoder, StopMatcher
 from tailrace.text.calls import UNKNOWN
 from tailrace.text.packed import CHAT_ID, END_ID, ChatBody, end_of, pack, text_segment, unpack
-from tailrace.types import Message, Segment, TextSegment, ToolCall, num_tokens_of
+from tailrace.types import Infill, Message, Segment, TextSegment, ToolCall, num_tokens_of
 
 tokenizer = ByteTokenizer()
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -24,6 +24,19 @@ def test_bytes_are_ids_and_ids_are_bytes(text: bytes) -> None:
     assert all(0 <= token_id < min(tokenizer.vocab_size, 2**53) for token_id in ids)
     assert not {CHAT_ID, END_ID}.intersection(ids)
     assert len(ids) == -(-len(text) // 6)
+
+
+@given(st.text(max_size=400), st.text(max_size=400), st.text(max_size=400), st.integers(4, 200))
+def test_an_infill_that_is_too_long_keeps_what_is_nearest_to_the_gap(
+    before: str, after: str, other: str, room: int
+) -> None:
+    (segment,) = tokenizer.infill(Infill(before, after, (("a.py", other),)), bos=False, room=room)
+    assert isinstance(segment, TextSegment)
+    assert segment.num_tokens <= room
+    assert f"{other}\n\n{before}".endswith(segment.text)
+    assert after.startswith(segment.after)
+    if len(before.encode()) + len(after.encode()) < 6 * room - 12:
+        assert (segment.text[len(segment.text) - len(before) :], segment.after) == (before, after)
 
 
 @given(st.integers(0, 2**50))

@@ -53,7 +53,7 @@ from tailrace.errors import (
     UnknownStream,
     UnsupportedParameter,
 )
-from tailrace.generation import Generator
+from tailrace.generation import Generator, without_images
 from tailrace.http.asgi_answers import JsonAnswer, WholeAnswer, WithHeaders, unless_left
 from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.http.stream_actions import StreamActions, id_header
@@ -274,7 +274,7 @@ class Routes:
             ignored = ignored_header(notes, is_strict=False)
             facts = facts_of(served, log)
             if not log.record.prompts:  # an Idempotency-Key found an ended stream
-                prompts = await served.generator.encode(call.request)
+                prompts = await served.generator.prompts.encode(without_images(call.request))
                 facts = replace(facts, record=msgspec.structs.replace(log.record, prompts=prompts))
             encoder, headers = call.view.open(facts), id_header(log) | ignored
             if call.stream:

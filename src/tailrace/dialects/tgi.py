@@ -40,7 +40,8 @@ __all__ = ["WIRE", "encode_error", "parse_generate", "parse_root", "parse_stream
 
 _MAX_TOP_N_TOKENS = 5
 _MAX_BEST_OF = 2
-_IMAGE = re.compile(r"!\[\]\((data:[^)]*|https?://[^)]*)\)", re.IGNORECASE)
+# A link has no parenthesis and no space. So a search reads a text once, also if no link in it is closed.
+_IMAGE = re.compile(r"!\[\]\((data:[^()\s]*|https?://[^()\s]*)\)", re.IGNORECASE)
 _MAX_FACTOR = 100.0  # above it engines compute infinities
 _MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1

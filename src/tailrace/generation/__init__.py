@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tailrace.generation.generator import Generator, Limits
 from tailrace.generation.observers import Meter, Observer, Times
-from tailrace.generation.prompts import PromptEncoder
+from tailrace.generation.prompts import PromptEncoder, without_images
 from tailrace.generation.run import Run
 
-__all__ = ["Generator", "Limits", "Meter", "Observer", "PromptEncoder", "Run", "Times"]
+__all__ = ["Generator", "Limits", "Meter", "Observer", "PromptEncoder", "Run", "Times", "without_images"]

@@ -51,7 +51,6 @@ from tailrace.types import (
     Grammar,
     Image,
     Infill,
-    Prompt,
     Record,
     Sampling,
     Segment,
@@ -240,10 +239,6 @@ class Generator:
             ends = sampling.stop_token_ids + self.prompts.tokenizer.infill_ends
             sampling = replace(sampling, stop_token_ids=ends)
         return replace(request, bad_words=(), sampling=sampling) if sampling is not request.sampling else request
-
-    async def encode(self, request: GenerateRequest) -> tuple[Prompt, ...]:
-        """Return the prompts of a request. Raises: as `create`."""
-        return await self.prompts.encode(await self._with_images(request))
 
     async def _with_images(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with its images as the engine takes them, and how they are written in the prompt. Raises:

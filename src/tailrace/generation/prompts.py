@@ -28,7 +28,7 @@ from tailrace.types import (
     num_tokens_of,
 )
 
-__all__ = ["PromptEncoder", "images_of", "with_images"]
+__all__ = ["PromptEncoder", "images_of", "with_images", "without_images"]
 
 _INLINE_CHARACTERS = 8_192  # tokenised on the event loop in about 2 ms; longer prompts are tokenised in a thread
 _MESSAGE_CHARACTERS = 32  # that the template adds to each message, estimated
@@ -236,6 +236,16 @@ def with_images(request: GenerateRequest, images: Iterable[Image]) -> GenerateRe
     rest = iter(images)
     messages = tuple(replace(one, images=tuple(islice(rest, len(one.images)))) for one in request.messages)
     return msgspec.structs.replace(request, messages=messages)
+
+
+def without_images(request: GenerateRequest) -> GenerateRequest:
+    """Return a request with the texts of its prompts alone."""
+    messages = tuple(
+        replace(one, content=one.content.replace(IMAGE_MARK, " "), images=()) if one.images else one
+        for one in request.messages
+    )
+    prompts = tuple(one.replace(IMAGE_MARK, " ") if isinstance(one, str) else one for one in request.prompts)
+    return msgspec.structs.replace(request, messages=messages, prompts=prompts, images=())
 
 
 def _texts_of(messages: Iterable[Message]) -> Iterator[str]:

@@ -92,7 +92,7 @@ class ImageFetcher:
                     fetched.append(replace(image, content=content, url=""))
         except TimeoutError:
             raise _failed(param, "it takes too long") from None
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError):
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError):
             raise _failed(param, "its server does not answer") from None
         return tuple(fetched)
 

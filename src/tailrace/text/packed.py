@@ -88,6 +88,10 @@ def end_of(segment: TextSegment, num_tokens: int) -> TextSegment:
     return text_segment(segment.text.encode()[-num_tokens * _PIECE_BYTES :].decode("utf-8", "ignore"))
 
 
+def _start_of(segment: TextSegment, num_tokens: int) -> TextSegment:
+    return text_segment(segment.text.encode()[: num_tokens * _PIECE_BYTES].decode("utf-8", "ignore"))
+
+
 class _Pieces:
     """The bytes of each id, computed on access."""
 
@@ -137,10 +141,14 @@ class ByteTokenizer(Tokenizer):
         return (text_segment(text),) if text else ()
 
     def infill(self, asked: Infill, *, bos: bool, room: int | None = None) -> tuple[Segment, ...]:
-        """As `Tokenizer.infill`. The field of that server's API has no place for other files; they are left out."""
+        """As `Tokenizer.infill`. That server's API has no place for other files, so they are text before the prompt."""
         before, after = text_segment(asked.before), text_segment(asked.after)
-        if room is not None and before.num_tokens + after.num_tokens > room:
-            before = end_of(before, max(room - after.num_tokens, room // 2))
+        others = "".join(f"{text}\n\n" for _, text in asked.files)
+        if room is not None:
+            num_before = min(before.num_tokens, max(room * 3 // 4, room - after.num_tokens, 1))
+            after = _start_of(after, room - num_before)
+            others, before = "", end_of(text_segment(others + before.text), room - after.num_tokens)
+        before = text_segment(others + before.text)
         return (TextSegment(before.text, before.num_tokens + after.num_tokens, after=after.text),)
 
     def encode(self, text: str, *, special: bool, bos: bool = False) -> list[int]:

@@ -129,6 +129,8 @@ class _CannotInfill(UnsupportedParameter):
 
 
 def _call(request: ParsedRequest, fields: _Body, unused: tuple[str, ...], generate: GenerateRequest) -> GenerateCall:
+    if (fields.n or 1) > 1:
+        raise UnsupportedParameter("An answer of this API has a single text: n must be 1.", param="n")
     is_only_prompt = fields.n_predict == 0  # llama.vim: read the prompt, so that the next request finds it in the cache
     generate = replace(generate, model=fields.model or None, sampling=_sampling(request, fields))
     view = _View(
@@ -172,6 +174,7 @@ class _Encoder(Encoder):
         self._facts = facts
         self._view = view
         self._num_tokens = 0
+        self._held_back: list[int] = []  # tokens whose text comes later
         self._last = TextDelta("", ())
 
     def encode(self, seq: int, event: Event | Released) -> bytes:
@@ -181,13 +184,15 @@ class _Encoder(Encoder):
             return self._frame(self._final(event, "", ()))
         self._last = event
         self._num_tokens += len(event.token_ids)
-        if self._view.is_only_prompt or not event.text:
+        self._held_back += event.token_ids
+        if self._view.is_only_prompt or not (event.text or event.finish_reason):
             return b""
+        token_ids, self._held_back = self._held_back, []
         return self._frame(
             {
                 "index": event.choice,
                 "content": event.text,
-                "tokens": list(event.token_ids) if self._view.returns_tokens else [],
+                "tokens": token_ids if self._view.returns_tokens else [],
                 "stop": False,
                 "id_slot": -1,
                 "tokens_predicted": self._num_tokens,
