@@ -13,7 +13,7 @@ from tests.faults.team import team
 from tests.seeing import data_url, picture
 from tests.waiting import until
 
-from tailrace.engines.scripted.engine import read_ids
+from tailrace.engines.scripted.engine import CRASH_SIZE, read_ids
 from tailrace.images.reader import ImageReader
 from tailrace.types import Attachment, Image
 
@@ -64,6 +64,18 @@ def test_a_stream_about_an_image_survives_engine_and_server(tmp_path: Path) -> N
         for stream in house.streams:
             stream.wait()
         until(lambda: not any(_num_kept(house.directory, image) for _, image in begun))
+
+
+def test_an_image_that_kills_engines_ends_no_stream_and_is_refused(tmp_path: Path) -> None:
+    with House(tmp_path / "data", "scripted:tokens_per_s=50") as house:
+        stream, _ = _begin(house, house.server, 1)
+        house.streams.append(stream)
+        image = {"type": "image_url", "image_url": data_url(picture(2, *CRASH_SIZE))}
+        body = {"messages": [{"role": "user", "content": [image]}], "max_tokens": 1}
+        answers = [house.server.http.post("/v1/chat/completions", json=body) for _ in range(3)]
+        assert [one.status_code for one in answers] == [503, 503, 422]
+        assert answers[2].json()["error"]["code"] == "poison_request"
+        stream.wait()
 
 
 def test_a_stream_about_an_image_survives_its_machine(tmp_path: Path) -> None:

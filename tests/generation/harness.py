@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tailrace.admission import Gate
 from tailrace.engines import EngineSpec
-from tailrace.engines.interface import Delta, Sequence
+from tailrace.engines.interface import Delta, Sequence, Sight
 from tailrace.engines.scripted.engine import (
     CHAT_TEMPLATE,
     THINKING_TEMPLATE,
@@ -81,6 +81,8 @@ class HandStepped(Supervisor):
         self.receivers: dict[int, Receiver] = {}
         self.submitted: list[Sequence] = []
         self.aborted: list[int] = []
+        self.asked: list[bytes] = []  # images
+        self.death_of_image: EngineLost | None = None  # it dies when it reads one
         self.num_delivered: dict[int, int] = {}  # tokens of each running sequence
         self._refused: list[Delta] = []
         self.seed_offset = 0  # added to the seeds of submitted sequences, so that the engine generates other tokens
@@ -102,6 +104,13 @@ class HandStepped(Supervisor):
     def abort(self, sequence_id: int) -> None:
         self.aborted.append(sequence_id)
         self.engine.abort(sequence_id)
+
+    async def see(self, image: bytes) -> Sight:
+        self.asked.append(image)
+        if self.death_of_image is None:
+            return self.engine.see(image)
+        self.fail(self.death_of_image)
+        raise EngineLost("The engine was lost while it read an image.", is_crash=True)
 
     def compute(self, num_steps: int = 1) -> list[Delta]:
         """Run steps, and return their deltas. Those of one sequence are merged, as by an engine that is ahead."""

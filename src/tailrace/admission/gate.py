@@ -63,6 +63,7 @@ class Gate:
         self.used_tokens = 0
         self.used_sequences = 0
         self._is_open = False
+        self._changed = asyncio.Event()  # for those who wait until it is open
         self.will_drain = False  # requests are still accepted, but no load balancer should send any
         self._refusal: EngineLost | Draining | None = None
         self._waiting: FairQueue[QueueEntry] = FairQueue()
@@ -105,6 +106,7 @@ class Gate:
         self._is_open = True
         if isinstance(self._refusal, EngineLost):
             self._refusal = None
+        self._changed.set()
         self._admit()
 
     def shut(self, reason: EngineLost | None = None) -> None:
@@ -114,6 +116,14 @@ class Gate:
             self._lost_s = time.monotonic()
         if not isinstance(self._refusal, Draining):
             self._refusal = reason
+        self._changed.set()
+
+    async def wait_open(self) -> None:
+        """Wait until requests may start. Raises: Draining, EngineLost if they are refused."""
+        while not self._is_open:
+            self._check_refusal()
+            self._changed.clear()
+            await self._changed.wait()
 
     def caught_up(self) -> None:
         """The replays of an engine's crash are done."""
@@ -122,6 +132,7 @@ class Gate:
     def drain(self, retry_after_s: float) -> None:
         """Refuse new requests. Running and queued requests continue."""
         self._refusal = Draining(SHUTTING_DOWN, retry_after_s=retry_after_s)
+        self._changed.set()
 
     def pause_slowed(self, seconds: float) -> None:
         """Start no slowed request for this time. Needs a running event loop."""

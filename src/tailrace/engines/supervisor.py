@@ -106,7 +106,8 @@ class Supervisor:
     async def see(self, image: bytes) -> Sight:
         """Return how an image is written in a prompt.
 
-        Raises: RequestRefused if the model cannot read it, EngineLost if no worker is ready or it is lost.
+        Raises: RequestRefused if the model cannot read it, EngineLost if no worker is ready or it is lost, with
+        `is_crash` if that was while it read the image.
         """
         if not self.is_ready or self._worker is None:
             raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)

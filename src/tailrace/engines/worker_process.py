@@ -69,7 +69,7 @@ class WorkerProcess(asyncio.Protocol):
         self.receivers: dict[int, Receiver] = {}
         self.last_frame_s = time.monotonic()
         self.last_token_s = self.last_frame_s  # of the prompt or of an answer
-        self.has_given = False  # whether it has ever given a token
+        self.has_given = False  # a token, ever; or it was asked about an image, whose fault its death may be
         self.process: asyncio.subprocess.Process
         self._questions: dict[int, asyncio.Future[Sight]] = {}
         self._number = itertools.count(1)
@@ -121,10 +121,12 @@ class WorkerProcess(asyncio.Protocol):
     async def see(self, image: bytes) -> Sight:
         """Return how an image is written in a prompt.
 
-        Raises: RequestRefused if the model cannot read it, EngineLost if the worker is lost.
+        Raises: RequestRefused if the model cannot read it, EngineLost if the worker is lost, with `is_crash` if that
+        was while it read the image.
         """
         if self.gone.done():
             raise EngineLost("The engine is not running.", retry_after_s=1.0)
+        self.has_given = True
         number = next(self._number)
         answer: asyncio.Future[Sight] = asyncio.get_running_loop().create_future()
         self._questions[number] = answer
@@ -210,7 +212,8 @@ class WorkerProcess(asyncio.Protocol):
             self.gone.set_result(reason)
         for question in self._questions.values():
             if not question.done():
-                question.set_exception(EngineLost("The engine was lost while it read an image.", retry_after_s=1.0))
+                lost = EngineLost("The engine was lost while it read an image.", retry_after_s=1.0, is_crash=True)
+                question.set_exception(lost)
 
 
 def _worker_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which requests were proven to kill engines, and which callers sent them."""
+"""Which requests were proven to kill engines, and which callers sent them. Which images engines died of."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ _WINDOW_S = 600.0  # how long a proven kill counts against its caller
 _KILLS_TO_SLOW = 3  # within that time
 _MAX_BANS = 1000
 _MAX_CALLERS = 1000
+_MAX_IMAGES = 1000
+_KILLS_TO_REFUSE = 2  # in a row; a stream may have killed one of the engines while it read the image
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class Blame:
     def __init__(self) -> None:
         self.bans: OrderedDict[Culprit, float] = OrderedDict()  # until when; monotonic
         self.kills: OrderedDict[str, list[float]] = OrderedDict()  # times of kills, by caller; monotonic
+        self.images: OrderedDict[str, tuple[int, float]] = OrderedDict()  # engines, and until when; by digest
 
     def check(self, record: Record) -> None:
         """Raises: PoisonRequest if this caller's request is banned."""
@@ -62,6 +65,24 @@ class Blame:
         self.kills.move_to_end(culprit.caller)
         if len(self.kills) > _MAX_CALLERS:
             self.kills.popitem(last=False)
+
+    def check_image(self, digest: str) -> None:
+        """Raises: PoisonRequest if this image is refused."""
+        num_kills, until_s = self.images.get(digest, (0, 0.0))
+        if num_kills >= _KILLS_TO_REFUSE and time.monotonic() < until_s:
+            raise PoisonRequest("This image has stopped the engine, and is refused for some minutes.")
+
+    def add_image(self, digest: str) -> None:
+        """Record that an engine died while it read this image."""
+        now_s = time.monotonic()
+        num_kills, until_s = self.images.pop(digest, (0, 0.0))
+        self.images[digest] = (num_kills + 1 if now_s < until_s else 1, now_s + _BAN_S)
+        if len(self.images) > _MAX_IMAGES:
+            self.images.popitem(last=False)
+
+    def clear_image(self, digest: str) -> None:
+        """Record that an engine has read this image."""
+        self.images.pop(digest, None)
 
     def is_slowed(self, caller: str) -> bool:
         """Return whether this caller has recently killed so many engines that its requests start one at a time."""

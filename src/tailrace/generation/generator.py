@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import itertools
 import secrets
@@ -25,13 +24,13 @@ from tailrace.errors import (
     EngineLost,
     QueueFull,
     RequestError,
-    RequestRefused,
     StorageError,
     UnsupportedOperation,
     UnsupportedParameter,
 )
 from tailrace.generation.blame import Blame
 from tailrace.generation.choice import SEEDS, Choice
+from tailrace.generation.eye import Eye
 from tailrace.generation.grammars import GrammarFitter
 from tailrace.generation.observers import Meter, Observers, Times
 from tailrace.generation.prompts import PromptEncoder, images_of, with_images
@@ -49,7 +48,6 @@ from tailrace.types import (
     Claim,
     GenerateRequest,
     Grammar,
-    Image,
     Infill,
     Record,
     Sampling,
@@ -135,6 +133,7 @@ class Generator:
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__
         self._blame = Blame()
+        self._eye = Eye(supervisor, gate, self._blame)
         self.recovery = Recovery(
             supervisor, self.new_sequence_id, self._blame, on_done=self._open_gate, on_caught_up=gate.caught_up
         )
@@ -247,24 +246,15 @@ class Generator:
         capabilities = self._supervisor.capabilities
         if not images:
             return request
-        if capabilities is None:
+        if capabilities is None or self.is_unloaded:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
         self._check_room(len(image.content) for image in images)
         async with self._images.turn(self.limits.queue_s):
             read = await self._images.read(images, as_sent=not capabilities.sees)
             if capabilities.sees:
-                read = tuple([await self._seen(image) for image in read])
+                read = tuple([await self._eye.see(image, self.limits.queue_s) for image in read])
         self._check_room({image.digest: len(image.content) for image in read}.values())
         return with_images(request, read)
-
-    async def _seen(self, image: Image) -> Image:
-        """Ask the engine how an image is written. Raises: RequestRefused, EngineLost."""
-        try:
-            sight = await self._supervisor.see(image.content)
-        except RequestRefused as error:
-            error.param = image.param
-            raise
-        return dataclasses.replace(image, placeholder=sight.placeholder, expansion=sight.expansion)
 
     def _check_room(self, sizes: Iterable[int]) -> None:
         """Raises: QueueFull if images of so many bytes are too many beside those of all running streams."""

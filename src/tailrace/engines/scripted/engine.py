@@ -14,7 +14,8 @@ cached; without it, the engine does not say how much of a prompt was cached), `d
 differ between processes, so that a replay differs). `script=FILE` says what a script says (`script`).
 
 An adapter changes the words of an answer by its name; its files are not read. An image is read as equal token ids,
-which depend on its digest: one for each 1,024 pixels.
+which depend on its digest: one for each 1,024 pixels. Images of two sizes kill or hang the worker (`CRASH_SIZE`,
+`STALL_SIZE`).
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ from tailrace.types import Attachment, FinishReason, Segment, ids_of
 __all__ = [
     "CHAT_TEMPLATE",
     "CONTROL_TOKENS",
+    "CRASH_SIZE",
     "EOS_ID",
     "OPTIONS",
     "PLACEHOLDER",
+    "STALL_SIZE",
     "TEXTS",
     "THINKING_TEMPLATE",
     "ScriptedEngine",
@@ -77,6 +80,8 @@ _WORDS = [
 ]  # fmt: skip
 _FIRST_IMAGE_ID = 1 << 32  # of those that stand for the digests of images
 _PIXELS = 1024  # for each token of an image
+CRASH_SIZE = (13, 13)  # an image of this size kills the worker that reads it
+STALL_SIZE = (17, 17)  # and one of this size hangs it
 _CHARACTERS = "🌊🐕🌉🌲🐟🛶🎣🌾"
 
 CHAT_TEMPLATE = (
@@ -264,6 +269,10 @@ class ScriptedEngine:
 
     def see(self, image: bytes) -> Sight:
         width, height = struct.unpack(">II", image[16:24])  # in the header of a PNG
+        if (width, height) == CRASH_SIZE:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if (width, height) == STALL_SIZE:
+            time.sleep(3600)
         return Sight(PLACEHOLDER, PLACEHOLDER * max(1, width * height // _PIXELS))
 
     def submit(self, sequence: Sequence) -> None:

@@ -1,0 +1,112 @@
+"""An engine reads an image: innocent streams are not blamed for its death, and the image is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from tests.generation.engine_failures import CRASH, restart_engine
+from tests.generation.harness import Harness, end_of, greedy
+from tests.seeing import picture
+from tests.waiting import turn
+
+from tailrace.errors import Draining, EngineLost, PoisonRequest, QueueTimeout
+from tailrace.generation import Limits, Run
+from tailrace.generation.blame import Blame
+from tailrace.types import IMAGE_MARK, GenerateRequest, Image, Message
+
+_LONG_ENOUGH_S = 1.0  # to decode an image and ask the engine, if nothing keeps it from that
+
+
+def _about(content: bytes) -> GenerateRequest:
+    message = Message("user", f"What is it? {IMAGE_MARK}", images=(Image(content),))
+    return GenerateRequest(messages=(message,), sampling=greedy(5), on_disconnect="detach", linger_s=1e6)
+
+
+def _begin(asking: Coroutine[Any, Any, Run]) -> asyncio.Task[Run]:  # Any: of what nobody sends to it
+    return asyncio.create_task(asking)
+
+
+async def test_an_image_is_read_only_when_no_stream_is_tried_alone() -> None:
+    harness = Harness()
+    innocent = await harness.create("Hi", greedy(20))
+    harness.engine.step(3)
+    restart_engine(harness, CRASH)  # its trial begins
+    harness.engine.death_of_image = CRASH
+    asking = _begin(harness.generator.create(_about(picture(1))))
+    await asyncio.wait([asking], timeout=_LONG_ENOUGH_S)
+    assert not harness.engine.asked
+    assert innocent.log.end is None
+    while harness.generator.recovery.is_trying:
+        harness.engine.step()
+    harness.engine.step()
+    with pytest.raises(EngineLost):
+        await asking
+    harness.engine.restart()
+    harness.finish(innocent)
+    assert end_of(innocent.log).status == "done"
+
+
+async def test_an_image_that_two_engines_died_of_is_refused() -> None:
+    harness = Harness()
+    innocent = await harness.create("Hi", greedy(200))
+    harness.engine.death_of_image = CRASH
+    for _ in range(2):
+        with pytest.raises(EngineLost):
+            await harness.generator.create(_about(picture(1)))
+        harness.engine.restart()
+        while harness.generator.recovery.is_trying:
+            harness.engine.step()
+        harness.engine.step()
+    with pytest.raises(PoisonRequest, match="This image"):
+        await harness.generator.create(_about(picture(1)))
+    assert len(harness.engine.asked) == 2
+    harness.engine.death_of_image = None
+    other = await harness.generator.create(_about(picture(2)))
+    harness.finish(innocent, other)
+    assert [end_of(run.log).status for run in (innocent, other)] == ["done", "done"]
+
+
+async def test_an_image_that_was_read_between_two_deaths_is_not_refused() -> None:
+    harness = Harness()
+    for death in (CRASH, None, CRASH, None):
+        harness.engine.death_of_image = death
+        if death is None:
+            harness.finish(await harness.generator.create(_about(picture(1))))
+        else:
+            with pytest.raises(EngineLost):
+                await harness.generator.create(_about(picture(1)))
+            harness.engine.restart()
+
+
+async def test_an_image_waits_for_the_engine_for_a_limited_time() -> None:
+    harness = Harness(limits=Limits(queue_s=0.2))
+    harness.engine.fail(CRASH)
+    with pytest.raises(QueueTimeout):
+        await harness.generator.create(_about(picture(1)))
+    harness.engine.restart()
+    harness.finish(await harness.generator.create(_about(picture(1))))
+
+
+async def test_a_server_that_stops_lets_no_image_wait() -> None:
+    harness = Harness()
+    harness.engine.fail(CRASH)
+    async with asyncio.timeout(60):
+        waiting = asyncio.create_task(harness.gate.wait_open())
+        await turn(1)
+        harness.gate.drain(1.0)
+        with pytest.raises(Draining):
+            await waiting
+
+
+def test_few_images_are_kept_in_mind() -> None:
+    blame = Blame()
+    for number in range(1200):
+        blame.add_image(str(number))
+    assert len(blame.images) == 1000
+    blame.add_image("1199")
+    with pytest.raises(PoisonRequest):
+        blame.check_image("1199")
+    blame.check_image("1")
