@@ -92,8 +92,7 @@ class Supervisor:
         worker = self._worker
         if not self.is_ready or worker is None or worker.gone.done():
             raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
-        if not self._receivers:
-            worker.last_frame_s = worker.last_token_s = time.monotonic()
+        worker.expect_progress()
         self._receivers.update((sequence.sequence_id, receiver) for sequence in sequences)
         worker.send(*map(Submit, sequences))
 
@@ -242,7 +241,7 @@ class Supervisor:
             idle_s = now_s - worker.last_frame_s
             if not self._may_be_silent:
                 idle_s = max(idle_s, (now_s - worker.last_token_s) / _EMPTY_FRAMES)
-            if self._receivers and idle_s >= self._stall_s:
+            if worker.is_working and idle_s >= self._stall_s:
                 if not is_suspect:  # maybe this process was blocked: read the pending frames first
                     is_suspect = True
                     await asyncio.sleep(_RECHECK_S)
@@ -250,7 +249,7 @@ class Supervisor:
                 silent_s = now_s - worker.last_token_s
                 return EngineStalled(f"The engine made no progress for {silent_s:.0f} s and was replaced.")
             is_suspect = False
-            wait_s = self._stall_s - idle_s if self._receivers else self._stall_s
+            wait_s = self._stall_s - idle_s if worker.is_working else self._stall_s
             await asyncio.wait([worker.gone], timeout=max(wait_s, 0.01))
         exit_reason, is_crash = await worker.exit_reason()
         return EngineLost(f"The engine stopped: {exit_reason}.", is_crash=is_crash)

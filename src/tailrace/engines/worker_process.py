@@ -76,6 +76,16 @@ class WorkerProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = FrameBuffer()
 
+    @property
+    def is_working(self) -> bool:
+        """Whether it has sequences, or a question about an image, so that it should make progress."""
+        return bool(self.receivers or self._questions)
+
+    def expect_progress(self) -> None:
+        """It gets work. If it had none, its silence counts from now."""
+        if not self.is_working:
+            self.last_frame_s = self.last_token_s = time.monotonic()
+
     @classmethod
     async def start(cls, spec: EngineSpec, epoch: int) -> WorkerProcess:
         """Start a process, which begins to load its model. Raises: EngineLost."""
@@ -121,6 +131,8 @@ class WorkerProcess(asyncio.Protocol):
     async def see(self, image: bytes) -> Sight:
         """Return how an image is written in a prompt.
 
+        Cancellation: the worker still reads it.
+
         Raises: RequestRefused if the model cannot read it, EngineLost if the worker is lost, with `is_crash` if that
         was while it read the image.
         """
@@ -129,12 +141,10 @@ class WorkerProcess(asyncio.Protocol):
         self.has_given = True
         number = next(self._number)
         answer: asyncio.Future[Sight] = asyncio.get_running_loop().create_future()
+        self.expect_progress()
         self._questions[number] = answer
-        try:
-            self.send(See(number, image))
-            return await answer
-        finally:
-            del self._questions[number]
+        self.send(See(number, image))
+        return await answer
 
     async def exit_reason(self) -> tuple[str, bool]:
         """Return why the worker ended (its own message or its exit status), and whether it crashed."""
@@ -180,7 +190,7 @@ class WorkerProcess(asyncio.Protocol):
             self._mark_lost(message.message)
 
     def _answer(self, seen: Seen) -> None:
-        question = self._questions.get(seen.number)
+        question = self._questions.pop(seen.number, None)
         if question is None or question.done():
             return
         if seen.sight is not None:
