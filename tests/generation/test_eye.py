@@ -7,15 +7,17 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.generation.engine_failures import CRASH, restart_engine
 from tests.generation.harness import Harness, end_of, greedy
 from tests.seeing import picture
-from tests.waiting import turn
+from tests.waiting import turn, wait_until
 
-from tailrace.errors import Draining, EngineLost, PoisonRequest, QueueTimeout
+from tailrace.errors import ContextLengthExceeded, Draining, EngineLost, PoisonRequest, QueueFull, QueueTimeout
 from tailrace.generation import Limits, Run
 from tailrace.generation.blame import Blame
-from tailrace.types import IMAGE_MARK, GenerateRequest, Image, Message
+from tailrace.streams import Lease, MemoryLogStore
+from tailrace.types import IMAGE_MARK, GenerateRequest, Image, Message, Record
 
 _LONG_ENOUGH_S = 1.0  # to decode an image and ask the engine, if nothing keeps it from that
 
@@ -110,3 +112,33 @@ def test_few_images_are_kept_in_mind() -> None:
     with pytest.raises(PoisonRequest):
         blame.check_image("1199")
     blame.check_image("1")
+
+
+class _SlowStore(MemoryLogStore):
+    """Keeps streams when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_asked = 0
+        self.may_open = asyncio.Event()
+
+    async def open(self, record: Record) -> Lease:
+        self.num_asked += 1
+        await self.may_open.wait()
+        return await super().open(record)
+
+
+async def test_images_of_requests_that_are_no_streams_yet_have_their_place() -> None:
+    store = _SlowStore()
+    requests = [_about(picture(seed)) for seed in range(3)]
+    harness = Harness(limits=Limits(image_bytes=len(picture(0)) * 5 // 2), store=store)
+    asking = [_begin(harness.generator.create(request)) for request in requests[:2]]
+    await wait_until(lambda: store.num_asked == 2)
+    async with asyncio.timeout(100):
+        with pytest.raises(QueueFull, match="Too many images"):
+            await harness.generator.create(requests[2])
+    store.may_open.set()
+    harness.finish(*await asyncio.gather(*asking))
+    with pytest.raises(ContextLengthExceeded):  # after its image was read
+        await harness.generator.create(replace(requests[0], sampling=greedy(2000), may_shorten=False))
+    harness.finish(*[await harness.generator.create(request) for request in requests[:2]])

@@ -48,6 +48,7 @@ from tailrace.types import (
     Claim,
     GenerateRequest,
     Grammar,
+    Image,
     Infill,
     Record,
     Sampling,
@@ -130,6 +131,7 @@ class Generator:
         self._grammars = GrammarFitter(GrammarCheck(), reach, prompts.tokenizer.control_tokens)
         self._answer_check = AnswerCheck()
         self._images = ImageReader(ImageFetcher(limits.fetch_images))
+        self._coming_bytes = 0  # of the images of requests that are no streams yet
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__
         self._blame = Blame()
@@ -193,6 +195,10 @@ class Generator:
         Raises: RequestError if the request cannot be served, AdmissionError if it cannot be served now, EngineLost if
         there is no engine, StorageError if the stream cannot be kept. Then no stream exists.
         """
+        with contextlib.ExitStack() as held:  # until a run holds its images itself
+            return await self._create(request, claim, held)
+
+    async def _create(self, request: GenerateRequest, claim: Claim | None, held: contextlib.ExitStack) -> Run:
         arrived_s = time.monotonic()
         request = self._with_token_ids(request)
         self._check(request)
@@ -201,7 +207,7 @@ class Generator:
             # Outside `gate.coming`: requests that wait here must not take slots of requests without a grammar.
             request = await self._with_grammar(request, request.sampling.grammar)
         with self.gate.coming(request.owner):
-            request = await self._with_images(request)
+            request = await self._with_images(request, held)
             prompts = await self.prompts.encode(request)
         longest = max(prompt.num_tokens for prompt in prompts)
         num_choices = len(prompts) * request.sampling.n
@@ -239,28 +245,36 @@ class Generator:
             sampling = replace(sampling, stop_token_ids=ends)
         return replace(request, bad_words=(), sampling=sampling) if sampling is not request.sampling else request
 
-    async def _with_images(self, request: GenerateRequest) -> GenerateRequest:
-        """Return the request with its images as the engine takes them, and how they are written in the prompt. Raises:
-        as `create`."""
+    async def _with_images(self, request: GenerateRequest, held: contextlib.ExitStack) -> GenerateRequest:
+        """Return the request with its images as the engine takes them, and how they are written in the prompt. Their
+        room is reserved until `held` is closed. Raises: as `create`."""
         images = images_of(request)
         capabilities = self._supervisor.capabilities
         if not images:
             return request
         if capabilities is None or self.is_unloaded:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
-        self._check_room(len(image.content) for image in images)
-        async with self._images.turn(self.limits.queue_s):
-            read = await self._images.read(images, as_sent=not capabilities.sees)
-            if capabilities.sees:
-                read = tuple([await self._eye.see(image, self.limits.queue_s) for image in read])
-        self._check_room({image.digest: len(image.content) for image in read}.values())
+        with self._room(images):
+            async with self._images.turn(self.limits.queue_s):
+                read = await self._images.read(images, as_sent=not capabilities.sees)
+                if capabilities.sees:
+                    read = tuple([await self._eye.see(image, self.limits.queue_s) for image in read])
+        held.enter_context(self._room(read))
         return with_images(request, read)
 
-    def _check_room(self, sizes: Iterable[int]) -> None:
-        """Raises: QueueFull if images of so many bytes are too many beside those of all running streams."""
+    @contextlib.contextmanager
+    def _room(self, images: Iterable[Image]) -> Iterator[None]:
+        """Reserve the bytes of the images of a request that is no stream yet. Raises: QueueFull if they are too many
+        beside those of all streams and requests."""
+        num_bytes = sum(map(len, {image.content for image in images}))
         held = sum(len(content) for run in self.live for content in run.record.attachments.values())
-        if held + sum(sizes) > self.limits.image_bytes:
+        if held + self._coming_bytes + num_bytes > self.limits.image_bytes:
             raise QueueFull("Too many images are in use. Try again later.", retry_after_s=5.0)
+        self._coming_bytes += num_bytes
+        try:
+            yield
+        finally:
+            self._coming_bytes -= num_bytes
 
     async def _with_grammar(self, request: GenerateRequest, grammar: Grammar) -> GenerateRequest:
         """Return the request with a grammar that the engine takes. Raises: as `create`."""
@@ -504,8 +518,13 @@ class Generator:
         """
         self._check(request)
         if images_of(request) and (loop := self._supervisor.loop) is not None:
-            request = asyncio.run_coroutine_threadsafe(self._with_images(request), loop).result()
+            request = asyncio.run_coroutine_threadsafe(self._with_sights(request), loop).result()
         return self.prompts.count(request)
+
+    async def _with_sights(self, request: GenerateRequest) -> GenerateRequest:
+        """As `_with_images`, for a request that does not run."""
+        with contextlib.ExitStack() as held:
+            return await self._with_images(request, held)
 
     def _fill_in(
         self, request: GenerateRequest, longest: int, num_prompt_tokens: int, num_choices: int, allowance: Allowance
