@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import struct
 import zlib
 from collections.abc import Callable
 
+import httpx
 import pytest
 from PIL import Image as Pillow
 from tests.seeing import picture
+from tests.waiting import wait_until
 
 from tailrace.errors import QueueFull, RequestError
 from tailrace.images import reader
 from tailrace.images.decode_one import MAX_PIXELS
+from tailrace.images.fetch import ImageFetcher
 from tailrace.images.reader import MAX_IMAGES, ImageReader
 from tailrace.types import Image
 
@@ -153,10 +157,36 @@ async def test_few_requests_are_read_at_once() -> None:
         pass
 
 
+async def test_a_slow_host_keeps_only_other_fetches_waiting() -> None:
+    started = []
+
+    class Silent(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            started.append(request)
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def resolve(host: str, port: int) -> list[str]:
+        return ["93.184.216.34"]
+
+    images = ImageReader(ImageFetcher("*", resolve=resolve, transport=Silent()))
+    far, near = Image(b"", "where", url="http://a.example/1"), Image(picture(1), "where")
+    async with asyncio.TaskGroup() as group:
+        slow = [group.create_task(images.fetch((far,), 60)) for _ in range(8)]
+        await wait_until(lambda: len(started) == len(slow))
+        with pytest.raises(QueueFull):
+            await images.fetch((far,), 0)
+        assert await images.fetch((near,), 0) == (near,)
+        async with images.turn(0):
+            assert (await images.read((near,), as_sent=True))[0].content == near.content
+        for one in slow:
+            one.cancel()
+
+
 async def test_a_request_has_few_images_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     image = Image(picture(1), "where")
     with pytest.raises(RequestError, match=f"at most {MAX_IMAGES} images"):
-        await ImageReader().read((image,) * (MAX_IMAGES + 1), as_sent=False)
+        await ImageReader().fetch((image,) * (MAX_IMAGES + 1), 0)
     same = await ImageReader().read((image,) * MAX_IMAGES, as_sent=False)
     assert len({one.digest for one in same}) == 1
     monkeypatch.setattr(reader, "MAX_BYTES", 2 * len(same[0].content) - 1)

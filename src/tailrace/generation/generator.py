@@ -254,6 +254,7 @@ class Generator:
             return request
         if capabilities is None or self.is_unloaded:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
+        images = await self._images.fetch(images, self.limits.queue_s)
         with self._room(images):
             async with self._images.turn(self.limits.queue_s):
                 read = await self._images.read(images, as_sent=not capabilities.sees)

@@ -7,6 +7,7 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ CANONICAL_TYPE = "image/png"
 MAX_IMAGES = 16  # of a request
 MAX_BYTES = 32 * 2**20  # of the canonical images of a request
 _AT_ONCE = 2
+_FETCHED_AT_ONCE = 8
 _TIMEOUT_S = 60.0  # much longer than the limit of CPU time: reached only on an overloaded machine
 _REASONS = {
     decode_one.UNKNOWN: f"it is none of {', '.join(decode_one.FORMATS)}",
@@ -34,33 +36,35 @@ _TOO_SLOW = "it takes too much time"
 class ImageReader:
     """Brings images into their canonical form. For one event loop, which it never blocks.
 
-    Few requests are read at once, so few decoded images are in memory that are not those of a stream yet.
+    Few requests are read at once, so few decoded images are in memory that are not those of a stream yet. Images of
+    addresses are fetched before, so a slow host keeps only other fetches waiting.
     """
 
     def __init__(self, fetcher: ImageFetcher | None = None) -> None:
         self._fetcher = fetcher or ImageFetcher("")
         self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._fetches = asyncio.Semaphore(_FETCHED_AT_ONCE)
 
-    @contextlib.asynccontextmanager
-    async def turn(self, within_s: float) -> AsyncIterator[None]:
+    def turn(self, within_s: float) -> AbstractAsyncContextManager[None]:
         """Wait for the turn of a request, at most `within_s` seconds. Raises: QueueFull."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._turns.acquire()
-        except TimeoutError:
-            raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
-        try:
-            yield
-        finally:
-            self._turns.release()
+        return _one_of(self._turns, within_s)
+
+    async def fetch(self, images: tuple[Image, ...], within_s: float) -> tuple[Image, ...]:
+        """Return the images with the bytes at their addresses. Waits at most `within_s` seconds for its turn.
+
+        Raises: RequestError if there are too many or one cannot be fetched, QueueFull.
+        """
+        check_count(len(images))
+        if not any(image.url for image in images):
+            return images
+        async with _one_of(self._fetches, within_s):
+            return await self._fetcher.fetch(images)
 
     async def read(self, images: tuple[Image, ...], *, as_sent: bool) -> tuple[Image, ...]:
-        """Fetch and check images, and return them in their canonical form; `as_sent`: in the form in which they came.
+        """Check images, and return them in their canonical form; `as_sent`: in the form in which they came.
 
         Raises: RequestError if one of them cannot be used, EngineLost if it cannot be checked.
         """
-        check_count(len(images))
-        images = await self._fetcher.fetch(images)
         known: dict[bytes, Image] = {}
         num_bytes = 0
         for image in images:
@@ -84,6 +88,19 @@ class ImageReader:
             raise RequestError(f"{image.param}: this image cannot be used: {reason}.", param=image.param)
         media_type, _, content = output.partition(b"\n")
         return replace(image, content=content, media_type=media_type.decode())
+
+
+@contextlib.asynccontextmanager
+async def _one_of(places: asyncio.Semaphore, within_s: float) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(within_s):
+            await places.acquire()
+    except TimeoutError:
+        raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
+    try:
+        yield
+    finally:
+        places.release()
 
 
 def check_count(num_images: int) -> None:
