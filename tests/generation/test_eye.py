@@ -71,16 +71,22 @@ async def test_an_image_that_two_engines_died_of_is_refused() -> None:
     assert [end_of(run.log).status for run in (innocent, other)] == ["done", "done"]
 
 
-async def test_an_image_that_was_read_between_two_deaths_is_not_refused() -> None:
+async def test_an_engine_is_asked_about_an_image_once() -> None:
     harness = Harness()
-    for death in (CRASH, None, CRASH, None):
-        harness.engine.death_of_image = death
-        if death is None:
-            harness.finish(await harness.generator.create(_about(picture(1))))
-        else:
-            with pytest.raises(EngineLost):
-                await harness.generator.create(_about(picture(1)))
-            harness.engine.restart()
+    harness.engine.death_of_image = CRASH
+    with pytest.raises(EngineLost):
+        await harness.generator.create(_about(picture(1)))
+    harness.engine.restart()
+    harness.engine.death_of_image = None
+    first = await harness.generator.create(_about(picture(1)))
+    harness.engine.death_of_image = CRASH
+    harness.engine.loop = asyncio.get_running_loop()
+    counted = await asyncio.to_thread(harness.generator.count_tokens, _about(picture(1)))
+    assert counted == first.record.num_prompt_tokens
+    second = await harness.generator.create(_about(picture(1)))
+    assert len(harness.engine.asked) == 2
+    harness.finish(first, second)
+    assert first.record.prompts == second.record.prompts
 
 
 async def test_an_image_waits_for_the_engine_for_a_limited_time() -> None:

@@ -21,7 +21,7 @@ _KILLS_TO_SLOW = 3  # within that time
 _MAX_BANS = 1000
 _MAX_CALLERS = 1000
 _MAX_IMAGES = 1000
-_KILLS_TO_REFUSE = 2  # in a row; a stream may have killed one of the engines while it read the image
+_KILLS_TO_REFUSE = 2  # a stream may have killed one of the engines while it read the image
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,6 @@ class Blame:
         self.images[digest] = (num_kills + 1 if now_s < until_s else 1, now_s + _BAN_S)
         if len(self.images) > _MAX_IMAGES:
             self.images.popitem(last=False)
-
-    def clear_image(self, digest: str) -> None:
-        """Record that an engine has read this image."""
-        self.images.pop(digest, None)
 
     def is_slowed(self, caller: str) -> bool:
         """Return whether this caller has recently killed so many engines that its requests start one at a time."""

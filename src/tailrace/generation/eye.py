@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import replace
 
 from tailrace.admission import Gate
+from tailrace.engines.interface import Sight
 from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineLost, QueueTimeout, RequestRefused
 from tailrace.generation.blame import Blame
@@ -13,15 +15,19 @@ from tailrace.types import Image
 
 __all__ = ["Eye"]
 
+_MAX_KNOWN = 256
+
 
 class Eye:
-    """Shows images to an engine, one at a time: an engine that dies meanwhile has read this image."""
+    """Shows images to an engine, one at a time: an engine that dies meanwhile has read this image. What it says about
+    an image is kept, since conversations have the same images again."""
 
     def __init__(self, supervisor: Supervisor, gate: Gate, blame: Blame) -> None:
         self._supervisor = supervisor
         self._gate = gate
         self._blame = blame
         self._turn = asyncio.Lock()
+        self._known: OrderedDict[str, Sight] = OrderedDict()  # by digest, the last used one last
 
     async def see(self, image: Image, within_s: float) -> Image:
         """Return an image with how it is written. Waits at most `within_s` seconds until the gate is open: before,
@@ -31,20 +37,26 @@ class Eye:
         EngineLost.
         """
         async with self._turn:
-            self._blame.check_image(image.digest)
-            try:
-                async with asyncio.timeout(within_s):
-                    await self._gate.wait_open()
-            except TimeoutError:
-                raise QueueTimeout("The engine was not ready in time to read an image.") from None
-            try:
-                sight = await self._supervisor.see(image.content)
-            except RequestRefused as error:
-                error.param = image.param
-                raise
-            except EngineLost as error:
-                if error.is_crash:
-                    self._blame.add_image(image.digest)
-                raise
-            self._blame.clear_image(image.digest)
+            digest = image.digest
+            sight = self._known.pop(digest, None) or await self._ask(image, digest, within_s)
+            self._known[digest] = sight
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
         return replace(image, placeholder=sight.placeholder, expansion=sight.expansion)
+
+    async def _ask(self, image: Image, digest: str, within_s: float) -> Sight:
+        self._blame.check_image(digest)
+        try:
+            async with asyncio.timeout(within_s):
+                await self._gate.wait_open()
+        except TimeoutError:
+            raise QueueTimeout("The engine was not ready in time to read an image.") from None
+        try:
+            return await self._supervisor.see(image.content)
+        except RequestRefused as error:
+            error.param = image.param
+            raise
+        except EngineLost as error:
+            if error.is_crash:
+                self._blame.add_image(digest)
+            raise
