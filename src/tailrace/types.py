@@ -15,6 +15,7 @@ import typing
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -106,7 +107,7 @@ class ToolCall:
 IMAGE_MARK = f"\ufdd0image {secrets.token_hex(8)}\ufdd1"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Image:
     """An image in a message: as the client sent it, then as the model gets it, with how its prompt is written."""
 
@@ -117,7 +118,7 @@ class Image:
     expansion: str = ""  # what stands for this image in the prompt
     url: str = ""  # from where it is fetched; then it has no content yet
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return hashlib.sha256(self.content).hexdigest()
 

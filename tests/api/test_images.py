@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote_plus
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from tests.api.oracle import Answer, chat_ids
 from tests.api.process import Server
 from tests.seeing import data_url, picture
 
+from tailrace.dialects.images import image_of_base64
 from tailrace.engines.scripted.engine import CONTROL_TOKENS, read_ids
 from tailrace.images.reader import ImageReader
 from tailrace.types import Attachment, Image, Segment
@@ -204,6 +206,24 @@ def test_what_is_no_image_is_refused_by_name(name: str, server: Server) -> None:
     assert (found.status_code, error["param"]) == (400, "messages[0].content[0].image_url")
     assert reason in error["message"]
     assert url not in found.text
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda text: text,
+        lambda text: "\r\n".join(text[start : start + 76] for start in range(0, len(text), 76)),
+        lambda text: text.rstrip("="),
+        lambda text: text.replace("+", "-").replace("/", "_"),
+        quote_plus,
+    ],
+    ids=["usual", "lines", "no padding", "alphabet of URLs", "percents"],
+)
+def test_base64_has_many_forms(form: Callable[[str], str]) -> None:
+    content = bytes(range(256))
+    image = image_of_base64(form(base64.b64encode(content).decode()), "here")
+    assert image.content == content
+    assert image.digest is image.digest  # of megabytes: computed once
 
 
 def test_a_thousand_images_are_refused_at_once(server: Server) -> None:

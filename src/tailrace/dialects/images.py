@@ -11,7 +11,6 @@ from tailrace.types import Image
 __all__ = ["image_of_base64", "image_of_url"]
 
 _DATA_URL = re.compile(r"data:([^,;]{0,100})((?:;[^,;]{0,100})*),", re.IGNORECASE)
-_SPACE = re.compile(r"\s+")
 
 
 def image_of_url(url: str, where: str) -> Image:
@@ -37,12 +36,19 @@ def image_of_base64(text: str, where: str) -> Image:
 
     Raises: RequestError.
     """
-    text = _SPACE.sub("", text).replace("-", "+").replace("_", "/").replace("%2B", "+").replace("%2F", "/")
-    text = text.replace("%3D", "=").rstrip("=")
     try:
-        content = binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
-    except (binascii.Error, ValueError):
+        try:
+            content = binascii.a2b_base64(text, strict_mode=True)  # the usual form: megabytes, read only once
+        except ValueError:
+            content = binascii.a2b_base64(_usual_form(text), strict_mode=True)
+    except ValueError:
         raise RequestError(f"{where} is not valid base64.", param=where) from None
     if not content:
         raise RequestError(f"{where} is empty.", param=where)
     return Image(content, where)
+
+
+def _usual_form(text: str) -> str:
+    text = "".join(text.split()).replace("-", "+").replace("_", "/").replace("%2B", "+").replace("%2F", "/")
+    text = text.replace("%3D", "=").rstrip("=")
+    return text + "=" * (-len(text) % 4)

@@ -17,8 +17,10 @@ from tailrace.types import Task
 __all__ = [
     "PROTOCOL_VERSION",
     "Abort",
+    "Attach",
     "EngineSpec",
     "Fatal",
+    "Forget",
     "Frame",
     "FromWorker",
     "Ready",
@@ -32,7 +34,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -78,8 +80,21 @@ class Start(msgspec.Struct, tag="start", array_like=True, gc=False):
     spec: EngineSpec
 
 
+class Attach(msgspec.Struct, tag="attach", array_like=True, gc=False):
+    """An attachment, which comes before the sequences that have it."""
+
+    digest: str
+    content: bytes
+
+
+class Forget(msgspec.Struct, tag="forget", array_like=True, gc=False):
+    """No sequence has this attachment any more."""
+
+    digest: str
+
+
 class Submit(msgspec.Struct, tag="submit", array_like=True, gc=False):
-    sequence: Sequence
+    sequence: Sequence  # without the bytes of its attachments
 
 
 class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):
@@ -124,7 +139,7 @@ class Fatal(msgspec.Struct, tag="fatal", array_like=True, gc=False):
     message: str
 
 
-ToWorker: TypeAlias = Start | Submit | Abort | See
+ToWorker: TypeAlias = Start | Attach | Forget | Submit | Abort | See
 FromWorker: TypeAlias = Ready | Frame | Seen | Fatal
 
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode

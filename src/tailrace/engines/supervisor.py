@@ -11,7 +11,7 @@ from typing import Any
 
 from tailrace.engines.interface import Capabilities, Sequence, Sight
 from tailrace.engines.kinds import all_kinds
-from tailrace.engines.protocol import Abort, EngineSpec, Submit
+from tailrace.engines.protocol import Abort, EngineSpec
 from tailrace.engines.worker_process import Receiver, WorkerProcess
 from tailrace.errors import EngineError, EngineLost, EngineStalled
 
@@ -94,7 +94,7 @@ class Supervisor:
             raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
         worker.expect_progress()
         self._receivers.update((sequence.sequence_id, receiver) for sequence in sequences)
-        worker.send(*map(Submit, sequences))
+        worker.submit(sequences)
 
     def abort(self, sequence_id: int) -> None:
         """Abort a sequence. Its receiver still gets the last delta, within one step."""

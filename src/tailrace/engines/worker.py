@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import sys
 from collections.abc import Iterator
 from typing import cast
 
+from msgspec.structs import replace
+
 from tailrace.engines import load_engine
 from tailrace.engines.huge_pages import move_to_huge_pages
-from tailrace.engines.interface import Delta, Engine, Prefill, Reporting, Seeing
+from tailrace.engines.interface import Delta, Engine, Prefill, Reporting, Seeing, Sequence
 from tailrace.engines.kinds import find_kind
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,
+    Attach,
     Fatal,
+    Forget,
     Frame,
     FromWorker,
     Ready,
@@ -36,10 +41,13 @@ from tailrace.engines.protocol import (
 from tailrace.errors import SequenceFailed, TailraceError
 from tailrace.system.child import begin_child, end_family_with_me
 from tailrace.system.frames import FrameBuffer
+from tailrace.types import Attachment
 
 __all__ = ["WorkerLink", "main", "run"]
 
 _FLUSH_TIMEOUT_S = 2.0
+_MAX_STEP_BYTES = 64 * 2**20  # read before one step
+_PIECE_TIMEOUT_MS = 10  # for the next piece of a message
 
 
 class WorkerLink:
@@ -48,22 +56,30 @@ class WorkerLink:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buffer = FrameBuffer()
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
 
     def receive(self, *, wait: bool) -> Iterator[ToWorker]:
         """Yield the received messages. With `wait`, blocks until bytes arrive.
 
+        The socket holds a small part of a large message. Once it is empty, the server needs a moment to write the next
+        part: without waiting for it, each part would take one step of the engine.
+
         Raises: EOFError when the server has closed the socket.
         """
-        try:
-            chunk = self._sock.recv(1 << 20, 0 if wait else socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except ConnectionError as error:
-            raise EOFError from error
-        if not chunk:
-            raise EOFError
-        for body in self._buffer.feed(chunk):
-            yield decode_to_worker(body)
+        timeout_ms = None if wait else 0
+        num_bytes = 0
+        while num_bytes < _MAX_STEP_BYTES and self._poll.poll(timeout_ms):
+            try:
+                chunk = self._sock.recv(1 << 20)
+            except ConnectionError as error:
+                raise EOFError from error
+            if not chunk:
+                raise EOFError
+            num_bytes += len(chunk)
+            for body in self._buffer.feed(chunk):
+                yield decode_to_worker(body)
+            timeout_ms = _PIECE_TIMEOUT_MS if self._buffer.is_partial else 0
 
     def receive_first(self) -> ToWorker:
         """Wait for the first complete message. Raises: EOFError."""
@@ -108,6 +124,7 @@ def run(engine: Engine, link: WorkerLink, epoch: int) -> None:
     Raises: EOFError then; anything else means that the engine is lost.
     """
     live: set[int] = set()
+    attachments: dict[str, bytes] = {}  # by digest
     step = 0
     reports = _Reports(engine)
     small_pages = move_to_huge_pages()  # one by one, while nothing runs: nobody waits for them after a crash
@@ -116,7 +133,7 @@ def run(engine: Engine, link: WorkerLink, epoch: int) -> None:
         is_moving = not live and next(small_pages, None) is not None
         for message in link.receive(wait=not live and not is_moving):
             if isinstance(message, Submit):
-                sequence = message.sequence
+                sequence = _with_attachments(message.sequence, attachments)
                 try:
                     engine.submit(sequence)
                     live.add(sequence.sequence_id)
@@ -124,6 +141,10 @@ def run(engine: Engine, link: WorkerLink, epoch: int) -> None:
                     deltas.append(Delta(sequence.sequence_id, 0, (), (), "error", error.message, is_refused=True))
             elif isinstance(message, Abort):
                 engine.abort(message.sequence_id)
+            elif isinstance(message, Attach):
+                attachments[message.digest] = message.content
+            elif isinstance(message, Forget):
+                attachments.pop(message.digest, None)
             elif isinstance(message, See):
                 link.send(_seen(engine, message))
         if live:
@@ -138,6 +159,11 @@ def run(engine: Engine, link: WorkerLink, epoch: int) -> None:
         link.send(Frame(epoch, step, deltas, reports.new()))
         if not live:
             engine.step()  # with nothing running, lets the engine free what it kept for the last sequence
+
+
+def _with_attachments(sequence: Sequence, attachments: dict[str, bytes]) -> Sequence:
+    wanted = {one.digest for one in sequence.segments if isinstance(one, Attachment)} & attachments.keys()
+    return replace(sequence, attachments={digest: attachments[digest] for digest in wanted}) if wanted else sequence
 
 
 def _seen(engine: Engine, question: See) -> Seen:

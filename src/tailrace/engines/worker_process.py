@@ -12,20 +12,25 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from typing import Protocol, cast
 
 import msgspec
+from msgspec.structs import replace
 
-from tailrace.engines.interface import Capabilities, Delta, Prefill, Sight
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence, Sight
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
+    Attach,
     EngineSpec,
     Fatal,
+    Forget,
     Frame,
     Ready,
     See,
     Seen,
     Start,
+    Submit,
     ToWorker,
     decode_from_worker,
     encode,
@@ -71,6 +76,7 @@ class WorkerProcess(asyncio.Protocol):
         self.last_token_s = self.last_frame_s  # of the prompt or of an answer
         self.has_given = False  # a token, ever; or it was asked about an image, whose fault its death may be
         self.process: asyncio.subprocess.Process
+        self._attached: dict[str, set[int]] = {}  # the sequences that have each attachment, by its digest
         self._questions: dict[int, asyncio.Future[Sight]] = {}
         self._number = itertools.count(1)
         self._transport: asyncio.Transport | None = None
@@ -127,6 +133,17 @@ class WorkerProcess(asyncio.Protocol):
         assert self._transport is not None
         if not self.gone.done():  # uvloop raises if its transport is closed
             self._transport.write(b"".join(map(encode, messages)))
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """Send sequences. The worker gets the bytes of an attachment once, and keeps them while a sequence has it."""
+        messages: list[ToWorker] = []
+        for sequence in sequences:
+            for digest, content in sequence.attachments.items():
+                if digest not in self._attached:
+                    messages.append(Attach(digest, content))
+                self._attached.setdefault(digest, set()).add(sequence.sequence_id)
+            messages.append(Submit(replace(sequence, attachments={}) if sequence.attachments else sequence))
+        self.send(*messages)
 
     async def see(self, image: bytes) -> Sight:
         """Return how an image is written in a prompt.
@@ -216,6 +233,16 @@ class WorkerProcess(asyncio.Protocol):
             if delta.finish_reason is not None:
                 del receivers[delta.sequence_id]
             receiver.push(delta)
+            if delta.finish_reason is not None:
+                self._release(delta.sequence_id)
+
+    def _release(self, sequence_id: int) -> None:
+        """Let the worker forget what only this sequence had."""
+        for digest, owners in list(self._attached.items()):
+            owners.discard(sequence_id)
+            if not owners:
+                del self._attached[digest]
+                self.send(Forget(digest))
 
     def _mark_lost(self, reason: str) -> None:
         if not self.gone.done():

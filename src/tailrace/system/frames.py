@@ -25,6 +25,11 @@ class FrameBuffer:
         self._rest = bytearray()  # an incomplete message
         self._num_wanted = 0  # size of `_rest` at which parsing can continue
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether it has the beginning of a message."""
+        return bool(self._rest)
+
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the bodies that `chunk` completes, in order.
 
