@@ -20,8 +20,8 @@ from tests.http.wire import Wire as Connection
 from tests.http.wire import as_json
 
 from tailrace.dialects import Wire, native, tgi
-from tailrace.dialects.wire import Generate, Operation
-from tailrace.errors import RequestError
+from tailrace.dialects.wire import Generate, MakeVectors, Operation
+from tailrace.errors import RequestError, UnsupportedOperation
 from tailrace.http.wires import ServedWires
 
 __all__ = [
@@ -108,6 +108,13 @@ class Endpoint:
     def headers(self) -> dict[str, str]:
         """Return the headers that distinguish it from other operations on its path."""
         return {self.operation.only_with_header: "1"} if self.operation.only_with_header else {}
+
+    @property
+    def served(self) -> tuple[int, ...]:
+        """Return the statuses of a valid request. The scripted model makes no vectors."""
+        if isinstance(self.operation.act, MakeVectors):
+            return (self.wire.encode_error(UnsupportedOperation("why"))[0],)
+        return (200, 201)
 
     @property
     def shape(self) -> Names:
@@ -227,7 +234,7 @@ def ask(
             assert wire.is_closed()
             return refusal
         wire.send(endpoint.operation.method, endpoint.path, endpoint.good, endpoint.headers)
-        assert wire.head() in (200, 201)
+        assert wire.head() in endpoint.served
         wire.body()
     return refusal
 

@@ -74,7 +74,7 @@ def test_names_of_the_charset_utf_8(target: Server, charset: str) -> None:
 def test_variants_of_the_json_type_are_accepted(target: Server, endpoint: Endpoint, headers: dict[str, str]) -> None:
     with target.wire() as wire:
         wire.send(endpoint.operation.method, endpoint.path, json.dumps(endpoint.good).encode(), headers)
-        assert wire.head() == 200
+        assert wire.head() in endpoint.served
 
 
 EVERYWHERE = [

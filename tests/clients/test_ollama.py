@@ -118,7 +118,7 @@ def test_models(client: Client) -> None:
     (model,) = client.list().models
     assert model.model == "scripted:latest"
     shown = client.show(model.model)
-    assert shown.capabilities == ["completion"]
+    assert shown.capabilities == ["completion", "vision", "insert"]
     assert shown.modelinfo is not None
     assert shown.modelinfo[f"{shown.modelinfo['general.architecture']}.context_length"] == 65_534
     (running,) = client.ps().models

@@ -254,11 +254,11 @@ def test_on_ollamas_wire_thinking_can_be_switched_off(ollama: Client) -> None:
 
 
 def test_capabilities_on_ollamas_wire(ollama: Client, server: Server) -> None:
-    assert ollama.show("scripted").capabilities == ["completion", "thinking"]
+    assert ollama.show("scripted").capabilities == ["completion", "thinking", "insert"]
     asked = [{"role": "user", "content": PROMPT}]
     assert ollama.chat("scripted", asked, think="high", options=OPTIONS).message.thinking  # there are no levels
     assert ollama.generate("scripted", PROMPT, raw=True, think=True, options=OPTIONS).thinking is None
     with Client(server.url, timeout=LONG_S) as other:
-        assert other.show("scripted").capabilities == ["completion"]
+        assert other.show("scripted").capabilities == ["completion", "vision", "insert"]
         for think in (True, False):
             assert other.chat("scripted", asked, think=think, options=OPTIONS).message.thinking is None

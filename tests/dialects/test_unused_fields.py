@@ -11,7 +11,7 @@ from tests.dialects.fake_server import parsed
 from tailrace.dialects import Wire
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.shapes import Unused
-from tailrace.dialects.wire import Generate, GenerateCall
+from tailrace.dialects.wire import Generate, GenerateCall, MakeVectors, VectorCall
 from tailrace.errors import UnsupportedParameter
 from tailrace.http.wires import ServedWires
 
@@ -26,6 +26,7 @@ _BODIES: dict[str, JsonBody] = {
     "anthropic": {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]},
     "ollama": {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]},
     "llama-server": {"input_prefix": "a", "input_suffix": "z"},
+    "tei": {"inputs": "Hi"},
     "triton": {"text_input": "Hi"},
 }
 
@@ -36,13 +37,13 @@ def _tables() -> Iterator[tuple[Wire, str, Unused]]:
             yield wire, name, unused
 
 
-def _call(wire: Wire, name: str, value: object) -> GenerateCall:
+def _call(wire: Wire, name: str, value: object) -> GenerateCall | VectorCall:
     body, (outer, _, inner) = _BODIES[wire.name], name.partition(".")
     body = {**body, outer: {**body.get(outer, {}), inner: value} if inner else value}
     acts = (operation.act for operation in wire.operations if operation.body is not None)
-    act = next(act for act in acts if isinstance(act, Generate))
+    act = next(act for act in acts if isinstance(act, Generate | MakeVectors))
     call = act.parse(parsed(body, path={"model": "scripted"}))
-    assert isinstance(call, GenerateCall)
+    assert isinstance(call, GenerateCall | VectorCall)
     return call
 
 

