@@ -70,9 +70,8 @@ class ImageReader:
         for image in images:
             if image.content not in known:
                 read = await self._read(image)
-                known[image.content] = replace(read, content=image.content) if as_sent else read
-                if not as_sent:
-                    known[image.content] = replace(read, media_type=CANONICAL_TYPE)
+                kept = replace(read, content=image.content) if as_sent else replace(read, media_type=CANONICAL_TYPE)
+                known[image.content] = kept
                 num_bytes += len(read.content)
                 if num_bytes > MAX_BYTES:
                     raise RequestError(
