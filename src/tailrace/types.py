@@ -320,7 +320,9 @@ class VectorRequest(KeptFields, frozen=True):
     inputs: tuple[str | tuple[int, ...], ...] = ()  # texts or token ids
     query: str | None = None
     form: VectorForm = VectorForm()
-    truncate: Literal["", "start", "end"] = ""  # which side of an input that is too long is left out; "": refuse it
+    # Which side of an input that is too long is left out; "": refuse it. "fit" is as "end", but named in the answer,
+    # and refused with --strict.
+    truncate: Literal["", "start", "end", "fit"] = ""
 
     @property
     def task(self) -> Task:

@@ -14,9 +14,21 @@ from tailrace.dialects import GenerateCall, StreamFacts
 from tailrace.dialects.shapes import note
 from tailrace.errors import ContextLengthExceeded
 from tailrace.generation import Generator
-from tailrace.types import NO_LIMIT, SHAPING, End, Failure, GenerateRequest, Record, Sampling, Usage, new_stream_id
+from tailrace.generation.vector_run import VectorRun
+from tailrace.types import (
+    NO_LIMIT,
+    SHAPING,
+    End,
+    Failure,
+    GenerateRequest,
+    Record,
+    Sampling,
+    Usage,
+    VectorRequest,
+    new_stream_id,
+)
 
-__all__ = ["fitted", "left_open", "overflow_answer", "shortened"]
+__all__ = ["cut_inputs", "fitted", "fitted_inputs", "left_open", "overflow_answer", "shortened"]
 
 _NEUTRAL = Sampling()
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.$#/~\[\]-]")  # in a header, in the path of a keyword in a schema
@@ -38,6 +50,17 @@ def shortened(request: GenerateRequest, record: Record, name: str) -> list[str]:
     """Return a note if a stream has less than the `max_tokens` of its request; `name` is the name of this parameter."""
     asked, used = request.sampling.max_tokens, record.sampling.max_tokens
     return [] if asked in (None, NO_LIMIT, used) else [note(name, f"{used} used")]
+
+
+def fitted_inputs(request: VectorRequest, *, is_strict: bool) -> VectorRequest:
+    """Return the request as the generator takes it. With --strict, an input is only cut if the client knows of it."""
+    return replace(request, truncate="") if is_strict and request.truncate == "fit" else request
+
+
+def cut_inputs(request: VectorRequest, run: VectorRun, name: str) -> list[str]:
+    """Return a note if an input was cut and the client may not know it; `name` is the name of the inputs."""
+    is_news = run.cut_to_tokens is not None and request.truncate == "fit"
+    return [note(name, f"cut to {run.cut_to_tokens} tokens")] if is_news else []
 
 
 def left_open(record: Record) -> list[str]:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by
-from tailrace.api.fitting import fitted, left_open, overflow_answer, shortened
+from tailrace.api.fitting import cut_inputs, fitted, fitted_inputs, left_open, overflow_answer, shortened
 from tailrace.api.request_headers import ignored_header, is_cross_origin, is_own_address, may_generate, with_headers
 from tailrace.api.stream_facts import facts_of, running_streams
 from tailrace.assembly.models import Models
@@ -203,19 +203,19 @@ class Routes:
             call = act.parse(parsed)
             if isinstance(call, Reply):
                 return self._reply(call)
-            ignored = ignored_header(call.ignored, is_strict=self._settings.strict)
+            ignored_header(call.ignored, is_strict=self._settings.strict)
             if not served.is_loaded:
                 await self._models.load(served)
+            wanted = fitted_inputs(call.request, is_strict=self._settings.strict)
             try:
-                run = await served.embedder.begin(
-                    sent_by(request.scope, call.request, wire=wire.name, model=named.model)
-                )
+                run = await served.embedder.begin(sent_by(request.scope, wanted, wire=wire.name, model=named.model))
             except RequestError as error:
                 raise with_wire_names(error, wire, parsed) from None
         vectors = await unless_left(request.receive, run.result())
         is_long = sum(map(len, vectors.vectors)) > _INLINE_BYTES
         body = await asyncio.to_thread(call.view.encode, vectors) if is_long else call.view.encode(vectors)
-        return JsonAnswer(body, headers=ignored)
+        notes = [*call.ignored, *cut_inputs(wanted, run, name_on_wire("input", wire, parsed))]
+        return JsonAnswer(body, headers=ignored_header(notes, is_strict=False))
 
     # Streams
 

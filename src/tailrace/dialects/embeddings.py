@@ -82,6 +82,7 @@ def parse(request: ParsedRequest) -> VectorCall:
     wanted = VectorRequest(
         inputs=read_inputs(fields.input, "input"),
         form=VectorForm(num_dimensions=fields.dimensions or 0),
+        truncate="fit",
     )
     return VectorCall(wanted, EmbeddingsView(request.server.model, fields.encoding_format == "base64"), unused)
 

@@ -74,7 +74,7 @@ def parse(request: ParsedRequest) -> VectorCall:
     """Raises: RequestError."""
     fields, unused = read_fields(request.body, RerankBody)
     documents = tuple(one if isinstance(one, str) else one.text for one in fields.documents)
-    wanted = VectorRequest(inputs=documents, query=fields.query, truncate="end")
+    wanted = VectorRequest(inputs=documents, query=fields.query, truncate="fit")
     view = RerankView(request.server.model, fields.top_n, documents if fields.return_documents else ())
     return VectorCall(wanted, view, unused)
 

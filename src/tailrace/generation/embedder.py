@@ -38,7 +38,8 @@ class Embedder:
         generator = self._generator
         self._check(request)
         with generator.gate.coming(request.owner):
-            prompts = await self._inputs.encode(request, generator.limit_tokens())
+            limit_tokens = generator.limit_tokens()
+            prompts, is_cut = await self._inputs.encode(request, limit_tokens)
         num_tokens, most = sum(prompt.num_tokens for prompt in prompts), generator.limits.max_input_tokens
         if num_tokens > most:
             raise RequestError(f"All inputs of a request together have at most {most} tokens.", param="input")
@@ -51,7 +52,9 @@ class Embedder:
             **request.kept(),
         )
         generator.used_s = time.monotonic()
-        return generator.start_vectors(record, request.form, times)
+        run = generator.start_vectors(record, request.form, times)
+        run.cut_to_tokens = limit_tokens if is_cut else None
+        return run
 
     def _check(self, request: VectorRequest) -> None:
         """Raises: RequestError."""

@@ -4,14 +4,22 @@ lengths."""
 from __future__ import annotations
 
 import asyncio
+from typing import NamedTuple
 
 from tailrace.errors import ContextLengthExceeded, RequestError
 from tailrace.text import Tokenizer
 from tailrace.types import Prompt, Segment, VectorRequest, num_tokens_of
 
-__all__ = ["InputEncoder"]
+__all__ = ["Encoded", "InputEncoder"]
 
 _INLINE_CHARACTERS = 8_192  # tokenised on the event loop in about 2 ms; more are tokenised in a thread
+
+
+class Encoded(NamedTuple):
+    """The inputs of a request, and whether a part of one was left out."""
+
+    prompts: tuple[Prompt, ...]
+    is_cut: bool
 
 
 class InputEncoder:
@@ -20,7 +28,7 @@ class InputEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    async def encode(self, request: VectorRequest, limit_tokens: int) -> tuple[Prompt, ...]:
+    async def encode(self, request: VectorRequest, limit_tokens: int) -> Encoded:
         """Return the inputs as segments; a pair has two. Long texts are encoded in a thread.
 
         Raises: ContextLengthExceeded for an input of more than `limit_tokens`, unless it may be cut; RequestError.
@@ -32,22 +40,25 @@ class InputEncoder:
             return self._encode(request, texts, limit_tokens)
         return await asyncio.to_thread(self._encode, request, texts, limit_tokens)
 
-    def _encode(self, request: VectorRequest, texts: list[str], limit_tokens: int) -> tuple[Prompt, ...]:
+    def _encode(self, request: VectorRequest, texts: list[str], limit_tokens: int) -> Encoded:
         encoded = iter(self._tokenizer.encode_all(texts))
         query = next(encoded) if request.query is not None else None
-        prompts = []
+        prompts, is_cut = [], False
         for index, given in enumerate(request.inputs):
             ids = next(encoded) if isinstance(given, str) else self._checked(given)
-            segments = (
-                self._single(ids, limit_tokens, request.truncate)
-                if query is None
-                else self._pair(query, ids, limit_tokens, request.truncate)
-            )
+            segments = self._single(ids) if query is None else self._pair(query, ids)
             num_tokens = num_tokens_of(segments)
             if num_tokens > limit_tokens:
-                raise _too_long(num_tokens, limit_tokens, index if len(request.inputs) > 1 else None)
+                room, is_cut = len(query or ()) + len(ids) - (num_tokens - limit_tokens), True
+                if not request.truncate or room < 0:
+                    raise _too_long(num_tokens, limit_tokens, index if len(request.inputs) > 1 else None)
+                segments = (
+                    self._single(_cut(ids, room, request.truncate))
+                    if query is None
+                    else self._pair(*_cut_pair(query, ids, room, request.truncate))
+                )
             prompts.append(Prompt(given if isinstance(given, str) else "", segments))
-        return tuple(prompts)
+        return Encoded(tuple(prompts), is_cut)
 
     def _checked(self, given: tuple[int, ...]) -> list[int]:
         """Return token ids without the model's own tokens around them. Raises: RequestError."""
@@ -60,23 +71,23 @@ class InputEncoder:
         is_framed = given[: len(before)] == before and given[len(given) - len(behind) :] == behind
         return list(given[len(before) : len(given) - len(behind)] if is_framed else given)
 
-    def _single(self, ids: list[int], limit_tokens: int, truncate: str) -> tuple[Segment, ...]:
-        before, behind = self._tokenizer.bos_ids, self._tokenizer.ends
-        return ((*before, *_cut(ids, limit_tokens - len(before) - len(behind), truncate), *behind),)
+    def _single(self, ids: list[int]) -> tuple[Segment, ...]:
+        return ((*self._tokenizer.bos_ids, *ids, *self._tokenizer.ends),)
 
-    def _pair(self, query: list[int], document: list[int], limit_tokens: int, truncate: str) -> tuple[Segment, ...]:
+    def _pair(self, query: list[int], document: list[int]) -> tuple[Segment, ...]:
         before, between, behind = self._tokenizer.bos_ids, self._tokenizer.between, self._tokenizer.ends
-        room = limit_tokens - len(before) - len(between) - len(behind)
-        if truncate and len(query) + len(document) > room:
-            query_room, document_room = _shares(len(query), len(document), room)
-            query, document = _cut(query, query_room, truncate), _cut(document, document_room, truncate)
         return (*before, *query, *between), (*document, *behind)
 
 
 def _cut(ids: list[int], room: int, truncate: str) -> list[int]:
-    if not truncate or len(ids) <= room:
+    if len(ids) <= room:
         return ids
     return ids[len(ids) - room :] if truncate == "start" else ids[:room]
+
+
+def _cut_pair(query: list[int], document: list[int], room: int, truncate: str) -> tuple[list[int], list[int]]:
+    query_room, document_room = _shares(len(query), len(document), room)
+    return _cut(query, query_room, truncate), _cut(document, document_room, truncate)
 
 
 def _shares(first: int, second: int, room: int) -> tuple[int, int]:

@@ -59,6 +59,7 @@ class VectorRun:
     ) -> None:
         self.record = record
         self.times = times
+        self.cut_to_tokens: int | None = None  # the most tokens of an input, if one had more and was cut
         self._on_end = on_end
         self._form = form
         self._gate = gate
