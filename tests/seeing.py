@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
 
-__all__ = ["ARCHITECTURES", "data_url", "generated", "picture", "seeing_dir", "shifting"]
+if TYPE_CHECKING:
+    from tests.api.process import Server
+
+__all__ = ["ARCHITECTURES", "QUESTION", "answered", "data_url", "generated", "picture", "seeing_dir", "shifting"]
+
+QUESTION = "What is in it?"
 
 _EOS = "<|endoftext|>"
 _LINES = ["Tell me a story about dogs.", "Dogs are the best. Cats are the rest.", "\n\n", "\n\n\n"]
@@ -56,13 +62,26 @@ def seeing_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return make
 
 
-def generated(path: Path, pictures: list[bytes], text: str, max_tokens: int) -> tuple[int, list[int]]:
+def answered(server: Server, pictures: list[bytes], max_tokens: int) -> tuple[int, list[int]]:
+    """Ask a server about pictures. Returns the number of tokens of the prompt, and the ids of the answer."""
+    parts = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pictures]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}
+    body = {"messages": [message], "temperature": 0, "max_tokens": max_tokens, "ignore_eos": True}
+    body |= {"on_disconnect": "detach"}
+    with server.http.stream("POST", "/v1/streams", json=body, headers={"accept": "text/event-stream"}) as answer:
+        events = [json.loads(line[5:]) for line in answer.iter_lines() if line.startswith("data:")]
+    assert answer.status_code < 300, events
+    ids = [token_id for one in events for token_id in one.get("token_ids", ())]
+    return events[-1]["usage"]["prompt_tokens"], ids
+
+
+def generated(path: Path, pictures: list[bytes], max_tokens: int) -> tuple[int, list[int]]:
     """Return what transformers itself generates for a question: the number of tokens of its prompt, and the ids."""
     import transformers
 
     model: Any = transformers.AutoModelForImageTextToText.from_pretrained(path)
     processor: Any = transformers.AutoProcessor.from_pretrained(path)  # type: ignore[no-untyped-call]
-    asked = [{"role": "user", "content": [*({"type": "image"} for _ in pictures), {"type": "text", "text": text}]}]
+    asked = [{"role": "user", "content": [*({"type": "image"} for _ in pictures), {"type": "text", "text": QUESTION}]}]
     prompt = processor.apply_chat_template(asked, add_generation_prompt=True)
     images = [Image.open(io.BytesIO(one)).convert("RGB") for one in pictures]
     given = processor(text=[prompt], images=images, return_tensors="pt", add_special_tokens=False)
@@ -77,6 +96,12 @@ def _make(architecture: str, path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model, processor = ARCHITECTURES[architecture]()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "vision" in name or "projector" in name or "connector" in name:  # the library's are near 0, or 0
+                    middle = 1.0 if "norm" in name and "soft" not in name and name.endswith("weight") else 0.0
+                    parameter.copy_(middle + 0.3 * torch.randn_like(parameter))
+                parameter.copy_(parameter.half().float())  # so that weights of 16 bits are exact
     model.save_pretrained(path)
     processor.save_pretrained(path)
 
@@ -158,9 +183,7 @@ def _gemma3() -> tuple[Any, Any]:
         tie_word_embeddings=False,
     )  # fmt: skip
     reader = Gemma3ImageProcessorPil(size={"height": 32, "width": 32})
-    model: Any = Gemma3ForConditionalGeneration(config)
-    model.model.multi_modal_projector.mm_input_projection_weight.data.normal_()  # zeros, until it is trained
-    return model, Gemma3Processor(reader, tokenizer, image_seq_length=4)
+    return Gemma3ForConditionalGeneration(config), Gemma3Processor(reader, tokenizer, image_seq_length=4)
 
 
 def shifting() -> tuple[Any, Callable[[bytes | None], tuple[list[int], dict[str, Any]]]]:

@@ -155,6 +155,7 @@ KINDS = {
             exact=True,
             reach=GUIDANCE,
             devices=("cpu", "gpu", "npu", "auto", "multi", "hetero"),
+            sees=openvino.sees,
             refuses=openvino.why_not,
             weight_bytes=openvino.weight_bytes,
             memory_bytes=openvino.memory_bytes,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from tests.api.process import Server
 from tests.engines.shared import run_all
-from tests.seeing import ARCHITECTURES, data_url, generated, picture, seeing_dir, shifting
+from tests.seeing import ARCHITECTURES, answered, generated, picture, seeing_dir, shifting
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
@@ -25,7 +24,6 @@ __all__ = ["seeing_dir"]
 
 pytestmark = pytest.mark.timeout(240)
 
-_QUESTION = "What is in it?"
 _COUNT = 12
 
 
@@ -43,25 +41,13 @@ def test_answers_equal_those_of_generate(architecture: str, seeing_dir: Callable
     asked = [[first], [second], [first, second]]
     with contextlib.closing(Server(str(path), "--engine", "transformers", "--threads", "1")) as server:
         server.wait_ready()
-        found = [_ask(server, pictures) for pictures in asked]
+        found = [answered(server, pictures, _COUNT) for pictures in asked]
         assert server.http.post("/api/show", json={"model": path.name}).json()["capabilities"] == [
             "completion",
             "vision",
         ]
-    assert found == [generated(path, pictures, _QUESTION, _COUNT) for pictures in asked]
+    assert found == [generated(path, pictures, _COUNT) for pictures in asked]
     assert found[0] != found[1]
-
-
-def _ask(server: Server, pictures: list[bytes]) -> tuple[int, list[int]]:
-    parts = [{"type": "image_url", "image_url": {"url": data_url(one)}} for one in pictures]
-    message = {"role": "user", "content": [*parts, {"type": "text", "text": _QUESTION}]}
-    body = {"messages": [message], "temperature": 0, "max_tokens": _COUNT, "ignore_eos": True}
-    body |= {"on_disconnect": "detach"}
-    with server.http.stream("POST", "/v1/streams", json=body, headers={"accept": "text/event-stream"}) as answer:
-        data = [json.loads(line[5:]) for line in answer.iter_lines() if line.startswith("data:")]
-    assert answer.status_code < 300, data
-    ids = [token_id for one in data for token_id in one.get("token_ids", ())]
-    return data[-1]["usage"]["prompt_tokens"], ids
 
 
 def test_sequences_with_different_images_run_beside_each_other(seeing_dir: Callable[[str], Path]) -> None:

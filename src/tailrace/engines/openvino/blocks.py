@@ -17,13 +17,21 @@ __all__ = ["BLOCK_TOKENS", "Blocks", "digests"]
 BLOCK_TOKENS = 32  # the library's block size on a CPU
 
 
-def digests(token_ids: Sequence[int], root: bytes = b"") -> Iterator[bytes]:
-    """Yield the digest of each full block. `root` distinguishes what else changes the content, such as an adapter."""
+def digests(
+    token_ids: Sequence[int], root: bytes = b"", images: Sequence[tuple[int, int, str]] = ()
+) -> Iterator[bytes]:
+    """Yield the digest of each full block. `root` distinguishes what else changes the content, such as an adapter.
+    `images` has the first token of each image, the one behind its last, and its own digest: all images have the same
+    tokens."""
     content = np.array(token_ids, np.int64).tobytes()
     size = BLOCK_TOKENS * 8
     digest = root
-    for first in range(0, len(content) - size + 1, size):
-        digest = hashlib.blake2b(digest + content[first : first + size], digest_size=16).digest()
+    begun = {begin // BLOCK_TOKENS: b"" for begin, _, _ in images}
+    for begin, end, name in images:
+        begun[begin // BLOCK_TOKENS] += f" image {begin} {end} {name}".encode()
+    for block, first in enumerate(range(0, len(content) - size + 1, size)):
+        own = content[first : first + size] + begun.get(block, b"")
+        digest = hashlib.blake2b(digest + own, digest_size=16).digest()
         yield digest
 
 

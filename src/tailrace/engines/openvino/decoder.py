@@ -3,12 +3,17 @@
 All inputs are flat: the new tokens of all sequences one after the other, in [tokens]. The results are the logits of the
 tokens whose indexes are `sampled`, in [sampled, vocabulary]; the last layer's MLP is computed only for these. The
 library chooses the shapes of the KV cache when it compiles the model.
+
+A model that reads images has more inputs: the rows of images, `image_rows`, [rows, hidden], and the places of the
+tokens that have them instead of those of the embedding, `image_places`, [rows]. Both are empty in a step without
+images. In some models the tokens of an image see each other, also those that come later: `token_types`, [tokens] or
+empty, has a 1 for each of them, and an image is never cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +28,12 @@ from tailrace.engines.openvino.packer import MERGED
 from tailrace.engines.openvino.prepared import Matrix, Weights
 from tailrace.engines.openvino.weights import GROUP
 
-__all__ = ["build", "layer_names", "new_input"]
+__all__ = ["Images", "build", "layer_names", "new_input", "without_images"]
 
 Node: TypeAlias = Any  # the library's nodes and outputs, which its stubs do not type
+Images: TypeAlias = Literal[
+    "", "causal", "mutual"
+]  # whether a model reads them, and whether their tokens see each other
 
 _HF_NAMES = {
     "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.o_proj",
@@ -42,13 +50,27 @@ def layer_names(decoder: Decoder) -> dict[str, str]:
     }
 
 
-def build(decoder: Decoder, weights: Weights, branches: Branches) -> Any:  # Any: the library's model
-    """Return the model. Its constants are those of `weights`, which are not copied."""
-    return _Builder(decoder, weights, branches).model()
+def build(decoder: Decoder, weights: Weights, branches: Branches, images: Images = "") -> Any:
+    """Return the model. Its constants are those of `weights`, which are not copied. Any: the library's model."""
+    return _Builder(decoder, weights, branches, images).model()
+
+
+def without_images(model: Any) -> None:  # Any: the library's model
+    """Remove the inputs for images from a model that may have them."""
+    for port in model.inputs:
+        node = port.get_node()
+        if port.any_name == "image_rows":
+            (given,) = port.get_target_inputs()
+            scatter = given.get_node()
+            scatter.output(0).replace(scatter.input_value(0))
+        if port.any_name == "token_types":
+            node.output(0).replace(_none(np.int32).output(0))
+        if port.any_name in IMAGE_INPUTS:
+            model.remove_parameter(node)
 
 
 class _Builder:
-    def __init__(self, decoder: Decoder, weights: Weights, branches: Branches) -> None:
+    def __init__(self, decoder: Decoder, weights: Weights, branches: Branches, images: Images) -> None:
         self._shape = decoder
         self._weights = weights
         self._branches = branches
@@ -62,18 +84,24 @@ class _Builder:
         self._longest = new_input("max_context_len", np.int32, [])
         self._adapters = new_input("adapters", np.int64, [-1]) if branches.adapters else None
         self._numbers = self._adapters  # of the rows of the current layer
+        self._image_rows = new_input("image_rows", np.float32, [-1, decoder.hidden_size]) if images else None
+        self._image_places = new_input("image_places", np.int64, [-1]) if images else None
+        self._types = new_input("token_types", np.int32, [-1]) if images == "mutual" else None
         self._angles: dict[Rope, tuple[Node, Node]] = {}
 
     def model(self) -> Any:
         shape = self._shape
         hidden = _scaled(self._embedding(self._input_ids), shape.embedding_scale)
+        if self._image_rows is not None:
+            hidden = ops.scatter_update(hidden, self._image_places, self._image_rows, ops.constant(np.int64(0)))
         for layer in range(shape.num_layers):
             hidden = self._layer(layer, hidden)
         hidden = self._norm("final_norm", hidden)
         (matrix,) = self._weights.matrices(("head" if "head" in self._weights else "embedding",))
         logits = _scaled(self._product(hidden, matrix), shape.logit_scale)
         inputs = [self._input_ids, self._positions, self._sampled, *self._paging, self._longest]
-        inputs += [self._adapters] if self._adapters is not None else []
+        optional = (self._adapters, self._image_rows, self._image_places, self._types)
+        inputs += [given for given in optional if given is not None]
         return ov.Model([ops.result(logits, name="logits")], [*inputs, *self._caches])
 
     def _layer(self, layer: int, hidden: Node) -> Node:
@@ -106,6 +134,8 @@ class _Builder:
                     *(queries, keys, values, *caches, *self._paging, _number(shape.attention_scale)),
                     *(_number(shape.windows[layer], np.int32), _none(np.float32), self._longest),
                     *_UNUSED,
+                    self._types if self._types is not None else _none(np.int32),
+                    *_UNUSED_LAST,
                 )
             ]
         )
@@ -287,11 +317,12 @@ def new_input(name: str, kind: Any, shape: list[int]) -> Node:
     return node
 
 
+IMAGE_INPUTS = ("image_rows", "image_places", "token_types")
 # What paged attention can also do, and is not used here: scores, rotation of moved blocks, sparse attention, sinks,
-# removal of old tokens, types of tokens, and blocks of a query.
+# removal of old tokens, and blocks of a query.
 _UNUSED = (
     *(_none(np.int32), _none(np.int32), _none(np.int32), _none(np.float32), _none(np.float32)),
     *(_number(0, np.int32), _number(0, np.int32), ops.constant(np.empty((0, 0, 0, 0), np.float32))),
-    *(_number(0, np.int32), _none(np.int32), _none(np.int32), _none(np.int32), _none(np.int32)),
-    *(_none(np.uint8), _none(np.int32)),
+    *(_number(0, np.int32), _none(np.int32), _none(np.int32), _none(np.int32)),
 )
+_UNUSED_LAST = (_none(np.uint8), _none(np.int32))

@@ -25,11 +25,11 @@ import openvino as ov
 
 from tailrace.engines.adapters import numbers_of
 from tailrace.engines.constraints import Constraints
-from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
+from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence, Sight
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
 from tailrace.engines.openvino.draft_model import DraftModel
 from tailrace.engines.openvino.drafts import PromptLookup
-from tailrace.engines.openvino.model import load_runner, say
+from tailrace.engines.openvino.model import images_of, load_eye, load_runner, say
 from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.engines.openvino.scheduler import Scheduler, SequenceState, Work
 from tailrace.engines.protocol import EngineSpec
@@ -54,7 +54,9 @@ class OpenVINOEngine:
         try:
             card = read_card(Path(spec.path), "")
             self._ends = frozenset(spec.eos_token_ids or card.eos_token_ids)
-            self._runner = load_runner(spec, card, partial(self._read_vocabulary, card))
+            self._eye = load_eye(spec, card)
+            images = images_of(self._eye)
+            self._runner = load_runner(spec, card, partial(self._read_vocabulary, card), images)
             self._draft = _load_draft(spec, self._runner) if spec.draft else None
         except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # exceptions of C++, too
             raise ModelError(_reason(error)) from error
@@ -75,6 +77,7 @@ class OpenVINOEngine:
             keeps_answers=not spec.exact,
             may_be_alone=not spec.never_alone,
             num_ahead=self._num_ahead,
+            cuts_no_image=images == "mutual",
         )
         self.capabilities = Capabilities(
             engine=f"openvino {ov.__version__.partition('-')[0]}",
@@ -83,8 +86,10 @@ class OpenVINOEngine:
             block_tokens=BLOCK_TOKENS,
             max_sequences=spec.max_sequences,
             parameters=PARAMETERS if self._constraints.is_usable else PARAMETERS - {"grammar"},
-            exact=spec.exact and _is_known_exact(spec),
+            exact=spec.exact and _is_known_exact(spec) and images != "mutual",  # whose kernel was not measured
             reports_progress=True,
+            takes=frozenset({"token_ids"} if self._eye is None else {"token_ids", "image/png"}),
+            sees=self._eye is not None,
         )
 
     def _read_vocabulary(self, card: ModelCard, vocab_size: int) -> None:
@@ -99,10 +104,16 @@ class OpenVINOEngine:
                 raise SequenceFailed("grammars are not supported for this model's tokenizer")
             constraint = self._constraints(grammar, ignore_eos=sequence.sampling.ignore_eos)
         run = SequenceState(Row(sequence, self._ends, constraint), sequence.schedule, self._adapters[sequence.adapter])
+        if self._eye is not None:
+            run.pictures = self._eye.pictures(sequence)
         if self._lookup_tokens:
             run.lookup = PromptLookup(self._lookup_tokens)
         self._runs[sequence.sequence_id] = run
         self._scheduler.add(run)
+
+    def see(self, image: bytes) -> Sight:
+        assert self._eye is not None
+        return self._eye.see(image)
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._runs and sequence_id not in self._aborted:
@@ -137,6 +148,8 @@ class OpenVINOEngine:
 
     def close(self) -> None:
         self._constraints.close()
+        if self._eye is not None:
+            self._eye.close()
         self._threads.shutdown(wait=False)
         self._runs.clear()
         self._aborted.clear()
@@ -211,6 +224,8 @@ class OpenVINOEngine:
 
     def _remove(self, run: SequenceState) -> None:
         self._scheduler.drop(run)
+        if self._eye is not None and run.pictures is not None:
+            self._eye.forget(run.pictures)
         del self._runs[run.row.sequence_id]
 
 
@@ -237,7 +252,9 @@ def _load_draft(spec: EngineSpec, target: Runner) -> DraftModel:
 
 
 def _is_ready(run: SequenceState) -> bool:
-    return run.row.constraint is None or run.row.constraint.is_ready
+    return (run.row.constraint is None or run.row.constraint.is_ready) and (
+        run.pictures is None or run.pictures.is_ready
+    )
 
 
 def _most_guesses(run: SequenceState, num_ahead: int) -> int:

@@ -14,9 +14,11 @@ import openvino as ov
 from tailrace.engines.adapters import read_adapters
 from tailrace.engines.openvino.adapters import Branches, split_fused
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
-from tailrace.engines.openvino.decoder import build, layer_names
+from tailrace.engines.openvino.decoder import Images, build, layer_names
 from tailrace.engines.openvino.exports import read_export
-from tailrace.engines.openvino.model_files import has_lone_form, has_plain_form
+from tailrace.engines.openvino.eye import VisionTower
+from tailrace.engines.openvino.eye_files import open_eye
+from tailrace.engines.openvino.model_files import has_lone_form, has_plain_form, sees
 from tailrace.engines.openvino.prepared import Weights, prepare
 from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.engines.protocol import EngineSpec
@@ -24,7 +26,10 @@ from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 from tailrace.models.card import ModelCard
 
-__all__ = ["device_of", "load_runner", "say"]
+__all__ = ["device_of", "images_of", "load_eye", "load_runner", "say"]
+
+
+_EYE_OPTIONS = ("INFERENCE_PRECISION_HINT", "INFERENCE_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +40,28 @@ class _Read:
     weights: Weights | None
 
 
-def load_runner(spec: EngineSpec, card: ModelCard, meanwhile: Callable[[int], object] = lambda _: None) -> Runner:
+def load_eye(spec: EngineSpec, card: ModelCard) -> VisionTower | None:
+    """Load what reads images, if the model has it. Raises: ModelError; the library's RuntimeError."""
+    if not sees(card):
+        return None
+    options = {name: value for name, value in _options(spec).items() if name in _EYE_OPTIONS}
+    return VisionTower(open_eye(card), device_of(spec.device), options)
+
+
+def images_of(eye: VisionTower | None) -> Images:
+    """Return which inputs for images the decoder needs."""
+    return "" if eye is None else "mutual" if eye.sees_each_other else "causal"
+
+
+def load_runner(
+    spec: EngineSpec, card: ModelCard, meanwhile: Callable[[int], object] = lambda _: None, images: Images = ""
+) -> Runner:
     """Load a model and run a first step. `meanwhile` gets the size of the vocabulary while the library compiles, for
     which it does not need the interpreter's lock. Raises: ModelError; the library's RuntimeError."""
     device = device_of(spec.device)
     with ExitStack() as stack:
         cache = Path(spec.cache_path or stack.enter_context(scratch_directory("tailrace-prepared-")))
-        read = _read(spec, card, cache)
+        read = _read(spec, card, cache, images)
         if read.weights is not None:
             stack.enter_context(read.weights.released())
         runner = Runner(
@@ -57,7 +77,7 @@ def load_runner(spec: EngineSpec, card: ModelCard, meanwhile: Callable[[int], ob
     return runner
 
 
-def _read(spec: EngineSpec, card: ModelCard, cache: Path) -> _Read:
+def _read(spec: EngineSpec, card: ModelCard, cache: Path, images: Images) -> _Read:
     path = Path(spec.path)
     adapters = list(read_adapters(spec).values())
     if card.format == "openvino":
@@ -70,8 +90,8 @@ def _read(spec: EngineSpec, card: ModelCard, cache: Path) -> _Read:
     by_long = {names[name]: shape for name, shape in shapes.items()}
     branches = Branches([split_fused(adapter, by_long) for adapter in adapters], names)
     branches.check(shapes)
-    plain = build(decoder, weights, Branches()) if has_plain_form(spec, weights.num_bytes) else None
-    return _Read(build(decoder, weights, branches), plain, weights.num_bytes, weights)
+    plain = build(decoder, weights, Branches(), images) if has_plain_form(spec, weights.num_bytes) else None
+    return _Read(build(decoder, weights, branches, images), plain, weights.num_bytes, weights)
 
 
 def _options(spec: EngineSpec) -> dict[str, Any]:  # Any: as the library has it

@@ -6,6 +6,7 @@ import json
 
 from tailrace.engines.openvino.encoder_families import ARCHITECTURES as ENCODERS
 from tailrace.engines.openvino.encoder_families import read_encoder
+from tailrace.engines.openvino.eye_shapes import EYES, decoder_config, read_eye
 from tailrace.engines.openvino.families import ARCHITECTURES, GGUF_ARCHITECTURES, read_decoder
 from tailrace.engines.processor import has_eight_bit_products, processor_flags
 from tailrace.engines.protocol import EngineSpec
@@ -13,7 +14,16 @@ from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.wording import listed
 
-__all__ = ["FOUR_BITS", "has_lone_form", "has_plain_form", "least_bits", "memory_bytes", "weight_bytes", "why_not"]
+__all__ = [
+    "FOUR_BITS",
+    "has_lone_form",
+    "has_plain_form",
+    "least_bits",
+    "memory_bytes",
+    "sees",
+    "weight_bytes",
+    "why_not",
+]
 
 TENSOR_TYPES = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
@@ -26,6 +36,7 @@ _SHARE = 1.2  # of the file's bytes: the library keeps scales in float32
 # computes in float32; it keeps two copies of some matrices.
 _BYTES = {4: 0.7, 8: 17 / 16, 16: 4.0}
 _KEPT_BYTES = 9.0  # of a weight of 16 bits, in each form
+_EYE_BYTES = 8.0  # of a number of an eye, which is computed in float32: the library keeps a copy in another order
 _MORE_FORMS_BYTES = 2**29  # of packed weights, up to which more copies are worth their memory
 _OTHER_BYTES = 120 * 2**20  # the library, the graph and the vocabulary; measured with 49,000 and 128,000 tokens
 
@@ -44,7 +55,7 @@ def why_not(card: ModelCard) -> str:
 
 
 def _why_not_directory(card: ModelCard) -> str:
-    known = ARCHITECTURES if card.task == "generate" else ENCODERS
+    known = (*ARCHITECTURES, *EYES) if card.task == "generate" else ENCODERS
     if card.architecture not in known:
         return f"it runs models of the types {listed(known)}, not {card.architecture}"
     if card.quantized_by:
@@ -52,12 +63,19 @@ def _why_not_directory(card: ModelCard) -> str:
     try:
         config = json.loads((card.path / "config.json").read_text())
         if card.task == "generate":
-            read_decoder(config, card.context_tokens)
+            read_decoder(decoder_config(config), card.context_tokens)
+            if sees(card):
+                read_eye(config)
         else:
             read_encoder(config, card.task)
     except (ModelError, OSError, ValueError) as error:
         return str(error).rstrip(".")
     return ""
+
+
+def sees(card: ModelCard) -> bool:
+    """Return whether OpenVINO reads images with a model that it can run."""
+    return card.has_vision and card.format == "huggingface" and card.architecture in EYES
 
 
 def least_bits(file_bytes: int) -> int:
@@ -97,7 +115,7 @@ def weight_bytes(card: ModelCard, bits: int = 0) -> int:
     has_four_bits = bool(types) and types <= FOUR_BITS | {"Q6_K", "Q8_0"} and least_bits(card.weight_bytes) == 4
     if has_four_bits and not bits:
         return round(card.weight_bytes * _SHARE)
-    return round(card.num_parameters * _BYTES[bits or 8])
+    return round((card.num_parameters - _eye_parameters(card)) * _BYTES[bits or 8])
 
 
 def memory_bytes(card: ModelCard, spec: EngineSpec) -> int:
@@ -106,6 +124,15 @@ def memory_bytes(card: ModelCard, spec: EngineSpec) -> int:
     if card.task != "generate":
         return 2 * weights + _OTHER_BYTES  # the library keeps a second copy, in the form of its kernels
     if spec.weight_bits == 16:
-        weights, packed = round(card.num_parameters * _KEPT_BYTES), card.num_parameters * 2
+        num_parameters = card.num_parameters - _eye_parameters(card)
+        weights, packed = round(num_parameters * _KEPT_BYTES), num_parameters * 2
     num_forms = (1 + has_lone_form(spec, packed)) * (1 + has_plain_form(spec, packed))
-    return weights * num_forms + _OTHER_BYTES
+    return weights * num_forms + round(_eye_parameters(card) * _EYE_BYTES) + _OTHER_BYTES
+
+
+def _eye_parameters(card: ModelCard) -> int:
+    """Return how many numbers the eye has, if the model has one."""
+    try:
+        return read_eye(json.loads((card.path / "config.json").read_text())).num_parameters if sees(card) else 0
+    except (ModelError, OSError, ValueError):
+        return 0  # `why_not` says why

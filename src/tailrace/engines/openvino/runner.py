@@ -22,6 +22,7 @@ import numpy.typing as npt
 import openvino as ov
 
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
+from tailrace.engines.openvino.decoder import without_images
 
 __all__ = ["Piece", "Runner"]
 
@@ -39,6 +40,8 @@ class Piece:
     is_sampled: bool  # return the logits after the last token
     adapter: int = 0  # 0: none
     is_scored: bool = False  # return the logits after every token
+    # Of images: the places among `ids` that have rows, and the rows, float32 of (places, hidden).
+    images: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None = None
 
     @property
     def num_sampled(self) -> int:
@@ -112,7 +115,11 @@ class Runner:
         Any: the library's objects. `meanwhile` gets the size of the vocabulary while the library compiles. Raises: the
         library's RuntimeError."""
         core = ov.Core()
-        self._has_adapters = any(port.any_name == "adapters" for port in model.inputs)
+        names = {port.any_name: port for port in model.inputs}
+        self._has_adapters = "adapters" in names
+        rows = names.get("image_rows")
+        self._no_rows = None if rows is None else np.empty((0, rows.partial_shape[1].get_length()), np.float32)
+        self._has_types = "token_types" in names
         models = [model] if plain is None else [model, plain]
         if has_lone_form:
             models += [_with_one_row(one) for one in models]
@@ -186,6 +193,24 @@ class Runner:
         }
         if has_adapters:
             arrays["adapters"] = np.repeat(np.array([piece.adapter for piece in pieces], np.int64), lengths)
+        if is_batch and self._no_rows is not None:
+            arrays |= self._images(pieces, ends - lengths, int(ends[-1]))
+        return arrays
+
+    def _images(
+        self, pieces: Sequence[Piece], begins: npt.NDArray[np.int64], num_tokens: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        assert self._no_rows is not None
+        found = [
+            (begin + piece.images[0], piece.images[1])
+            for begin, piece in zip(begins, pieces, strict=True)
+            if piece.images
+        ]
+        places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in found)])
+        arrays = {"image_places": places, "image_rows": np.concatenate([self._no_rows, *(rows for _, rows in found)])}
+        if self._has_types:
+            arrays["token_types"] = np.zeros(num_tokens if found else 0, np.int32)
+            arrays["token_types"][places] = 1
         return arrays
 
 
@@ -196,6 +221,7 @@ def _is_cache(name: str) -> bool:
 def _with_one_row(model: Any) -> Any:  # Any: the library's model
     """Return a copy for steps with one new token of one sequence."""
     copy = model.clone()
+    without_images(copy)
     for port in copy.inputs:
         if port.any_name in _ROW_INPUTS:
             port.get_node().set_partial_shape(ov.PartialShape([1]))

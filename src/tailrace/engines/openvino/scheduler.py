@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS, Blocks, digests
 from tailrace.engines.openvino.drafts import Drafted, Guesser, PromptLookup
+from tailrace.engines.openvino.eye import Pictures
 from tailrace.engines.openvino.runner import Piece
 from tailrace.engines.sampler import Row
 from tailrace.engines.schedule import Schedule
@@ -41,6 +42,7 @@ class SequenceState:
     num_done: int = 0  # tokens whose keys and values are in the blocks
     num_cached: int | None = None  # of them, found in the prefix cache; None: has not begun, or was said
     num_reserved: int = 0  # blocks
+    pictures: Pictures | None = None
 
     @property
     def num_prompt(self) -> int:
@@ -70,7 +72,10 @@ class Work:
         run = self.run
         ids = run.row.token_ids[run.num_done : run.num_done + self.count]
         if run.is_prefilling:
-            yield Piece(ids, run.num_done, run.table, self.is_last, run.adapter, run.row.wants_prompt)
+            images = None
+            if run.pictures is not None:
+                images = run.pictures.between(run.num_done, run.num_done + self.count)
+            yield Piece(ids, run.num_done, run.table, self.is_last, run.adapter, run.row.wants_prompt, images)
             return
         first_sampled = len(ids) - 1
         for place, token_id in enumerate((*ids, *self.guesses)):
@@ -104,8 +109,10 @@ class Scheduler:
         keeps_answers: bool,
         may_be_alone: bool,
         num_ahead: int = 0,
+        cuts_no_image: bool = False,
     ) -> None:
-        """`num_ahead` is the most speculative tokens that a sequence may have."""
+        """`num_ahead` is the most speculative tokens that a sequence may have. With `cuts_no_image`, all tokens of an
+        image are computed in one step."""
         self._blocks = Blocks(num_blocks)
         self._num_blocks = num_blocks
         self._max_sequences = max_sequences
@@ -114,6 +121,7 @@ class Scheduler:
         self._keeps_answers = shares_prefixes and keeps_answers
         self._may_be_alone = may_be_alone
         self._num_ahead = num_ahead
+        self._cuts_no_image = cuts_no_image
         self._waiting: list[SequenceState] = []
         self._running: list[SequenceState] = []
         self._num_reserved = 0
@@ -126,7 +134,8 @@ class Scheduler:
         most = len(row.token_ids) + (row.sampling.max_tokens or 0) + self._num_ahead
         run.num_reserved = -(-most // BLOCK_TOKENS)
         if self._shares_prefixes and not row.wants_prompt:  # whose logits must all be computed
-            run.chain = list(digests(row.token_ids[:-2], _root(run)))  # a piece has two tokens at least
+            # A piece has two tokens at least.
+            run.chain = list(digests(row.token_ids[:-2], _root(run), _images(run)))
         self._waiting.append(run)
 
     def drop(self, run: SequenceState) -> None:
@@ -140,7 +149,7 @@ class Scheduler:
         self._forget(run)
         if self._keeps_answers:
             done = run.row.token_ids[: run.num_done]
-            for block, digest in zip(run.table, digests(done, _root(run)), strict=False):
+            for block, digest in zip(run.table, digests(done, _root(run), _images(run)), strict=False):
                 self._blocks.keep(block, digest)
         self._blocks.release(run.table)
 
@@ -230,7 +239,9 @@ class Scheduler:
             left -= more
         for run, most in wanted:
             count = min(counts[id(run)], _PROMPT_ROWS) if run.row.wants_prompt else counts[id(run)]
-            if count := _without_a_single(count, most):
+            if (count := _without_a_single(count, most)) and self._cuts_no_image and run.pictures is not None:
+                count = run.pictures.whole(run.num_done, run.num_done + count) - run.num_done
+            if count:
                 yield Work(run, count)
 
     def _is_free(self, work: Work) -> bool:
@@ -259,6 +270,10 @@ def _without_a_single(count: int, most: int) -> int:
     if count == most - 1:
         count = most if count == 1 else count - 1
     return 0 if count == 1 < most else count
+
+
+def _images(run: SequenceState) -> list[tuple[int, int, str]]:
+    return [] if run.pictures is None else run.pictures.spans
 
 
 def _root(run: SequenceState) -> bytes:

@@ -7,6 +7,8 @@ Both give the same names: `layers.N.q`, those of `Decoder.matrix_shapes` and `De
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,13 +16,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.engines.openvino.eye_shapes import decoder_config
 from tailrace.engines.openvino.families import Decoder, gguf_config, read_decoder
 from tailrace.errors import ModelError
 from tailrace.models._gguf_card import read_parts
 from tailrace.models.gguf_header import GgufTensor
 from tailrace.models.safetensors import read_head, weight_files
 
-__all__ = ["Raw", "TensorSource", "open_source", "tensors_of"]
+__all__ = ["Raw", "TensorSource", "eye_name", "open_source", "tensors_of"]
 
 _DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 # Source of the names: gguf's constants, and transformers' models.
@@ -39,6 +42,16 @@ _HF_LAYER = {
     "before_mlp": "pre_feedforward_layernorm", "after_mlp": "post_feedforward_layernorm",
 }  # fmt: skip
 _HF_OTHERS = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
+# Of models that read images: the names of the same tensors in different versions of transformers.
+_DECODER = (
+    (re.compile(r"(?:model\.)?language_model\.(?:model\.)?(?!lm_head\.)"), "model."),
+    (re.compile(r"language_model\.lm_head\."), "lm_head."),
+    (re.compile(r"model\.text_model\."), "model."),
+)
+_EYE = (
+    (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?|model\.vision_model\."), "vision."),
+    (re.compile(r"(?:model\.)?multi_modal_projector\.|model\.connector\.modality_projection\."), "projector."),
+)
 _PHI3_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
@@ -179,8 +192,11 @@ class _HuggingFace:
     """Implements `TensorSource`."""
 
     def __init__(self, path: Path, context_tokens: int) -> None:
-        config = json.loads((path / "config.json").read_text())
-        self._found = _Found(tensors_of(path))
+        whole = json.loads((path / "config.json").read_text())
+        config, tensors = decoder_config(whole), tensors_of(path)
+        if config is not whole:
+            tensors = {_renamed(name, _DECODER) or name: raw for name, raw in tensors.items() if not eye_name(name)}
+        self._found = _Found(tensors)
         self.decoder = read_decoder(config, context_tokens)
         self._is_tied = bool(config.get("tie_word_embeddings", config.get("model_type") == "gemma3_text"))
         self._fused = _Fused(self.decoder)
@@ -207,6 +223,19 @@ class _HuggingFace:
 
     def unused(self) -> list[str]:
         return [name for name in self._found.unused() if not name.endswith("rotary_emb.inv_freq")]
+
+
+def eye_name(name: str) -> str:
+    """Return the name of a tensor of a vision tower or its projector, without what versions of transformers put before
+    it; "" for one of the decoder."""
+    return _renamed(name, _EYE)
+
+
+def _renamed(name: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, prefix in rules:
+        if found := pattern.match(name):
+            return prefix + name[found.end() :]
+    return ""
 
 
 def tensors_of(path: Path) -> dict[str, Raw]:
