@@ -23,7 +23,7 @@ from tailrace.engines.openvino.eye_graph import Numbers, build_eye
 from tailrace.errors import SequenceFailed
 from tailrace.types import Attachment
 
-__all__ = ["VisionTower", "Pictures"]
+__all__ = ["Pictures", "VisionTower"]
 
 _KEPT_BYTES = 64 * 2**20  # of rows of images that no sequence has
 
