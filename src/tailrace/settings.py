@@ -285,6 +285,11 @@ class Settings:
     )
     record_text: bool = _setting(False, "Store prompts and answers in the request records, not only counts.")
     record_days: float = _setting(90.0, "How long request records are kept. Sums per day stay. 0 is forever.")
+    kept_image_bytes: int = _setting(
+        2**30,
+        "Size of all images in one owner's conversations and stored responses. With 0, they keep none.",
+        least=0,
+    )
     response_days: float = _setting(
         30.0, "How long stored responses are kept in the database, if there is one. 0 is forever."
     )

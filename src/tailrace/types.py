@@ -46,6 +46,7 @@ __all__ = [
     "Image",
     "Infill",
     "KeptFields",
+    "KeptImage",
     "Message",
     "Payload",
     "Prompt",
@@ -107,6 +108,14 @@ class ToolCall:
 IMAGE_MARK = f"\ufdd0image {secrets.token_hex(8)}\ufdd1"
 
 
+class KeptImage(msgspec.Struct, frozen=True, array_like=True):
+    """An image in the database, which has each image of an owner once."""
+
+    digest: str  # SHA-256 of its bytes, in hexadecimal
+    media_type: str
+    num_bytes: int
+
+
 @dataclass(frozen=True)
 class Image:
     """An image in a message: as the client sent it, then as the model gets it, with how its prompt is written."""
@@ -117,6 +126,7 @@ class Image:
     placeholder: str = ""  # the control token that stands for an image in the chat template
     expansion: str = ""  # what stands for this image in the prompt
     url: str = ""  # from where it is fetched; then it has no content yet
+    kept: KeptImage | None = None  # in the database; then it has no content until it is read from there
 
     @cached_property
     def digest(self) -> str:
@@ -428,6 +438,7 @@ class Record(KeptFields, frozen=True):
     linger_s: float = 0.0  # how long it runs without a reader before it is cancelled
     claim: Claim | None = None
     attachments: dict[str, bytes] = {}  # of the prompts, by digest; only while the stream runs
+    images: tuple[KeptImage, ...] = ()  # of the messages, in order, if the database has them; also after the end
 
     @property
     def seed(self) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
 
-import httpx
 import pytest
 from tests.api.keyed import serving_with_keys
 from tests.api.oracle import Answer, chat_ids
@@ -282,12 +281,24 @@ def test_an_upstream_server_gets_images_as_they_came(kind: str, server: Server, 
     assert (plain.status_code, "only in chats" in plain.text) == (422, True)
 
 
-def test_a_kept_response_with_images_cannot_be_continued(server: Server) -> None:
-    """What the database keeps of it has no images, so a later question would miss them."""
-    first = server.post("/v1/responses", _WIRES["responses"][1]).json()
-    found = server.http.post("/v1/responses", json={"input": "More.", "previous_response_id": first["id"]})
-    assert found.status_code == 400
-    assert "images, which are not stored" in found.text
+def test_a_response_about_an_image_is_continued_where_no_database_was(serve: Callable[..., Server]) -> None:
+    with contextlib.closing(serve("scripted")) as server:
+        first = server.post("/v1/responses", _WIRES["responses"][1]).json()
+        body = {"input": "More.", "previous_response_id": first["id"], "max_output_tokens": _COUNT, "seed": 5}
+        user, assistant = _MARKS
+        said = first["output"][-1]["content"][0]["text"]
+        prompt = ((user,), _shown(), (*_QUESTION.encode(), 10, assistant, *said.encode(), 10, *chat_ids("More.")))
+        text = _WIRES["responses"][2](server.post("/v1/responses", body).json())[0]
+        assert text == "".join(Answer(read_ids(prompt), _COUNT, 5).texts)
+
+
+def test_an_encrypted_journal_lets_no_database_have_an_image(serve: Callable[..., Server], tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 40)
+    with contextlib.closing(serve("scripted", "--journal-key-file", str(secret))) as server:
+        first = server.post("/v1/responses", _WIRES["responses"][1]).json()
+        found = server.http.post("/v1/responses", json={"input": "More.", "previous_response_id": first["id"]})
+        assert (found.status_code, "images, which this server does not keep" in found.text) == (400, True)
 
 
 def test_the_same_key_finds_the_same_stream_also_after_its_end(server: Server) -> None:
@@ -298,7 +309,7 @@ def test_the_same_key_finds_the_same_stream_also_after_its_end(server: Server) -
     assert shown(first) == shown(second)
 
 
-async def test_images_belong_to_their_owner_and_no_conversation_keeps_them(tmp_path: Path) -> None:
+async def test_images_belong_to_their_owner(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house:
         mine, other = (house.client(house.key(name)) for name in ("me", "you"))
         began = await mine.post("/v1/streams", json={**_ask(_URL), "max_tokens": 400})
@@ -309,9 +320,6 @@ async def test_images_belong_to_their_owner_and_no_conversation_keeps_them(tmp_p
         for url in (digest, f"sha256:{digest}", f"attachment:{digest}", f"data:image/png;base64,{digest}"):
             found = await other.post("/v1/chat/completions", json=_ask(url))
             assert found.status_code == 400
-        kept = (await mine.post("/v1/conversations", json={})).json()["id"]
-        refused = await mine.post("/v1/chat/completions", json={**_ask(_URL), "conversation": kept})
-        assert _message(refused).endswith("a conversation keeps no images. Send them without it.")
         await mine.delete(path)
         assert not run.log.record.attachments
 
@@ -345,10 +353,6 @@ def _with_room(limits: Any, image_bytes: int) -> Any:
     from dataclasses import replace
 
     return replace(limits, image_bytes=image_bytes + 100)
-
-
-def _message(answer: httpx.Response) -> str:
-    return str(answer.json()["error"]["message"])
 
 
 def test_links_that_are_not_closed_are_read_once(server: Server) -> None:

@@ -55,7 +55,7 @@ async def test_reads_that_time_out_do_not_displace_turns(
 
     threads = DatabaseThreads(1)
     turns = conversation_keeper.ConversationKeeper(
-        never, never, lambda: True, nothing, threads, threads
+        never, never, never, lambda: True, False, nothing, threads, threads
     )  # and nothing writes
     turns.on_begun(Record("first", 1.0, "scripted", turn=b"turn"))
     for _ in range(10):

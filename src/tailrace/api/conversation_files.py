@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
@@ -13,10 +14,11 @@ from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
 from tailrace.access.principal import principal_of
+from tailrace.api.conversation_images import ImageIntake
 from tailrace.api.conversation_routes import conversation_json, query_of, reader_of, writer_of
 from tailrace.api.routes import route
 from tailrace.conversations.drafts import Draft
-from tailrace.conversations.files import file_formats, read_file
+from tailrace.conversations.files import file_formats, read_file, read_images, with_images
 from tailrace.conversations.formats import ConversationFormat
 from tailrace.conversations.items import Conversation, Item
 from tailrace.dialects.bodies import read_value, require_json, require_plain_utf8, to_json
@@ -24,6 +26,7 @@ from tailrace.errors import RequestError, UnknownConversation
 from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.records.conversation_keeper import ConversationKeeper
+from tailrace.types import Image, KeptImage
 
 __all__ = ["ConversationFileRoutes"]
 
@@ -31,10 +34,11 @@ __all__ = ["ConversationFileRoutes"]
 class ConversationFileRoutes:
     """The routes of export files. Export needs the scope `read`, import needs `generate`."""
 
-    def __init__(self, conversations: ConversationKeeper, bodies: BodyBudget) -> None:
+    def __init__(self, conversations: ConversationKeeper, bodies: BodyBudget, intake: ImageIntake) -> None:
         self._conversations = conversations
         self._formats = file_formats()
         self._bodies = bodies
+        self._intake = intake
 
     def table(self) -> list[Route]:
         return [
@@ -62,9 +66,12 @@ class ConversationFileRoutes:
         require_plain_utf8(request.headers)
         with self._bodies.reader(request.scope) as reader:
             text = await reader.read(request.headers, request.receive)
-            drafts = await asyncio.to_thread(lambda: read_file(read_value(text)))
+            drafts, files = await asyncio.to_thread(lambda: _read(text))
+            images = await self._intake.read_files(files)
+        found = {name: image for name, (image, _) in images.items()}
+        given = [(draft.conversation, with_images(draft.items, found)) for draft in drafts]
         created = await self._conversations.ask(
-            lambda store: store.take_in(owner, [(draft.conversation, draft.items) for draft in drafts], key_id=key_id)
+            lambda store: store.take_in(owner, given, images=dict(images.values()), key_id=key_id)
         )
         note("conversation.import", "done", request.scope, conversations=len(created))
         return JsonAnswer(to_json(_imported(created, drafts)))
@@ -81,19 +88,37 @@ class ConversationFileRoutes:
         start, end = form.frame
         yield start
         comma = b""
+        shown: dict[str, None] = {}  # the digests of all images, in order
         for conversation_id in ids:
             with contextlib.suppress(UnknownConversation):
-                yield comma + await self._piece(owner, conversation_id, form)
+                conversation, items = await self._conversations.ask(lambda store: store.tree(owner, conversation_id))  # noqa: B023
+                yield comma + await asyncio.to_thread(_encoded, form, conversation, items)
                 comma = b","
+                shown |= dict.fromkeys(one.kept.digest for item in items for one in item.images if one.kept is not None)
+        if shown and form.images is not None:
+            yield form.images[0]
+            comma = b""
+            for digest in shown:
+                with contextlib.suppress(RequestError):
+                    (image,) = await self._conversations.find_images(owner, [_named(digest)])
+                    yield comma + to_json({"id": digest, "content": base64.b64encode(image.content).decode()})
+                    comma = b","
+            end = form.images[1]
         yield end
 
-    async def _piece(self, owner: str, conversation_id: str, form: ConversationFormat) -> bytes:
-        conversation, items = await self._conversations.ask(lambda store: store.tree(owner, conversation_id))
-        return await asyncio.to_thread(_encoded, form, conversation, items)
+
+def _read(text: bytes) -> tuple[list[Draft], dict[str, bytes]]:
+    """Return the conversations of a file, and its images by their ids in it. Raises: RequestError."""
+    value = read_value(text)
+    return read_file(value), read_images(value)
 
 
 def _encoded(form: ConversationFormat, conversation: Conversation, items: Sequence[Item]) -> bytes:
     return to_json(form.write(conversation, items))
+
+
+def _named(digest: str) -> Image:
+    return Image(b"", "images", kept=KeptImage(digest, "", 0))
 
 
 def _file(pieces: AsyncIterator[bytes]) -> ASGIApp:

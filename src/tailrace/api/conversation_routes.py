@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -16,9 +16,10 @@ from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
 from tailrace.access.principal import owner_of, principal_of
+from tailrace.api.conversation_images import ImageIntake
 from tailrace.api.request_headers import ignored_header
 from tailrace.api.routes import route
-from tailrace.conversations.items import MAX_TITLE, Conversation, Item, ItemId, check_items
+from tailrace.conversations.items import MAX_TITLE, Conversation, Item, ItemId, check_items, without_marks
 from tailrace.dialects.bodies import JsonBody, read_json, require_json, require_plain_utf8, to_json
 from tailrace.dialects.queries import read_count, read_query
 from tailrace.dialects.responses_items import InputItem, item_json, items_from
@@ -27,6 +28,7 @@ from tailrace.errors import RequestError
 from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.records.conversation_keeper import ConversationKeeper
+from tailrace.types import Image, KeptImage
 
 __all__ = ["ConversationRoutes", "conversation_json", "query_of", "reader_of", "writer_of"]
 
@@ -64,9 +66,12 @@ class NewItemsBody(msgspec.Struct):
 class ConversationRoutes:
     """The routes of conversations. Reading needs the scope `read`, writing needs `generate`."""
 
-    def __init__(self, conversations: ConversationKeeper, bodies: BodyBudget, *, is_strict: bool) -> None:
+    def __init__(
+        self, conversations: ConversationKeeper, bodies: BodyBudget, intake: ImageIntake, *, is_strict: bool
+    ) -> None:
         self._conversations = conversations
         self._bodies = bodies
+        self._intake = intake
         self._is_strict = is_strict  # fields without effect are refused
         self._searching = asyncio.Semaphore(_SEARCHES_AT_ONCE)
 
@@ -100,12 +105,14 @@ class ConversationRoutes:
     async def _create(self, request: Request) -> ASGIApp:
         owner = writer_of(request)
         body, ignored = await self._read(request, NewConversationBody)
-        items, left_out = _items(body.items or [])
-        headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
         title, key_id = _title(body.title) or "", principal_of(request.scope).key_id
-        created = await self._conversations.ask(
-            lambda store: store.create(owner, title=title, metadata=body.metadata, items=items, key_id=key_id)
-        )
+        async with self._reading(owner, body.items or []) as (items, left_out, images):
+            headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
+            created = await self._conversations.ask(
+                lambda store: store.create(
+                    owner, title=title, metadata=body.metadata, items=items, images=images, key_id=key_id
+                )
+            )
         return _answer(conversation_json(created), headers)
 
     async def _show(self, request: Request) -> ASGIApp:
@@ -157,11 +164,13 @@ class ConversationRoutes:
     async def _add_items(self, request: Request) -> ASGIApp:
         owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
         body, ignored = await self._read(request, NewItemsBody)
-        items, left_out = _items(body.items)
-        headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
-        if not items:
-            raise RequestError("items must not be empty.", param="items")
-        added = await self._conversations.ask(lambda store: store.add(owner, conversation_id, items, body.parent_id))
+        async with self._reading(owner, body.items) as (items, left_out, images):
+            headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
+            if not items:
+                raise RequestError("items must not be empty.", param="items")
+            added = await self._conversations.ask(
+                lambda store: store.add(owner, conversation_id, items, body.parent_id, images=images)
+            )
         return _page(added, False, item_json, lambda item: item.item_id, headers)
 
     async def _show_item(self, request: Request) -> ASGIApp:
@@ -175,6 +184,23 @@ class ConversationRoutes:
             lambda store: store.delete_item(owner, path["conversation_id"], path["item_id"])
         )
         return _answer(conversation_json(changed))
+
+    @contextlib.asynccontextmanager
+    async def _reading(
+        self, owner: str, given: list[InputItem]
+    ) -> AsyncIterator[tuple[list[Item], list[str], Mapping[KeptImage, bytes]]]:
+        """Read items: they, what is left out, and their images. Raises: RequestError, and as `ImageIntake.reading`."""
+        notes: list[str] = []
+        images: list[Image] = []
+        items = [without_marks(item) for item in items_from(given, notes, name="items", images=images)]
+        check_items(items)
+        async with self._intake.reading(owner, images) as read:
+            kept = (image for image, _ in read)
+            items = [
+                structs.replace(item, images=tuple(structs.replace(one, kept=next(kept)) for one in item.images))
+                for item in items
+            ]
+            yield items, notes, dict(read)
 
     async def _read(self, request: Request, kind: type[T]) -> tuple[T, tuple[str, ...]]:
         """Return the body and the names of unknown fields. Raises: RequestError."""
@@ -234,14 +260,6 @@ def _title(given: str | None) -> str | None:
     if given is not None and "\0" in given:
         raise RequestError("title must not have NUL characters.", param="title")
     return given
-
-
-def _items(given: list[InputItem]) -> tuple[tuple[Item, ...], list[str]]:
-    """Return the items, and what is left out. Raises: RequestError."""
-    notes: list[str] = []
-    items = items_from(given, notes, name="items")
-    check_items(items)
-    return items, notes
 
 
 def _page(

@@ -17,6 +17,7 @@ from tailrace.access.audit import AuditLog, open_audit_log
 from tailrace.api.about_routes import AboutRoutes
 from tailrace.api.access_routes import AccessRoutes
 from tailrace.api.conversation_files import ConversationFileRoutes
+from tailrace.api.conversation_images import ConversationImageRoutes, ImageIntake
 from tailrace.api.conversation_routes import ConversationRoutes
 from tailrace.api.openapi import document
 from tailrace.api.owner_deletion import OwnerDeletion
@@ -35,6 +36,8 @@ from tailrace.http.access_log import AccessLog
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.near_paths import NearPaths
 from tailrace.http.wires import ServedWires
+from tailrace.images.fetch import ImageFetcher
+from tailrace.images.reader import ImageReader
 from tailrace.records.service import Records, open_records
 from tailrace.server import Opened, Server, open_extensions
 from tailrace.settings import Settings
@@ -73,13 +76,19 @@ def build_routes(
     about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path, extensions))
     own: list[BaseRoute] = [*about.table()]
     if records is not None:
-        conversation_routes = ConversationRoutes(records.conversations, bodies, is_strict=settings.strict)
-        files = ConversationFileRoutes(records.conversations, bodies)
+        intake = ImageIntake(records.conversations, ImageReader(ImageFetcher(settings.fetch_images)))
+        conversation_routes = ConversationRoutes(records.conversations, bodies, intake, is_strict=settings.strict)
+        images = ConversationImageRoutes(records.conversations, bodies, intake)
+        files = ConversationFileRoutes(records.conversations, bodies, intake)
         owner_deletion = OwnerDeletion(records, models.first.generator.store, extensions)
         access, usage = AccessRoutes(records, bodies, owner_deletion), UsageRoutes(records)
         sessions = SessionRoutes(records, settings.root_path)
         own += [*access.table(), *sessions.table(), *usage.table()]
-        own += [*files.table(), *conversation_routes.table()]  # `export` must not match as a conversation's id
+        own += [
+            *files.table(),
+            *images.table(),
+            *conversation_routes.table(),
+        ]  # `export` must not match as a conversation's id
     sockets = Sockets(models, streams, settings)
     own += sockets.table()
     own += [route for extension in extensions for route in extension.routes]

@@ -114,6 +114,8 @@ _DATABASE_ROUTES = (
     _Route("post", _CHAT + "/items", "add_items", "Adds items; with another parent_id they are a new branch.", {
         "items": [_MESSAGE],
     }),
+    _Route("post", _CHAT + "/images", "add_image", "Adds an image; the body is its file. Items name it by its id."),
+    _Route("get", _CHAT + "/images/{image_id}", "show_image", "The file of an image."),
     _Route("get", _CHAT + "/items/{item_id}", "show_item", "Shows an item."),
     _Route("delete", _CHAT + "/items/{item_id}", "delete_item", "Deletes an item; later items move up."),
 )  # fmt: skip

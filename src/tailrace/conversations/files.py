@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
-from tailrace.conversations.drafts import Draft
+import msgspec
+from msgspec.structs import replace
+
+from tailrace.conversations.drafts import Draft, as_shape
 from tailrace.conversations.formats import ConversationFormat
+from tailrace.conversations.items import Item
 from tailrace.conversations.own_file import FORMAT, read_own, write_own
 from tailrace.errors import RequestError
 from tailrace.packages.plugins import load_plugins
+from tailrace.types import KeptImage
 
-__all__ = ["FORMATS_GROUP", "OWN_FORMAT", "file_formats", "read_file"]
+__all__ = ["FORMATS_GROUP", "MAX_FILE_IMAGES", "OWN_FORMAT", "file_formats", "read_file", "read_images", "with_images"]
 
 FORMATS_GROUP = "tailrace.conversation_formats"  # of entry points
 _MAX_CONVERSATIONS = 1000  # in a file
+MAX_FILE_IMAGES = 256
 _VERSION = 1
+
+
+class _FileImage(msgspec.Struct):
+    id: str
+    content: bytes  # in JSON as base64
 
 
 def _is_own(value: object) -> bool:
@@ -29,6 +40,7 @@ OWN_FORMAT = ConversationFormat(
     read=read_own,
     write=write_own,
     frame=(f'{{"format":"{FORMAT}","version":{_VERSION},"conversations":['.encode(), b"]}"),
+    images=(b'],"images":[', b"]}"),
 )
 
 
@@ -58,6 +70,27 @@ def read_file(value: object) -> list[Draft]:
         text = f"A file can have at most {_MAX_CONVERSATIONS} conversations. Split the file."
         raise RequestError(text, param="conversations")
     return [read(one, f"{where}[{place}]") for place, one in enumerate(given)]
+
+
+def read_images(value: object) -> dict[str, bytes]:
+    """Return the images of a file by their ids in it. Raises: RequestError with the place in the file."""
+    if not (isinstance(value, dict) and OWN_FORMAT.fits(value)):
+        return {}
+    given = as_shape(value.get("images", []), list[_FileImage], "images")
+    if len(given) > MAX_FILE_IMAGES:
+        raise RequestError(f"A file can have at most {MAX_FILE_IMAGES} images. Split the file.", param="images")
+    return {one.id: one.content for one in given}
+
+
+def with_images(items: Sequence[Item], images: Mapping[str, KeptImage]) -> list[Item]:
+    """Return the items of a file with its images, given by their ids in it. Raises: RequestError if one is missing."""
+    try:
+        return [
+            replace(item, images=tuple(replace(one, kept=images[one.kept.digest]) for one in item.images if one.kept))
+            for item in items
+        ]
+    except KeyError:
+        raise RequestError("images: an image of an item is missing in the file.", param="images") from None
 
 
 def _read_foreign(value: object, where: str) -> Draft:

@@ -22,3 +22,5 @@ class ConversationFormat:
     read: Callable[[object, str], Draft]
     write: Callable[[Conversation, Sequence[Item]], Json]
     frame: tuple[bytes, bytes] = (b"[", b"]")  # the text before and after the conversations, which commas separate
+    # Of a format with images, the text before and after them: they follow the conversations. None: it has no place.
+    images: tuple[bytes, bytes] | None = None

@@ -14,9 +14,10 @@ from typing import Annotated, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tailrace.conversations.item_images import ItemImage, marked, unmarked
 from tailrace.errors import ConversationLocked, RequestError
 from tailrace.text.arguments import arguments_object
-from tailrace.types import Message, ToolCall
+from tailrace.types import Image, Message, ToolCall
 
 __all__ = [
     "ID_PREFIXES",
@@ -36,6 +37,7 @@ __all__ = [
     "messages_of",
     "metadata_fault",
     "title_from",
+    "without_marks",
 ]
 
 MAX_ITEMS = 10_000  # of one conversation
@@ -64,6 +66,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     status: ItemStatus = "completed"
     stream_id: str = ""  # the stream of an answer
     created_s: float = 0.0  # since the epoch
+    images: tuple[ItemImage, ...] = ()  # of a user's message
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +114,8 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
-    """Return the messages of a prompt. Tool calls join the assistant's message before them."""
+    """Return the messages of a prompt. Tool calls join the assistant's message before them. Images have no content
+    yet."""
     messages: list[Message] = []
     for are_calls, group in groupby(items, lambda item: item.kind == "function_call"):
         if are_calls:
@@ -126,7 +130,9 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
                 messages.append(Message("tool", item.text, tool_call_id=item.call_id))
             else:  # chat templates do not know "developer", the newer name of the role "system"
                 role = "system" if item.role == "developer" else item.role
-                messages.append(Message(role, item.text, reasoning=item.reasoning))
+                images = tuple(Image(b"", "conversation", kept=image.kept) for image in item.images)
+                text = marked(item.text, item.images)
+                messages.append(Message(role, text, reasoning=item.reasoning, images=images))
     return tuple(messages)
 
 
@@ -138,12 +144,19 @@ def items_of(messages: Iterable[Message]) -> tuple[Item, ...]:
             items.append(Item(kind="function_call_output", text=message.content, call_id=message.tool_call_id))
             continue
         if message.content or message.reasoning or not message.tool_calls:
-            items.append(Item(role=message.role, text=message.content, reasoning=message.reasoning))
+            text, images = unmarked(message.content)
+            items.append(Item(role=message.role, text=text, reasoning=message.reasoning, images=images))
         items += (
             Item(kind="function_call", text=call.arguments, call_id=call.call_id, name=call.name)
             for call in message.tool_calls
         )
     return tuple(items)
+
+
+def without_marks(item: Item) -> Item:
+    """Return an item of a request with its images beside its text, in which marks have their places."""
+    text, images = unmarked(item.text)
+    return msgspec.structs.replace(item, text=text, images=images) if images else item
 
 
 def chained(items: Sequence[Item], ids: Iterable[str], parent_id: str | None, created_s: float) -> list[Item]:

@@ -10,15 +10,22 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from tailrace.conversations.drafts import Draft, Json, as_shape, clean, draft_of, seconds
+from tailrace.conversations.item_images import ItemImage
 from tailrace.conversations.items import Conversation, Item, metadata_fault
 from tailrace.errors import RequestError
+from tailrace.types import KeptImage
 
 __all__ = ["FORMAT", "read_own", "write_own"]
 
 FORMAT = "tailrace.conversations"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _SHOWN = {"item_id": "id", "kind": "type", "created_s": "created_at"}
-_HIDDEN = ("stream_id",)  # means nothing to another server
+_HIDDEN = ("stream_id", "images")  # the stream means nothing to another server
+
+
+class _OwnImage(msgspec.Struct):
+    at: int
+    id: str  # in the images of the file
 
 
 class _OwnItem(msgspec.Struct):
@@ -32,6 +39,7 @@ class _OwnItem(msgspec.Struct):
     name: str = ""
     status: Literal["completed", "incomplete", "in_progress"] = "completed"
     created_at: float = 0.0
+    images: list[_OwnImage] = []
 
 
 class _OwnConversation(msgspec.Struct):
@@ -50,11 +58,14 @@ def write_own(conversation: Conversation, items: Sequence[Item]) -> Json:
         "updated_at": conversation.updated_s,
         "metadata": conversation.metadata,
         "head": conversation.head,
-        "items": [
-            {_SHOWN.get(name, name): value for name, value in asdict(item).items() if name not in _HIDDEN}
-            for item in items
-        ],
+        "items": [_written(item) for item in items],
     }
+
+
+def _written(item: Item) -> Json:
+    fields = {_SHOWN.get(name, name): value for name, value in asdict(item).items() if name not in _HIDDEN}
+    images = [{"at": one.at, "id": one.kept.digest} for one in item.images if one.kept is not None]
+    return fields | ({"images": images} if images else {})
 
 
 def read_own(value: object, where: str) -> Draft:
@@ -72,6 +83,11 @@ def read_own(value: object, where: str) -> Draft:
             raise RequestError(f"{here}: the parent must come before the item.", param=here)
         if (one.type == "message") != bool(one.role):
             raise RequestError(f"{here}: a message needs a role; other items must not have one.", param=here)
+        places = [image.at for image in one.images]
+        if places != sorted(places) or any(not 0 <= at <= len(one.text) for at in places):
+            raise RequestError(f"{here}.images: their places must be in the text, and in order.", param=here)
+        if places and one.role != "user":
+            raise RequestError(f"{here}.images: only a message of a user can have images.", param=here)
         seen.add(one.id)
         items.append(_item(one))
     if given.head is not None and given.head not in seen:
@@ -98,5 +114,6 @@ def _item(one: _OwnItem) -> Item:
         name=clean(one.name),
         status=one.status,
         created_s=seconds(one.created_at),
+        images=tuple(ItemImage(image.at, KeptImage(image.id, "", 0)) for image in one.images),
     )
     return replace(item, status="incomplete") if item.status == "in_progress" else item

@@ -6,6 +6,7 @@ of its items are derived from the stream's id, so writing a turn twice has no ef
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from tailrace.conversations.items import ID_PREFIXES, Item, ItemStatus, chained
 from tailrace.text.calls import ToolCallReader
-from tailrace.types import CallReading
+from tailrace.types import CallReading, KeptImage
 
 __all__ = ["Spoken", "Turn", "read_turn"]
 
@@ -43,9 +44,19 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
 
-    def input(self, stream_id: str, created_s: float) -> list[Item]:
-        ids = (f"{ID_PREFIXES[item.kind]}_{stream_id}_in{number}" for number, item in enumerate(self.input_items))
-        return chained(self.input_items, ids, self.parent_id, created_s)
+    @property
+    def num_images(self) -> int:
+        return sum(len(item.images) for item in self.input_items)
+
+    def input(self, stream_id: str, created_s: float, images: Sequence[KeptImage] = ()) -> list[Item]:
+        """Return the items of the input. `images` has those of the whole prompt; the last ones are the input's."""
+        rest = iter(images[len(images) - self.num_images :])
+        items = [
+            replace(item, images=tuple(replace(image, kept=next(rest)) for image in item.images))
+            for item in self.input_items
+        ]
+        ids = (f"{ID_PREFIXES[item.kind]}_{stream_id}_in{number}" for number, item in enumerate(items))
+        return chained(items, ids, self.parent_id, created_s)
 
     def answer(self, stream_id: str, spoken: Spoken, parent_id: str | None, created_s: float) -> list[Item]:
         """Return the items of the answer after `parent_id`, at least one. An answer in progress has only its prefix."""

@@ -8,15 +8,19 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from tailrace.conversations.items import Branch, Item, ItemId, Place, check_items, items_of
+from tailrace.conversations.item_images import with_newest_images
+from tailrace.conversations.items import Branch, Item, ItemId, Place, check_items, items_of, without_marks
 from tailrace.conversations.turns import Turn
 from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.wire import ParsedRequest
-from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.types import GenerateRequest, Message
+from tailrace.errors import RequestError
+from tailrace.images.reader import MAX_BYTES, MAX_IMAGES
+from tailrace.types import GenerateRequest, Image, Message
 
-__all__ = ["ConversationField", "in_conversation", "open_branch", "place_of", "with_turn"]
+__all__ = ["ConversationField", "in_conversation", "open_branch", "place_of", "recalled", "with_turn", "within_limits"]
+
+_EARLIER_BYTES = MAX_BYTES // 2  # of the images of earlier turns; the rest is for those of the question
 
 ConversationField: TypeAlias = ItemId | Place | None
 
@@ -43,6 +47,24 @@ def open_branch(branch: Branch, *, has_input: bool) -> Branch:
     return branch.before_last() if has_failed else branch
 
 
+def recalled(messages: Sequence[Message], images: list[Image] | None) -> tuple[Message, ...]:
+    """Return the messages of earlier turns. `images` gets their images; None: the model reads none, and placeholders
+    stand for them."""
+    if images is None:
+        return with_newest_images(messages, len(messages), num_images=0, num_bytes=0)
+    images += (image for message in messages for image in message.images)
+    return tuple(messages)
+
+
+def within_limits(messages: Sequence[Message], num_before: int) -> tuple[Message, ...]:
+    """Return messages of which the first `num_before`, those of earlier turns, have only so many images that all fit
+    into a request: the newest ones."""
+    if not num_before:
+        return tuple(messages)
+    num_new = sum(len(message.images) for message in messages[num_before:])
+    return with_newest_images(messages, num_before, num_images=max(0, MAX_IMAGES - num_new), num_bytes=_EARLIER_BYTES)
+
+
 def in_conversation(branch: Branch, request: GenerateRequest, num_before: int, view: ToolsView) -> GenerateRequest:
     """Keep a chat in its conversation. The first `num_before` messages are those of the branch. An answer that
     continues a message of the branch becomes a new message with the same beginning. Raises: RequestError."""
@@ -66,10 +88,7 @@ def with_turn(
     can be read in the conversation. Raises: RequestError."""
     if request.sampling.n > 1:
         raise RequestError("n must be 1 in a conversation.", param="n")
-    for image in (image for message in request.messages for image in message.images):
-        raise UnsupportedParameter(
-            f"{image.param}: a conversation keeps no images. Send them without it.", param=image.param
-        )
+    items = [without_marks(item) for item in items]
     check_items(items)
     turn = Turn(
         conversation_id=branch.conversation_id,

@@ -5,19 +5,25 @@ from __future__ import annotations
 import binascii
 import re
 
+from tailrace.conversations.item_images import ID_PREFIX
 from tailrace.errors import RequestError
-from tailrace.types import Image
+from tailrace.types import Image, KeptImage
 
-__all__ = ["image_of_base64", "image_of_url"]
+__all__ = ["image_of_base64", "image_of_id", "image_of_url"]
+
+_ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{64}})", re.ASCII)
 
 _DATA_URL = re.compile(r"data:([^,;]{0,100})((?:;[^,;]{0,100})*),", re.IGNORECASE)
 
 
 def image_of_url(url: str, where: str) -> Image:
-    """Return the image in a data URL, which is at `where` in the request; or an image to be fetched.
+    """Return the image in a data URL, which is at `where` in the request; or an image to be fetched; or one that the
+    database has, by its id.
 
     Raises: RequestError for another URL.
     """
+    if url.startswith(ID_PREFIX):
+        return image_of_id(url, where)
     found = _DATA_URL.match(url)
     if found is None:
         if url[:8].lower().startswith(("http://", "https://")):
@@ -29,6 +35,14 @@ def image_of_url(url: str, where: str) -> Image:
     if media_type.startswith("image/svg"):
         raise RequestError(f"{where}: SVG is not supported. Send PNG, JPEG, WebP or GIF.", param=where)
     return image_of_base64(url[found.end() :], where)
+
+
+def image_of_id(text: str, where: str) -> Image:
+    """Return an image of a conversation by its id. Raises: RequestError if it is none."""
+    found = _ID.fullmatch(text)
+    if found is None:
+        raise RequestError(f"{where} is not the id of an image in a conversation.", param=where)
+    return Image(b"", where, kept=KeptImage(found[1], "", 0))
 
 
 def image_of_base64(text: str, where: str) -> Image:

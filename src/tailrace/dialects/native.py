@@ -17,7 +17,14 @@ from msgspec.structs import replace
 from tailrace.conversations.items import Branch, messages_of
 from tailrace.dialects.answers import EventStreamView, ToolsView, finite, readiness, show_live
 from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
+from tailrace.dialects.conversations import (
+    ConversationField,
+    in_conversation,
+    open_branch,
+    place_of,
+    recalled,
+    within_limits,
+)
 from tailrace.dialects.facts import ServerFacts, StreamFacts
 from tailrace.dialects.fields import (
     ReasoningTokens,
@@ -137,13 +144,14 @@ def parse_body(body: JsonBody, server: ServerFacts, branch: Branch | None = None
     if fields.messages is None and (branch is not None or fields.instructions is not None):
         raise RequestError("conversation and instructions need messages.", param="messages")
     before: tuple[Message, ...] = ()
+    images = eyes_of(server)
     if branch is not None:
         branch = open_branch(branch, has_input=bool(fields.messages))
-        before = messages_of(branch.items)
+        before = recalled(messages_of(branch.items), images)
     notes: list[str] = []
     messages: tuple[Message, ...] = ()
     if fields.messages is not None:
-        messages = read_messages(fields.messages, notes, before, images=eyes_of(server))
+        messages = within_limits(read_messages(fields.messages, notes, before, images=images), len(before))
     require_nothing_left_out(notes)
     generate = GenerateRequest(
         model=fields.model,

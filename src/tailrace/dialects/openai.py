@@ -21,7 +21,14 @@ from msgspec.structs import replace
 from tailrace.conversations.items import messages_of
 from tailrace.dialects import embeddings, rerank
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
+from tailrace.dialects.conversations import (
+    ConversationField,
+    in_conversation,
+    open_branch,
+    place_of,
+    recalled,
+    within_limits,
+)
 from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import (
     AnswerTokens,
@@ -179,11 +186,11 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
     tools = choose_tools(offers, read_choice(choice), request.server, notes)
     grammar = _grammar(fields)
     wants_logprobs = bool(fields.top_logprobs) if fields.logprobs is None else fields.logprobs
-    branch, before = request.branch, tuple[Message, ...]()
+    branch, before, images = request.branch, tuple[Message, ...](), eyes_of(request.server)
     if branch is not None:
         branch = open_branch(branch, has_input=bool(fields.messages))
-        before = messages_of(branch.items)
-    messages = read_messages(fields.messages, notes, before, images=eyes_of(request.server))
+        before = recalled(messages_of(branch.items), images)
+    messages = within_limits(read_messages(fields.messages, notes, before, images=images), len(before))
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
     values = _reasoning_values(fields, request.server, notes)
     notes += unread_reasoning(messages[len(before) :], request.server, continues=continues, name=_REASONING_FIELD)

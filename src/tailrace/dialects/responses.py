@@ -15,15 +15,26 @@ not kept one by one. 4. With `truncation` of `auto`, nothing is dropped either: 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import replace as replaced
+from itertools import islice
 from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
 
+from tailrace.conversations.item_images import ItemImage, marked, unmarked
 from tailrace.conversations.items import Item, messages_of
 from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.bodies import JsonBody, printable
-from tailrace.dialects.conversations import ConversationField, open_branch, place_of, with_turn
+from tailrace.dialects.conversations import (
+    ConversationField,
+    open_branch,
+    place_of,
+    recalled,
+    with_turn,
+    within_limits,
+)
 from tailrace.dialects.fields import AnswerTokens, ReasoningTokens, SamplingFields, answer_tokens, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.messages import MAX_MESSAGES, require_question, with_images
@@ -55,7 +66,7 @@ from tailrace.dialects.wire import (
     named_model,
 )
 from tailrace.errors import RequestError, SeqOutOfRange, UnknownResponse
-from tailrace.types import CallReading, End, GenerateRequest, Image, Message
+from tailrace.types import CallReading, End, GenerateRequest, Image, KeptImage, Message
 
 __all__ = ["WIRE"]
 
@@ -119,7 +130,9 @@ def parse(request: ParsedRequest) -> GenerateCall:
     items = _items(fields, notes, images, may_be_empty=branch is not None)
     earlier = branch.items if branch is not None else ()
     messages = _earlier_messages(request, fields.previous_response_id) + messages_of((*earlier, *items))
-    messages = with_images(messages, images or ())
+    kept: list[Image] | None = None if images is None else []
+    messages = with_images(recalled(messages, kept), (*(kept or ()), *(images or ())))
+    messages = within_limits(messages, len(messages) - len(messages_of(items)))
     if len(messages) > MAX_MESSAGES:
         raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
     instructions = (Message("system", fields.instructions),) if fields.instructions else ()
@@ -199,18 +212,41 @@ def _earlier_messages(request: ParsedRequest, response_id: str | None) -> tuple[
     facts, events = request.past
     memo = msgspec.json.decode(facts.record.memo) if facts.record.memo else {}
     kept = memo.get("said")
-    if memo.get("had_images"):
-        raise UnknownResponse(
-            "That response was about images, which are not stored. Send the whole conversation as input instead.",
-            param="previous_response_id",
-        )
     if kept is None:
         raise UnknownResponse(
             "Previous response not found: it was not stored (store: false).", param="previous_response_id"
         )
     if not events or not isinstance(events[-1], End) or events[-1].status != "done":
         raise RequestError("That response is not complete.", param="previous_response_id")
-    return (*msgspec.convert(kept, tuple[Message, ...]), answer_message(facts, events))
+    return (*_read_messages(kept, facts.record.images), answer_message(facts, events))
+
+
+def _kept_messages(messages: tuple[Message, ...]) -> list[JsonBody]:
+    """Return messages without the bytes of their images, which the database has."""
+    kept = []
+    for message in messages:
+        text, images = unmarked(message.content)
+        fields: JsonBody = msgspec.to_builtins(replaced(message, content=text, images=()))
+        kept.append(fields | ({"images": [image.at for image in images]} if images else {}))
+    return kept
+
+
+def _read_messages(kept: list[JsonBody], images: tuple[KeptImage, ...]) -> Iterator[Message]:
+    """Yield the messages of `_kept_messages`, with their images in order. Raises: UnknownResponse if the images were
+    not kept."""
+    if sum(len(fields.get("images", ())) for fields in kept) != len(images):
+        raise UnknownResponse(
+            "That response was about images, which this server does not keep. Send the whole conversation as input "
+            "instead.",
+            param="previous_response_id",
+        )
+    rest = iter(images)
+    for fields in kept:
+        places = [ItemImage(at) for at in fields.get("images", ())]
+        message = msgspec.convert({**fields, "images": []}, Message)
+        content = marked(message.content, places)
+        found = tuple(Image(b"", "previous_response_id", kept=one) for one in islice(rest, len(places)))
+        yield replaced(message, content=content, images=found)
 
 
 def _memo(
@@ -234,8 +270,6 @@ def _memo(
         echo["tool_choice"] = body["tool_choice"]
     if fields.text is not None and fields.text.format is not None:
         echo["text"] = {"format": fields.text.format}
-    had_images = any(message.images for message in messages)
-    kept = messages if echo["store"] and not had_images else None
     return msgspec.json.encode(
         {
             "echo": echo,
@@ -243,8 +277,7 @@ def _memo(
             "custom": sorted(tools.custom),
             "namespaces": namespaces_of(fields.tools or ()),
             "logprobs": logprobs,
-            "said": kept,
-            **({"had_images": True} if had_images else {}),
+            "said": _kept_messages(messages) if echo["store"] else None,
         }
     )
 

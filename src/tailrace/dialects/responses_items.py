@@ -10,14 +10,15 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from tailrace.conversations.item_images import image_id
 from tailrace.conversations.items import Item
 from tailrace.dialects.bodies import JsonBody, printable
-from tailrace.dialects.images import image_of_url
+from tailrace.dialects.images import image_of_id, image_of_url
 from tailrace.dialects.messages import MAX_MESSAGES
 from tailrace.dialects.parts import ImagePart, RefusalPart, TextPart, first_asked, text_of
 from tailrace.dialects.responses_tools import flat_name
 from tailrace.dialects.shapes import Other, note
-from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.errors import RequestError
 from tailrace.text.arguments import arguments_object
 from tailrace.text.custom_calls import CUSTOM_INPUT
 from tailrace.types import Image
@@ -42,7 +43,7 @@ class InputImage(ImagePart, tag="input_image"):
     def image(self, where: str) -> Image:
         """Raises: RequestError."""
         if self.image_url is None:
-            raise UnsupportedParameter(f"{where}: send the image itself, as a data URL.", param=f"{where}.file_id")
+            return image_of_id(self.file_id or "", f"{where}.file_id")
         return image_of_url(self.image_url, f"{where}.image_url")
 
 
@@ -209,11 +210,25 @@ def item_json(item: Item) -> JsonBody:
         case "function_call_output":
             shown |= {"call_id": item.call_id, "output": item.text}
         case _:
-            part: JsonBody = {"type": "input_text", "text": item.text}
+            parts = _input_parts(item)
             if item.role == "assistant":
-                part = {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
-            shown |= {"role": item.role, "content": [part]}
+                parts = [{"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}]
+            shown |= {"role": item.role, "content": parts}
     if item.reasoning:
         shown["reasoning"] = item.reasoning
     shown |= {"parent_id": item.parent_id, "created_at": int(item.created_s)}
     return shown | ({"stream_id": item.stream_id} if item.stream_id else {})
+
+
+def _input_parts(item: Item) -> list[JsonBody]:
+    """Return the texts and images of a message in their order: a text alone if it has no images."""
+    parts: list[JsonBody] = []
+    start = 0
+    for image in item.images:
+        if text := item.text[start : image.at]:
+            parts.append({"type": "input_text", "text": text})
+        parts.append({"type": "input_image", "detail": "auto", "file_id": image_id(image)})
+        start = image.at
+    if (text := item.text[start:]) or not parts:
+        parts.append({"type": "input_text", "text": text})
+    return parts

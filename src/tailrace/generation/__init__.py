@@ -9,7 +9,18 @@ from __future__ import annotations
 
 from tailrace.generation.generator import Generator, Limits
 from tailrace.generation.observers import Meter, Observer, Times
-from tailrace.generation.prompts import PromptEncoder, without_images
+from tailrace.generation.prompts import PromptEncoder, images_of, with_images, without_images
 from tailrace.generation.run import Run
 
-__all__ = ["Generator", "Limits", "Meter", "Observer", "PromptEncoder", "Run", "Times", "without_images"]
+__all__ = [
+    "Generator",
+    "Limits",
+    "Meter",
+    "Observer",
+    "PromptEncoder",
+    "Run",
+    "Times",
+    "images_of",
+    "with_images",
+    "without_images",
+]

@@ -8,9 +8,10 @@ import functools
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -50,6 +51,7 @@ from tailrace.types import (
     Grammar,
     Image,
     Infill,
+    KeptImage,
     Record,
     Sampling,
     Segment,
@@ -71,6 +73,9 @@ _DEFAULTS = Sampling()
 _COMMON_PARAMETERS = frozenset(
     {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens", "include_special"}
 )
+
+
+KeepImages: TypeAlias = Callable[[Record], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,10 @@ def _absent(parameters: frozenset[str]) -> tuple[tuple[str, ...], Callable[[Samp
     """Return the other fields of `Sampling`, and a function that takes their values out of one."""
     names = tuple(name for name in Sampling.__struct_fields__ if name not in parameters)
     return names, attrgetter(*names) if names else lambda sampling: ()
+
+
+def _as_kept(image: Image) -> KeptImage:
+    return KeptImage(image.digest, image.media_type, len(image.content))
 
 
 class Generator:
@@ -189,16 +198,25 @@ class Generator:
         """Return how many requests have their turn before a queued stream."""
         return next((run.num_ahead for run in self.live if run.log is log), 0)
 
-    async def create(self, request: GenerateRequest, claim: Claim | None = None) -> Run:
-        """Start a stream. `claim` is its idempotency key.
+    async def create(
+        self, request: GenerateRequest, claim: Claim | None = None, keep_images: KeepImages | None = None
+    ) -> Run:
+        """Start a stream. `claim` is its idempotency key. `keep_images` is awaited before a stream begins whose images
+        are to be kept with its turn or its response.
 
         Raises: RequestError if the request cannot be served, AdmissionError if it cannot be served now, EngineLost if
         there is no engine, StorageError if the stream cannot be kept. Then no stream exists.
         """
         with contextlib.ExitStack() as held:  # until a run holds its images itself
-            return await self._create(request, claim, held)
+            return await self._create(request, claim, keep_images, held)
 
-    async def _create(self, request: GenerateRequest, claim: Claim | None, held: contextlib.ExitStack) -> Run:
+    async def _create(
+        self,
+        request: GenerateRequest,
+        claim: Claim | None,
+        keep_images: KeepImages | None,
+        held: contextlib.ExitStack,
+    ) -> Run:
         arrived_s = time.monotonic()
         request = self._with_token_ids(request)
         self._check(request)
@@ -227,12 +245,17 @@ class Generator:
             linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
             claim=claim,
             attachments={image.digest: image.content for image in images_of(request)},
+            images=tuple(map(_as_kept, images_of(request))) if keep_images is not None else (),
             **request.kept(),
         )
         self._blame.check(record)
         is_slowed = self._blame.is_slowed(request.caller)
         self.used_s = time.monotonic()
         with self.reserved(record):
+            if keep_images is not None and record.images:
+                self._check_queue(record, longest, is_slowed=is_slowed)
+                with self.gate.coming(record.owner):
+                    await keep_images(record)
             return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
 
     def _with_token_ids(self, request: GenerateRequest) -> GenerateRequest:
@@ -252,6 +275,9 @@ class Generator:
         capabilities = self._supervisor.capabilities
         if not images:
             return request
+        for image in images:
+            if image.kept is not None and not image.content:
+                raise UnsupportedParameter(f"{image.param}: send the image itself here.", param=image.param)
         if capabilities is None or self.is_unloaded:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
         images = await self._images.fetch(images, self.limits.queue_s)
@@ -292,14 +318,11 @@ class Generator:
 
     async def _open(self, record: Record, longest: int, arrived_s: float, *, is_slowed: bool) -> Run:
         """Keep a stream in the log store, and queue it. Raises: as `create`."""
-        assert record.sampling.max_tokens is not None
         while True:
             if self.store.write_errors.current is not None:
                 with self.gate.coming(record.owner):
                     await self.store.write_errors.wait()
-            num_tokens = self.gate.check(
-                longest, record.sampling.max_tokens, record.num_choices, owner=record.owner, is_slowed=is_slowed
-            )
+            num_tokens = self._check_queue(record, longest, is_slowed=is_slowed)
             with contextlib.suppress(StorageError):  # a new write error: wait until it is over
                 with self.gate.coming(record.owner):  # reserves the slot that was checked
                     lease = await self.store.open(record)
@@ -307,6 +330,13 @@ class Generator:
                 self.observers.on_begun(record)
                 run.enter(num_tokens, queue_s=self.limits.queue_s, is_slowed=is_slowed)
                 return run
+
+    def _check_queue(self, record: Record, longest: int, *, is_slowed: bool) -> int:
+        """Return how many tokens of the engine's memory a stream needs. Raises: as `create`."""
+        assert record.sampling.max_tokens is not None
+        return self.gate.check(
+            longest, record.sampling.max_tokens, record.num_choices, owner=record.owner, is_slowed=is_slowed
+        )
 
     @contextlib.contextmanager
     def reserved(self, record: Record) -> Iterator[None]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -22,6 +23,7 @@ CANONICAL_TYPE = "image/png"
 MAX_IMAGES = 16  # of a request
 MAX_BYTES = 32 * 2**20  # of the canonical images of a request
 _AT_ONCE = 2
+_MAX_KNOWN = 1024
 _FETCHED_AT_ONCE = 8
 _TIMEOUT_S = 60.0  # much longer than the limit of CPU time: reached only on an overloaded machine
 _REASONS = {
@@ -42,6 +44,7 @@ class ImageReader:
 
     def __init__(self, fetcher: ImageFetcher | None = None) -> None:
         self._fetcher = fetcher or ImageFetcher("")
+        self._known: OrderedDict[str, tuple[str, bool]] = OrderedDict()  # by digest, the last used one last
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._fetches = asyncio.Semaphore(_FETCHED_AT_ONCE)
 
@@ -69,9 +72,8 @@ class ImageReader:
         num_bytes = 0
         for image in images:
             if image.content not in known:
-                read = await self._read(image)
-                kept = replace(read, content=image.content) if as_sent else replace(read, media_type=CANONICAL_TYPE)
-                known[image.content] = kept
+                read = await self._checked(image, as_sent=as_sent)
+                known[image.content] = read
                 num_bytes += len(read.content)
                 if num_bytes > MAX_BYTES:
                     raise RequestError(
@@ -79,6 +81,20 @@ class ImageReader:
                         param=image.param,
                     )
         return tuple(replace(known[image.content], param=image.param) for image in images)
+
+    async def _checked(self, image: Image, *, as_sent: bool) -> Image:
+        """As `read`, for one image. What has left this reader is not decoded again: each turn of a conversation has
+        it."""
+        media_type, is_canonical = self._known.get(image.digest, ("", False))
+        if media_type and (as_sent or is_canonical):
+            self._known.move_to_end(image.digest)
+            return replace(image, media_type=media_type)
+        read = await self._read(image)
+        kept = replace(image, media_type=read.media_type) if as_sent else replace(read, media_type=CANONICAL_TYPE)
+        self._known[kept.digest] = (kept.media_type, not as_sent)
+        if len(self._known) > _MAX_KNOWN:
+            self._known.popitem(last=False)
+        return kept
 
     async def _read(self, image: Image) -> Image:
         status, output = await asyncio.to_thread(_decode, image.content)

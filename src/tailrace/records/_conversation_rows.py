@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, func, insert, select, update
 
+from tailrace.conversations.item_images import ItemImage
 from tailrace.conversations.items import MAX_CHARACTERS, MAX_ITEMS, Conversation, Item, title_from
 from tailrace.errors import RequestError, UnknownConversation
 from tailrace.records.tables import conversation_items, conversations
@@ -29,6 +30,7 @@ __all__ = [
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _AT_ONCE = 500  # items per statement
+_read_images = msgspec.json.Decoder(tuple[ItemImage, ...]).decode
 
 
 def find(connection: Connection, owner: str, conversation_id: str) -> Conversation:
@@ -69,7 +71,7 @@ def read_items(connection: Connection, conversation_id: str, ids: Sequence[str] 
     if ids is not None:
         query = query.where(conversation_items.c.item_id.in_(ids))
     rows = connection.execute(query.order_by(conversation_items.c.number))
-    return [Item(**row._mapping) for row in rows]
+    return [Item(**{**row._mapping, "images": _read_images(row.images)}) for row in rows]
 
 
 def read_item(connection: Connection, conversation_id: str, item_id: str, *, param: str = "item_id") -> Item:
@@ -99,7 +101,12 @@ def write(connection: Connection, conversation_id: str, items: Sequence[Item]) -
     number = connection.execute(last).scalar()
     first = 0 if number is None else number + 1
     rows = [
-        {**msgspec.structs.asdict(item), "conversation_id": conversation_id, "number": first + place}
+        {
+            **msgspec.structs.asdict(item),
+            "images": msgspec.json.encode(item.images).decode(),
+            "conversation_id": conversation_id,
+            "number": first + place,
+        }
         for place, item in enumerate(items)
     ]
     for start in range(0, len(rows), _AT_ONCE):

@@ -9,20 +9,23 @@ and reads wait until a timeout.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tailrace.conversations.items import Branch, Place
 from tailrace.conversations.turns import Spoken, read_turn
-from tailrace.errors import JournalDamaged, ModelError, StorageError, StreamError
-from tailrace.generation import Generator, Observer, Times
+from tailrace.errors import JournalDamaged, ModelError, RequestError, StorageError, StreamError
+from tailrace.generation import Generator, Observer, Times, images_of, with_images
 from tailrace.records.threads import UNREACHABLE, DatabaseThreads
 from tailrace.streams import LogStore, StreamLog
-from tailrace.types import Record, TextDelta
+from tailrace.types import GenerateRequest, Image, KeptImage, Record, TextDelta
 
 if TYPE_CHECKING:
     from tailrace.records.conversation_store import ConversationStore
+    from tailrace.records.kept_images import KeptImages
     from tailrace.records.kept_streams import KeptStreams
 
 __all__ = ["ConversationKeeper"]
@@ -47,14 +50,18 @@ class ConversationKeeper(Observer):
         self,
         open_store: Callable[[], ConversationStore],
         open_kept: Callable[[], KeptStreams],
+        open_images: Callable[[], KeptImages],
         may_keep: Callable[[], bool],
+        may_keep_images_of_responses: bool,
         on_opened: Callable[[], Awaitable[None]],
         threads: DatabaseThreads,
         background: DatabaseThreads,
     ) -> None:
         self._open_store = open_store
         self._open_kept = open_kept
+        self._open_images = open_images
         self._may_keep = may_keep
+        self.may_keep_images_of_responses = may_keep_images_of_responses
         self._on_opened = on_opened
         self._threads = threads
         self._background = background
@@ -98,6 +105,70 @@ class ConversationKeeper(Observer):
             return branch
         await self.ask(lambda store: store.abandon(owner, place.id, last.item_id))
         return await self.ask(lambda store: store.branch(owner, place.id, place.parent_id))
+
+    # Images
+
+    async def with_images(self, owner: str, request: GenerateRequest) -> GenerateRequest:
+        """Return a request with the content of its images that the database has.
+
+        Raises: RequestError if the owner does not have one of them any more; StorageError.
+        """
+        images = images_of(request)
+        if all(image.kept is None for image in images):
+            return request
+        return with_images(request, await self.find_images(owner, images))
+
+    async def find_images(self, owner: str, images: Sequence[Image]) -> list[Image]:
+        """Return the images, with the content of those that the database has. Raises: as `with_images`."""
+        digests = {one.kept.digest for one in images if one.kept is not None}
+        if not digests:
+            return list(images)
+        found = await self._in_thread(self._open_images, lambda kept: kept.get(owner, digests))
+        read = []
+        for image in images:
+            if image.kept is None:
+                read.append(image)
+                continue
+            if image.kept.digest not in found:
+                raise RequestError(f"{image.param}: this image is not kept. Send it again.", param=image.param)
+            kept, content = found[image.kept.digest]
+            read.append(replace(image, kept=kept, content=content))
+        return read
+
+    async def keep_images(self, record: Record) -> None:
+        """Keep the images of a stream that is about to begin, in its conversation or with its stored response.
+
+        Raises: KeyRevoked, UnknownConversation, RequestError if there is no room, StorageError. A response without room
+        begins all the same, but the next one cannot continue it.
+        """
+        owner, key_id = record.owner, record.key_id
+        if record.turn:
+            turn = read_turn(record.turn)
+            new = record.images[len(record.images) - turn.num_images :]
+            given = {one: record.attachments[one.digest] for one in new}
+            await self.put_images(owner, turn.conversation_id, given, key_id=key_id)
+            return
+        given = {one: record.attachments[one.digest] for one in record.images}
+        with contextlib.suppress(RequestError):
+            await self._in_thread(
+                self._open_images,
+                lambda kept: kept.put_in_response(owner, record.stream_id, given, key_id=key_id),
+            )
+        await self._on_opened()
+
+    async def put_images(
+        self, owner: str, conversation_id: str, given: Mapping[KeptImage, bytes], *, key_id: str = ""
+    ) -> None:
+        """Raises: as `KeptImages.put_in_conversation`."""
+        await self._in_thread(
+            self._open_images, lambda kept: kept.put_in_conversation(owner, conversation_id, given, key_id=key_id)
+        )
+
+    async def image(self, owner: str, conversation_id: str, digest: str) -> tuple[KeptImage, bytes]:
+        """Raises: UnknownConversation if the conversation has no such image; StorageError."""
+        return await self._in_thread(
+            self._open_images, lambda kept: kept.of_conversation(owner, conversation_id, digest)
+        )
 
     # Observing streams
 
@@ -201,7 +272,8 @@ class ConversationKeeper(Observer):
             if log is not None and log.record.turn:
                 record, turn, spoken = log.record, read_turn(log.record.turn), _spoken(log)
                 await self._in_background(
-                    self._open_store, lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s)
+                    self._open_store,
+                    lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s, record.images),
                 )
             if log is not None and log.end is not None and log.record.keep and self._may_keep():
                 await self._in_background(self._open_kept, lambda kept: kept.put(log))

@@ -28,11 +28,16 @@ from tailrace.records._conversation_rows import (
     require_room,
     write,
 )
+from tailrace.records._image_rows import Contents, digests_of, forget_images, hold, release
 from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import conversation_items, conversations, requests
+from tailrace.types import NO_LIMIT, KeptImage
 
 __all__ = ["AnswerFacts", "ConversationStore"]
+
+NO_IMAGES: Contents = {}
+_UNUSED_S = 3600.0  # how long an image stays in a conversation without a message that has it
 
 
 class AnswerFacts(Struct, frozen=True):
@@ -55,8 +60,10 @@ class ConversationStore:
     if it would become too large; StorageError.
     """
 
-    def __init__(self, database: RecordDatabase) -> None:
+    def __init__(self, database: RecordDatabase, most_image_bytes: int = NO_LIMIT) -> None:
+        """`most_image_bytes`: of all images of an owner."""
         self._database = database
+        self._most_image_bytes = most_image_bytes
 
     # Conversations
 
@@ -67,20 +74,26 @@ class ConversationStore:
         title: str = "",
         metadata: Mapping[str, str] | None = None,
         items: Sequence[Item] = (),
+        images: Contents = NO_IMAGES,
         key_id: str = "",
     ) -> Conversation:
-        """Create a conversation. Each item is the child of the previous one. `key_id` and errors as in `take_in`."""
+        """Create a conversation. Each item is the child of the previous one. The rest as in `take_in`."""
         now_s = time.time()
         placed = chained(items, _new_ids(items), None, now_s)
         head = placed[-1].item_id if placed else None
         made = Conversation(title=title, created_s=now_s, updated_s=now_s, metadata=metadata or {}, head=head)
-        return self.take_in(owner, [(made, placed)], key_id=key_id)[0]
+        return self.take_in(owner, [(made, placed)], images=images, key_id=key_id)[0]
 
     def take_in(
-        self, owner: str, given: Sequence[tuple[Conversation, Sequence[Item]]], *, key_id: str = ""
+        self,
+        owner: str,
+        given: Sequence[tuple[Conversation, Sequence[Item]]],
+        *,
+        images: Contents = NO_IMAGES,
+        key_id: str = "",
     ) -> list[Conversation]:
         """Import whole conversations, all or none. Each gets a new id, and the current time if it has none. Items keep
-        their ids. `key_id` is the key of the request, if keys are in use.
+        their ids. `images` are those of all items. `key_id` is the key of the request, if keys are in use.
 
         Raises: KeyRevoked if the owner of the key was deleted.
         """
@@ -98,6 +111,7 @@ class ConversationStore:
                 row = {**asdict(kept), "metadata": as_json(kept.metadata), "owner": owner}
                 connection.execute(insert(conversations).values(**row))
                 write(connection, kept.conversation_id, items)
+                self._hold(connection, owner, kept.conversation_id, items, images)
                 kept = refresh(connection, owner, kept, head=kept.head, came=items)
                 require_room(kept)
                 made.append(kept)
@@ -163,16 +177,25 @@ class ConversationStore:
         with self._database.begin() as connection:
             lock(connection, owner, conversation_id)
             connection.execute(delete(conversations).where(conversations.c.conversation_id == conversation_id))
+            release(connection, owner, conversation_id)
 
     def forget(self, owner: str) -> int:
         """Delete all conversations of an owner; returns how many there were."""
         with self._database.begin(is_long=True) as connection:
-            return connection.execute(delete(conversations).where(conversations.c.owner == owner)).rowcount
+            number = connection.execute(delete(conversations).where(conversations.c.owner == owner)).rowcount
+            forget_images(connection, owner, of_responses=False)
+            return number
 
     # Items
 
     def add(
-        self, owner: str, conversation_id: str, items: Sequence[Item], parent_id: str | UnsetType | None = UNSET
+        self,
+        owner: str,
+        conversation_id: str,
+        items: Sequence[Item],
+        parent_id: str | UnsetType | None = UNSET,
+        *,
+        images: Contents = NO_IMAGES,
     ) -> list[Item]:
         """Add a chain of items after `parent_id`, or at the end of the current branch. The last item becomes the end of
         the current branch."""
@@ -183,6 +206,7 @@ class ConversationStore:
                 read_item(connection, conversation_id, parent, param="parent_id")
             placed = chained(items, _new_ids(items), parent, time.time())
             write(connection, conversation_id, placed)
+            self._hold(connection, owner, conversation_id, placed, images)
             head = placed[-1].item_id if placed else before.head
             require_room(refresh(connection, owner, before, head=head, came=placed))
         return placed
@@ -223,6 +247,8 @@ class ConversationStore:
             connection.execute(delete(conversation_items).where(*_is(conversation_id, item_id)))
             follow(connection, conversation_id, item_id, item.parent_id)
             head = item.parent_id if before.head == item_id else before.head
+            rest = digests_of(read_items(connection, conversation_id))
+            release(connection, owner, conversation_id, keep=rest, before_s=time.time() - _UNUSED_S)
             return refresh(connection, owner, before, head=head)
 
     def tree(self, owner: str, conversation_id: str) -> tuple[Conversation, list[Item]]:
@@ -260,9 +286,17 @@ class ConversationStore:
         require_room(replace(found, num_items=found.num_items + 2))
         return Branch(conversation_id=conversation_id, items=tuple(items[item_id] for item_id in path))
 
-    def put_turn(self, owner: str, turn: Turn, stream_id: str, spoken: Spoken, created_s: float) -> None:
+    def put_turn(
+        self,
+        owner: str,
+        turn: Turn,
+        stream_id: str,
+        spoken: Spoken,
+        created_s: float,
+        images: Sequence[KeptImage] = (),
+    ) -> None:
         """Write the current state of a turn. Does nothing if its answer is already complete, or the conversation was
-        deleted."""
+        deleted. `images` are those of the whole prompt; the conversation has them already."""
         head: str | None
         with self._database.begin() as connection:
             try:
@@ -271,7 +305,7 @@ class ConversationStore:
                 return
             known = self._answer(connection, turn.conversation_id, stream_id)
             if not known:
-                came = _whole_turn(connection, before, turn, stream_id, spoken, created_s)
+                came = _whole_turn(connection, before, turn, stream_id, spoken, created_s, images)
                 head = came[-1].item_id
             elif spoken.status == "in_progress" or not _is_awaited(known, turn):
                 return
@@ -307,6 +341,14 @@ class ConversationStore:
         with self._database.begin() as connection:
             return [(row.owner, row.stream_id) for row in connection.execute(query)]
 
+    def _hold(
+        self, connection: Connection, owner: str, conversation_id: str, items: Sequence[Item], images: Contents
+    ) -> None:
+        """Keep the images of items."""
+        used = digests_of(items)
+        given = {image: content for image, content in images.items() if image.digest in used}
+        hold(connection, owner, conversation_id, given, most_bytes=self._most_image_bytes)
+
     def _answer(self, connection: Connection, conversation_id: str, stream_id: str) -> list[Item]:
         of_stream = select(conversation_items.c.item_id).where(
             conversation_items.c.conversation_id == conversation_id, conversation_items.c.stream_id == stream_id
@@ -316,13 +358,19 @@ class ConversationStore:
 
 
 def _whole_turn(
-    connection: Connection, before: Conversation, turn: Turn, stream_id: str, spoken: Spoken, created_s: float
+    connection: Connection,
+    before: Conversation,
+    turn: Turn,
+    stream_id: str,
+    spoken: Spoken,
+    created_s: float,
+    images: Sequence[KeptImage],
 ) -> list[Item]:
     """Return input and answer of a turn that has no rows yet."""
     parent = turn.parent_id
     if parent is not None and not read_items(connection, turn.conversation_id, [parent]):
         parent = before.head  # the parent was deleted
-    input_items = replace(turn, parent_id=parent).input(stream_id, created_s)
+    input_items = replace(turn, parent_id=parent).input(stream_id, created_s, images)
     return input_items + turn.answer(stream_id, spoken, input_items[-1].item_id if input_items else parent, created_s)
 
 

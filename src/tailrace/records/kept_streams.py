@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from sqlalchemy import delete, insert, select
 
+from tailrace.records._image_rows import RESPONSE, forget_images, release, release_responses_before
 from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import kept_streams
@@ -54,12 +55,16 @@ class KeptStreams:
         its_row = (kept_streams.c.stream_id == stream_id, kept_streams.c.owner == owner)
         with self._database.begin() as connection:
             connection.execute(delete(kept_streams).where(*its_row))
+            release(connection, owner, RESPONSE + stream_id)
 
     def forget(self, owner: str) -> int:
         """Delete all streams of an owner; returns how many there were."""
         with self._database.begin(is_long=True) as connection:
-            return connection.execute(delete(kept_streams).where(kept_streams.c.owner == owner)).rowcount
+            number = connection.execute(delete(kept_streams).where(kept_streams.c.owner == owner)).rowcount
+            forget_images(connection, owner, of_responses=True)
+            return number
 
     def delete_before(self, created_s: float) -> None:
         with self._database.begin(is_long=True) as connection:
             connection.execute(delete(kept_streams).where(kept_streams.c.created_s < created_s))
+            release_responses_before(connection, created_s)

@@ -28,6 +28,7 @@ from tailrace.streams import LogStore
 
 if TYPE_CHECKING:
     from tailrace.records.conversation_store import ConversationStore
+    from tailrace.records.kept_images import KeptImages
     from tailrace.records.kept_streams import KeptStreams
     from tailrace.records.key_store import KeyStore
     from tailrace.records.record_database import RecordDatabase
@@ -107,7 +108,9 @@ class Records:
         self.conversations = ConversationKeeper(
             self._conversations,
             self._kept_streams,
+            self._kept_images,
             self._keeps_responses,
+            bool(settings.kept_image_bytes) and not settings.journal_key_file,
             self._record_soon,
             self.threads,
             self._background,
@@ -145,13 +148,19 @@ class Records:
         """Blocks, the first time for long. Raises: ModelError."""
         from tailrace.records.conversation_store import ConversationStore
 
-        return ConversationStore(self._opened())
+        return ConversationStore(self._opened(), self._settings.kept_image_bytes)
 
     def _kept_streams(self) -> KeptStreams:
         """Blocks, the first time for long. Raises: ModelError."""
         from tailrace.records.kept_streams import KeptStreams
 
         return KeptStreams(self._opened())
+
+    def _kept_images(self) -> KeptImages:
+        """Blocks, the first time for long. Raises: ModelError."""
+        from tailrace.records.kept_images import KeptImages
+
+        return KeptImages(self._opened(), self._settings.kept_image_bytes)
 
     def _keeps_responses(self) -> bool:
         """Return whether responses are stored. They do not create a database by themselves, and texts that are

@@ -20,6 +20,8 @@ __all__ = [
     "METADATA",
     "conversation_items",
     "conversations",
+    "image_uses",
+    "images",
     "kept_streams",
     "key_changes",
     "keys",
@@ -167,8 +169,31 @@ conversation_items = Table(
     Column("stream_id", String(64), nullable=False),
     Column("created_s", Float(53), nullable=False),
     Column("reasoning", Text, nullable=False, server_default=""),  # what was thought before it
+    Column("images", Text, nullable=False, server_default="[]"),  # JSON: their places in the text, and their digests
     Index(None, "conversation_id", "number"),
     Index(None, "status"),
+)
+
+# Each image of an owner once, and who has it: a conversation, or a stored response. One that nobody has is deleted.
+images = Table(
+    "images",
+    METADATA,
+    Column("owner", String(200), primary_key=True),
+    Column("digest", String(64), primary_key=True),
+    Column("media_type", String(40), nullable=False),
+    Column("num_bytes", Integer, nullable=False),
+    Column("content", LargeBinary, nullable=False),  # last: SQLite reads the others without it
+)
+
+image_uses = Table(
+    "image_uses",
+    METADATA,
+    Column("owner", String(200), primary_key=True),
+    Column("holder", String(64), primary_key=True),  # the id of the conversation or of the response
+    Column("digest", String(64), primary_key=True),
+    Column("created_s", Float(53), nullable=False),
+    Index(None, "owner", "digest"),
+    Index(None, "created_s"),
 )
 
 # Stored responses, which are kept longer than streams.

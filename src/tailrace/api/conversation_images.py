@@ -1,0 +1,116 @@
+"""The images of conversations over HTTP: what clients send is decoded, what they get are pixels."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tailrace.access.principal import owner_of, principal_of
+from tailrace.api.routes import route
+from tailrace.conversations.item_images import ID_PREFIX
+from tailrace.dialects.bodies import to_json
+from tailrace.errors import RequestError, UnknownConversation, UnsupportedMediaType
+from tailrace.http.asgi_answers import JsonAnswer
+from tailrace.http.body_budget import BodyBudget
+from tailrace.images.reader import ImageReader
+from tailrace.records.conversation_keeper import ConversationKeeper
+from tailrace.types import Image, KeptImage
+
+__all__ = ["ConversationImageRoutes", "ImageIntake"]
+
+_ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{64}})", re.ASCII)
+_WAIT_S = 60.0  # for the turn of a request
+_HEADERS = {
+    "cache-control": "private, no-cache",  # kept by the browser, which asks each time whether it may still show it
+    "content-disposition": "inline",
+    "content-security-policy": "default-src 'none'; sandbox",
+    "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+}
+
+
+class ImageIntake:
+    """Reads the images that are added to conversations, a few requests at a time."""
+
+    def __init__(self, conversations: ConversationKeeper, reader: ImageReader) -> None:
+        self._conversations = conversations
+        self._reader = reader
+
+    @contextlib.asynccontextmanager
+    async def reading(self, owner: str, images: Sequence[Image]) -> AsyncIterator[list[tuple[KeptImage, bytes]]]:
+        """Read images in the form in which they are kept. They are in memory until this context ends.
+
+        Raises: RequestError if one cannot be used, or the owner has none of this id; QueueFull, StorageError.
+        """
+        if not images:
+            yield []
+            return
+        images = await self._reader.fetch(tuple(images), _WAIT_S)
+        async with self._reader.turn(_WAIT_S):
+            own = await self._conversations.find_images(owner, images)
+            read = await self._reader.read(tuple(one for one in own if not one.kept), as_sent=False)
+            rest = iter(read)
+            whole = [one if one.kept else next(rest) for one in own]
+            yield [(one.kept or KeptImage(one.digest, one.media_type, len(one.content)), one.content) for one in whole]
+
+    async def read_files(self, contents: Mapping[str, bytes]) -> dict[str, tuple[KeptImage, bytes]]:
+        """Read the images of a file, by their names in it. Raises: as `reading`."""
+        found = {}
+        for name, content in contents.items():
+            async with self._reader.turn(_WAIT_S):
+                (read,) = await self._reader.read((Image(content, "images"),), as_sent=False)
+            found[name] = (KeptImage(read.digest, read.media_type, len(read.content)), read.content)
+        return found
+
+
+class ConversationImageRoutes:
+    """Showing an image needs the scope `read`, adding one needs `generate`."""
+
+    def __init__(self, conversations: ConversationKeeper, bodies: BodyBudget, intake: ImageIntake) -> None:
+        self._conversations = conversations
+        self._bodies = bodies
+        self._intake = intake
+
+    def table(self) -> list[Route]:
+        path = "/v1/conversations/{conversation_id}/images"
+        return [route("POST", path, self._add), route("GET", path + "/{image_id}", self._show)]
+
+    async def _add(self, request: Request) -> ASGIApp:
+        principal_of(request.scope).require("generate")
+        owner, conversation_id = owner_of(request.scope), request.path_params["conversation_id"]
+        if not request.headers.get("content-type", "").lower().startswith("image/"):
+            raise UnsupportedMediaType("Send the image with its type, such as image/png.", param="content-type")
+        await self._conversations.ask(lambda store: store.get(owner, conversation_id))
+        with self._bodies.reader(request.scope) as reader:
+            content = await reader.read(request.headers, request.receive)
+            if not content:
+                raise RequestError("The image is empty.", param="image")
+            async with self._intake.reading(owner, [Image(content, "image")]) as ((image, canonical),):
+                key_id = principal_of(request.scope).key_id
+                await self._conversations.put_images(owner, conversation_id, {image: canonical}, key_id=key_id)
+        body = {
+            "id": ID_PREFIX + image.digest,
+            "object": "conversation.image",
+            "media_type": image.media_type,
+            "bytes": image.num_bytes,
+        }
+        return JsonAnswer(to_json(body))
+
+    async def _show(self, request: Request) -> ASGIApp:
+        principal_of(request.scope).require("read")
+        path = request.path_params
+        found = _ID.fullmatch(path["image_id"])
+        if found is None:
+            raise UnknownConversation("The conversation has no image with this id.", param="image_id")
+        owner, digest = owner_of(request.scope), found[1]
+        image, content = await self._conversations.image(owner, path["conversation_id"], digest)
+        headers = {**_HEADERS, "etag": f'"{digest}"'}
+        if f'"{digest}"' in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=image.media_type)

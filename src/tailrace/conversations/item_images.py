@@ -1,0 +1,96 @@
+"""The images of items: their places in a text, and which of them a model sees again in the next turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from tailrace.types import IMAGE_MARK, Image, KeptImage, Message
+
+__all__ = [
+    "ID_PREFIX",
+    "MAX_BYTES",
+    "MAX_IMAGES",
+    "PLACEHOLDER",
+    "ItemImage",
+    "image_id",
+    "marked",
+    "unmarked",
+    "with_newest_images",
+]
+
+ID_PREFIX = "img_"
+MAX_BYTES = 128 * 2**20  # of the images of a conversation
+MAX_IMAGES = 256  # of a conversation
+PLACEHOLDER = "[image omitted]"
+
+
+class ItemImage(msgspec.Struct, frozen=True, array_like=True):
+    """An image in an item."""
+
+    at: int  # how many characters of the item's text are before it
+    kept: KeptImage | None = None  # None until it is in the database
+
+
+def image_id(image: ItemImage) -> str:
+    """Return the id by which a request can name an image of its owner."""
+    return ID_PREFIX + (image.kept.digest if image.kept is not None else "")
+
+
+def marked(text: str, images: Sequence[ItemImage]) -> str:
+    """Return a text with marks in the places of its images."""
+    pieces, start = [], 0
+    for image in images:
+        pieces.append(text[start : image.at])
+        start = image.at
+    return IMAGE_MARK.join([*pieces, text[start:]])
+
+
+def unmarked(text: str) -> tuple[str, tuple[ItemImage, ...]]:
+    """Return a text without its marks, and images in their places."""
+    if IMAGE_MARK not in text:
+        return text, ()
+    *before, last = text.split(IMAGE_MARK)
+    images, at = [], 0
+    for piece in before:
+        at += len(piece)
+        images.append(ItemImage(at))
+    return "".join([*before, last]), tuple(images)
+
+
+def with_newest_images(
+    messages: Iterable[Message], num_before: int, *, num_images: int, num_bytes: int
+) -> tuple[Message, ...]:
+    """Return messages of which the first `num_before` have only their newest images: at most so many, with so many
+    bytes together. Placeholders stand for the others."""
+    shown = list(messages)
+    for index in reversed(range(num_before)):
+        message = shown[index]
+        num_left = len(message.images)
+        for image in reversed(message.images):
+            num_bytes -= _size(image)
+            if not num_images or num_bytes < 0:
+                num_images = 0
+                break
+            num_images -= 1
+            num_left -= 1
+        if num_left:
+            content = message.content
+            for _ in range(num_left):
+                content = _with_placeholder(content)
+            shown[index] = replace(message, content=content, images=message.images[num_left:])
+    return tuple(shown)
+
+
+def _size(image: Image) -> int:
+    return image.kept.num_bytes if image.kept is not None else len(image.content)
+
+
+def _with_placeholder(content: str) -> str:
+    """Return a text with a placeholder for its first mark, on a line of its own."""
+    before, _, after = content.partition(IMAGE_MARK)
+    if before and not before.endswith("\n"):
+        before += "\n"
+    return before + PLACEHOLDER + ("\n" if after and not after.startswith("\n") else "") + after
