@@ -15,7 +15,7 @@ from tailrace.assembly.models import Models
 from tailrace.assembly.served import Served
 from tailrace.assembly.source import Source
 from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
-from tailrace.errors import EngineLost, ModelError, StorageError
+from tailrace.errors import EngineLost, ModelError, StorageError, TemplateError
 from tailrace.generation.embedder import Embedder
 from tailrace.generation.generator import Generator, Limits
 from tailrace.generation.prompts import PromptEncoder
@@ -28,6 +28,7 @@ from tailrace.streams.opening import Store, open_log_store
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
 from tailrace.text.calls import FORMATS
 from tailrace.text.reasoning import THINK, find_format
+from tailrace.text.templates import Turn
 from tailrace.types import means_any_model
 from tailrace.wording import did_you_mean
 
@@ -82,7 +83,10 @@ async def start_service(
             for one, model in zip(sources, served, strict=True):
                 model.generator = await _generator(one, model, store)
                 model.embedder = Embedder(
-                    model.generator, num_dimensions=one.card.num_dimensions, may_shorten=one.card.may_shorten
+                    model.generator,
+                    num_dimensions=one.card.num_dimensions,
+                    may_shorten=one.card.may_shorten,
+                    pair_template=pair_template(one.card),
                 )
             models = Models(served, settings, group)
             num_recovered = await _first_start(models, settings, on_loaded)
@@ -243,6 +247,26 @@ def load_text(card: ModelCard, settings: Settings) -> tuple[Tokenizer, ChatEncod
         logger.warning("the chat template of %s shows no messages, so chats are refused", card.name)
         return tokenizer, None
     return tokenizer, chat
+
+
+def pair_template(card: ModelCard) -> str:
+    """Return the template of a query and a document for a model that ranks; "" if its tokenizer joins them.
+
+    A chat template of a model that ranks has the messages `query` and `document`. *Source:* sentence-transformers'
+    CrossEncoder; vLLM's score templates.
+    """
+    if card.task != "rank" or card.pair_template or card.chat_template is None:
+        return card.pair_template
+    template = ChatTemplate(card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token)
+    turns: list[Turn] = [{"role": name, "content": f"{{{name}}}"} for name in ("query", "document")]
+    try:
+        rendered = template.render_turns(turns)
+    except TemplateError:
+        rendered = ""
+    if rendered.count("{query}") == rendered.count("{document}") == 1:
+        return rendered
+    logger.warning("the chat template of %s shows no query and document, so they are joined as they are", card.name)
+    return ""
 
 
 def _load_failure(reason: str) -> str:

@@ -139,7 +139,7 @@ KINDS = {
             formats=("gguf", "openvino", "huggingface"),
             packages=("openvino",),
             cls="tailrace.engines.openvino.engine:OpenVINOEngine",
-            vector_cls="tailrace.engines.openvino.encoder_engine:EncoderEngine",
+            vector_cls="tailrace.engines.openvino.vector_engine:VectorEngine",
             settings=(
                 *_COMPUTING_SETTINGS,
                 "adapter",

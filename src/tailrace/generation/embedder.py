@@ -21,10 +21,13 @@ __all__ = ["Embedder"]
 class Embedder:
     """Requests in, vectors out, for one model that embeds or ranks."""
 
-    def __init__(self, generator: Generator, *, num_dimensions: int, may_shorten: bool) -> None:
-        """`num_dimensions` are those of an embedding. `may_shorten`: its first dimensions are one, too."""
+    def __init__(
+        self, generator: Generator, *, num_dimensions: int, may_shorten: bool, pair_template: str = ""
+    ) -> None:
+        """`num_dimensions` are those of an embedding. `may_shorten`: its first dimensions are one, too.
+        `pair_template`: as in `ModelCard`."""
         self._generator = generator
-        self._inputs = InputEncoder(generator.prompts.tokenizer)
+        self._inputs = InputEncoder(generator.prompts.tokenizer, pair_template)
         self.num_dimensions = num_dimensions
         self._may_shorten = may_shorten
 

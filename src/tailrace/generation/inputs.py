@@ -4,15 +4,39 @@ lengths."""
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import NamedTuple
 
 from tailrace.errors import ContextLengthExceeded, RequestError
 from tailrace.text import Tokenizer
 from tailrace.types import Prompt, Segment, VectorRequest, num_tokens_of
 
-__all__ = ["Encoded", "InputEncoder"]
+__all__ = ["Encoded", "InputEncoder", "PairTemplate"]
 
 _INLINE_CHARACTERS = 8_192  # tokenised on the event loop in about 2 ms; more are tokenised in a thread
+
+
+class PairTemplate:
+    """A text with {query} and {document}, whose control tokens are those of the model. Texts never become any."""
+
+    def __init__(self, text: str, tokenizer: Tokenizer) -> None:
+        control = tokenizer.control_tokens
+        longest_first = sorted(control, key=len, reverse=True)
+        known = re.compile("|".join(["({query}|{document})", *map(re.escape, longest_first)]))
+        self._tokenizer = tokenizer
+        self._parts: list[str | int] = []
+        place = 0
+        for found in known.finditer(text):
+            self._parts += [text[place : found.start()], found[1] or control[found[0]]]
+            place = found.end()
+        self._parts.append(text[place:])
+
+    def encode(self, query: str, document: str) -> list[int]:
+        """Raises: RequestError for text with lone surrogates."""
+        given = {"{query}": query, "{document}": document}
+        return self._tokenizer.encode_parts(
+            given.get(part, part) if isinstance(part, str) else part for part in self._parts
+        )
 
 
 class Encoded(NamedTuple):
@@ -25,22 +49,55 @@ class Encoded(NamedTuple):
 class InputEncoder:
     """Encodes the inputs of one model that embeds or ranks."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, pair_template: str = "") -> None:
+        """`pair_template`: as in `ModelCard`."""
         self._tokenizer = tokenizer
+        self._template = PairTemplate(pair_template, tokenizer) if pair_template else None
 
     async def encode(self, request: VectorRequest, limit_tokens: int) -> Encoded:
-        """Return the inputs as segments; a pair has two. Long texts are encoded in a thread.
+        """Return the inputs as segments; a pair may have two. Long texts are encoded in a thread.
 
         Raises: ContextLengthExceeded for an input of more than `limit_tokens`, unless it may be cut; RequestError.
         """
         texts = [one for one in (request.query, *request.inputs) if isinstance(one, str)]
         if any("\0" in text for text in texts):
             raise RequestError("Text must not contain NUL characters.", param="input")
-        if sum(map(len, texts)) + len(texts) <= _INLINE_CHARACTERS:
-            return self._encode(request, texts, limit_tokens)
-        return await asyncio.to_thread(self._encode, request, texts, limit_tokens)
+        num_queries = len(request.inputs) if self._template is not None else 1  # it is encoded with each document
+        num_characters = sum(map(len, texts)) + len(texts) + num_queries * len(request.query or "")
+        work = self._encode if self._template is None or request.query is None else self._encode_pairs
+        if num_characters <= _INLINE_CHARACTERS:
+            return work(request, limit_tokens)
+        return await asyncio.to_thread(work, request, limit_tokens)
 
-    def _encode(self, request: VectorRequest, texts: list[str], limit_tokens: int) -> Encoded:
+    def _encode_pairs(self, request: VectorRequest, limit_tokens: int) -> Encoded:
+        assert self._template is not None
+        prompts, is_cut = [], False
+        for index, document in enumerate(request.inputs):
+            query, left = request.query or "", document if isinstance(document, str) else ""
+            ids = self._template.encode(query, left)
+            while (over := len(ids) - limit_tokens) > 0:
+                if not request.truncate or not query + left:
+                    raise _too_long(len(ids), limit_tokens, index if len(request.inputs) > 1 else None)
+                is_cut = True
+                if left:
+                    left = self._shortened(left, over, request.truncate)
+                else:
+                    query = self._shortened(query, over, request.truncate)
+                ids = self._template.encode(query, left)
+            prompts.append(Prompt(left, (tuple(ids),)))
+        return Encoded(tuple(prompts), is_cut)
+
+    def _shortened(self, text: str, over: int, truncate: str) -> str:
+        """Return a text without about so many of its tokens, and at least without one character."""
+        starts = [start for _, start, _ in self._tokenizer.offsets(text)]
+        if over >= len(starts):
+            return ""
+        if truncate == "start":
+            return text[max(starts[over], 1) :]
+        return text[: min(starts[len(starts) - over], len(text) - 1)]
+
+    def _encode(self, request: VectorRequest, limit_tokens: int) -> Encoded:
+        texts = [one for one in (request.query, *request.inputs) if isinstance(one, str)]
         encoded = iter(self._tokenizer.encode_all(texts))
         query = next(encoded) if request.query is not None else None
         prompts, is_cut = [], False

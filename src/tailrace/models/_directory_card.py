@@ -123,6 +123,7 @@ def read(path: Path, name: str) -> ModelCard:
         sampling=recommended(msgspec.structs.asdict(generation)),
         task=vectors.task,
         pooling=vectors.pooling,
+        score_tokens=vectors.score_tokens,
         num_dimensions=vectors.num_dimensions,
         may_shorten=vectors.may_shorten,
     )

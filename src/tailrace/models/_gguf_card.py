@@ -5,15 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.errors import ModelError
-from tailrace.models._tokenizer import read_scheme, tokenizer_json
+from tailrace.models._tokenizer import WORDPIECE, read_scheme, tokenizer_json
+from tailrace.models._vector_facts import ENCODERS, VectorFacts
 from tailrace.models._vocabulary import CONTROL, Vocabulary, is_end, read_vocabulary
-from tailrace.models.card import ModelCard, recommended
+from tailrace.models.card import ModelCard, Pooling, recommended
 from tailrace.models.gguf_header import Metadata, read_metadata
 from tailrace.models.shards import part_of, parts_of, some_of
 
 __all__ = ["read", "read_parts"]
 
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+_POOLINGS: dict[int, Pooling] = {1: "mean", 2: "first", 3: "last"}  # llama.cpp's numbers
+_RANKS = 4
 
 # As llama.cpp's converter copies them from generation_config.json.
 _SAMPLING_KEYS = {
@@ -35,8 +39,14 @@ def read(path: Path, name: str) -> ModelCard:
     scheme = read_scheme(path, metadata)
     vocabulary = read_vocabulary(path, metadata)
     bos_token = _token(path, metadata, vocabulary, "tokenizer.ggml.bos_token_id")
+    vectors = _vectors(path, metadata, architecture)
+    end_token = ""
+    if vectors.task != "generate":
+        bos_token = _token(path, metadata, vocabulary, "tokenizer.ggml.cls_token_id") or bos_token
+        end_token = _behind(path, metadata, vocabulary, is_default=scheme is WORDPIECE)
     says_bos = metadata.get("tokenizer.ggml.add_bos_token", bool)
     add_bos = scheme.always_bos or (scheme.add_bos if says_bos is None else says_bos)
+    has_bos = add_bos or vectors.task == "generate"  # texts of the others always have what the tokenizer adds
     context_tokens = metadata.get(f"{architecture}.context_length", int)
     if not context_tokens or context_tokens < 0:
         raise ModelError(f"{path} does not say how long its context is ({architecture}.context_length).")
@@ -44,7 +54,7 @@ def read(path: Path, name: str) -> ModelCard:
         name=name,
         path=path,
         format="gguf",
-        tokenizer_json=tokenizer_json(vocabulary, scheme, bos_token),
+        tokenizer_json=tokenizer_json(vocabulary, scheme, bos_token if has_bos else "", end_token),
         chat_template=metadata.get("tokenizer.chat_template", str),
         bos_token=bos_token,
         eos_token=_token(path, metadata, vocabulary, "tokenizer.ggml.eos_token_id"),
@@ -53,6 +63,10 @@ def read(path: Path, name: str) -> ModelCard:
         context_tokens=context_tokens,
         architecture=architecture,
         tokenizer_model=metadata.get("tokenizer.ggml.model", str) or "",
+        task=vectors.task,
+        pooling=vectors.pooling,
+        num_dimensions=vectors.num_dimensions,
+        pair_template=metadata.get("tokenizer.chat_template.rerank", str) or "",
         tensor_types=tuple(sorted({tensor.type for tensor in metadata.tensors})),
         num_parameters=sum(tensor.num_elements for tensor in metadata.tensors),
         weight_bytes=sum(tensor.num_bytes for tensor in metadata.tensors),
@@ -60,6 +74,25 @@ def read(path: Path, name: str) -> ModelCard:
             {name: metadata.get(f"general.sampling.{key}", object) for name, key in _SAMPLING_KEYS.items()}
         ),
     )
+
+
+def _vectors(path: Path, metadata: Metadata, architecture: str) -> VectorFacts:
+    number = metadata.get(f"{architecture}.pooling_type", int)
+    if number == _RANKS:
+        return VectorFacts("rank", "first" if architecture in ENCODERS else "last")
+    if number in _POOLINGS or architecture in ENCODERS:
+        size = metadata.get(f"{architecture}.embedding_length", int) or 0
+        return VectorFacts("embed", _POOLINGS.get(number or 0, "mean"), size)
+    return VectorFacts("generate")
+
+
+def _behind(path: Path, metadata: Metadata, vocabulary: Vocabulary, *, is_default: bool) -> str:
+    """Return the token that a model which embeds or ranks has behind a text, or ""."""
+    says = metadata.get("tokenizer.ggml.add_eos_token", bool)
+    if not (is_default if says is None else says):
+        return ""
+    own = _token(path, metadata, vocabulary, "tokenizer.ggml.seperator_token_id") if is_default else ""  # its spelling
+    return own or _token(path, metadata, vocabulary, "tokenizer.ggml.eos_token_id")
 
 
 def read_parts(path: Path) -> Metadata:

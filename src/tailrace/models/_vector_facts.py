@@ -15,16 +15,16 @@ from tailrace.errors import ModelError
 from tailrace.models.card import Pooling
 from tailrace.types import Task
 
-__all__ = ["VectorFacts", "read_vector_facts"]
+__all__ = ["ENCODERS", "VectorFacts", "read_vector_facts"]
 
 # The families whose models generate nothing, whatever their files say.
-_ENCODERS = frozenset(("bert", "camembert", "distilbert", "roberta", "xlm-roberta"))
+ENCODERS = frozenset(("bert", "camembert", "distilbert", "roberta", "xlm-roberta"))
 _RANKS = "ForSequenceClassification"
 _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",
     "cls": "first", "mean": "mean", "lasttoken": "last",
 }  # fmt: skip
-_PARTS = frozenset(("Transformer", "Pooling", "Normalize"))  # vectors are normalised by request
+_PARTS = frozenset(("Transformer", "Pooling", "Normalize", "LogitScore"))  # vectors are normalised by request
 
 
 class VectorFacts(NamedTuple):
@@ -35,6 +35,7 @@ class VectorFacts(NamedTuple):
     num_dimensions: int = 0
     may_shorten: bool = False
     most_tokens: int | None = None  # of a text, if it is less than the model has positions
+    score_tokens: tuple[int, ...] = ()
 
 
 class _Config(msgspec.Struct):
@@ -53,6 +54,11 @@ class _Module(msgspec.Struct):
     type: str
 
 
+class _LogitScore(msgspec.Struct):
+    true_token_id: int
+    false_token_id: int | None = None
+
+
 class _Limits(msgspec.Struct):
     max_seq_length: int | None = None
 
@@ -67,13 +73,15 @@ def read_vector_facts(path: Path) -> VectorFacts | None:
         num_labels = len(config.id2label) or config.num_labels
         if num_labels != 1:
             raise ModelError(f"{path} sorts texts into classes. Of such models, only those run that give one score.")
-        return VectorFacts("rank", "first")
+        return VectorFacts("rank", "first" if config.model_type in ENCODERS else "last")
     modules = _decode(path / "modules.json", list[_Module])
     if modules is None:
-        return VectorFacts("embed", num_dimensions=_size(config)) if config.model_type in _ENCODERS else None
+        return VectorFacts("embed", num_dimensions=_size(config)) if config.model_type in ENCODERS else None
     kinds = {module.type.rpartition(".")[2]: module for module in modules}
     if unknown := sorted(set(kinds) - _PARTS):
         raise ModelError(f"{path} has a part {unknown[0]} behind its encoder, which is not supported.")
+    if "LogitScore" in kinds:
+        return VectorFacts("rank", "last", score_tokens=_score_tokens(path / kinds["LogitScore"].path / "config.json"))
     limits = _decode(path / "sentence_bert_config.json", _Limits) or _Limits()
     return VectorFacts(
         "embed",
@@ -82,6 +90,13 @@ def read_vector_facts(path: Path) -> VectorFacts | None:
         config.is_matryoshka or bool(config.matryoshka_dimensions),
         limits.max_seq_length,
     )
+
+
+def _score_tokens(file: Path) -> tuple[int, ...]:
+    found = _decode(file, _LogitScore)
+    if found is None:
+        raise ModelError(f"{file} is missing. Fetch the model again.")
+    return (found.true_token_id,) if found.false_token_id is None else (found.true_token_id, found.false_token_id)
 
 
 def _size(config: _Config) -> int:

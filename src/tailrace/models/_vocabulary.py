@@ -98,6 +98,8 @@ def _right_stripped(metadata: Metadata, tokens: list[str]) -> frozenset[str]:
 
 
 def _merges(path: Path, metadata: Metadata, model: str, tokens: list[str], types: list[int]) -> list[tuple[str, str]]:
+    if model == "bert":
+        return []
     if model != "llama":
         lines = metadata.get("tokenizer.ggml.merges", list[str])
         if lines is None:

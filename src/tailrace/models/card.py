@@ -62,5 +62,8 @@ class ModelCard:
     sampling: Mapping[str, float] = field(default_factory=dict)  # recommended by its makers, by the names in `Sampling`
     task: Task = "generate"
     pooling: Pooling = "mean"  # of a model that embeds
+    # Of a decoder that ranks: the score is the logit of the first token, minus that of the second, if there is one.
+    score_tokens: tuple[int, ...] = ()
+    pair_template: str = ""  # of a model that ranks: a text with {query} and {document}; "": as its tokenizer joins two
     num_dimensions: int = 0  # of its embeddings
     may_shorten: bool = False  # whether the first dimensions of an embedding are one, too

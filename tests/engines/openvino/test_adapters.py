@@ -22,9 +22,9 @@ from tailrace.engines.interface import Sequence as Answer
 from tailrace.engines.openvino.adapters import Branches, split_fused
 from tailrace.engines.openvino.decoder import build, layer_names
 from tailrace.engines.openvino.families import Decoder
+from tailrace.engines.openvino.model_files import Bits
 from tailrace.engines.openvino.prepared import Weights, prepare
 from tailrace.engines.openvino.runner import Piece, Runner
-from tailrace.engines.openvino.weights import Bits
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, models_path
 from tailrace.types import Sampling

@@ -45,7 +45,7 @@ def _save(path: Path, family: str, kind: str, **more: Any) -> Any:  # Any: of JS
     return model
 
 
-def _pooled_by(path: Path, mode: str) -> None:
+def pooled_by(path: Path, mode: str) -> None:
     """Write the files of sentence-transformers."""
     parts = [{"path": "", "type": "a.Transformer"}, {"path": "1_Pooling", "type": "a.Pooling"}]
     (path / "modules.json").write_text(json.dumps(parts))
@@ -80,7 +80,7 @@ def _hidden(model: Any, ids: tuple[int, ...]) -> npt.NDArray[np.float32]:  # Any
 @pytest.mark.parametrize("family", FAMILIES)
 def test_embeddings(tmp_path: Path, family: str, mode: str) -> None:
     model = _save(tmp_path, family, "AutoModel")
-    _pooled_by(tmp_path, mode)
+    pooled_by(tmp_path, mode)
     engine = _load(tmp_path)
     for number, ids in enumerate(IDS):
         engine.submit(Sequence(number, (ids,), vector=VectorForm(is_normalized=False)))
@@ -147,7 +147,7 @@ def test_positions_of_roberta_begin_later(tmp_path: Path) -> None:
 
 def test_what_is_not_computed_is_refused(tmp_path: Path) -> None:
     _save(tmp_path, "bert", "AutoModel")
-    _pooled_by(tmp_path, "pooling_mode_max_tokens")
+    pooled_by(tmp_path, "pooling_mode_max_tokens")
     with pytest.raises(ModelError, match="pooling_mode_max_tokens"):
         read_card(tmp_path, "")
     (tmp_path / "modules.json").write_text(json.dumps([{"path": "2_Dense", "type": "a.Dense"}]))

@@ -160,12 +160,20 @@ def greedy(model: Any, token_ids: list[int], count: int) -> list[int]:
 _PAIRED = ("granite", "llama", "smollm3")  # whose rotated pairs lie side by side in a GGUF file
 
 
-def write_gguf(tiny: Tiny, model: Any, path: Path, kind_of: Callable[[str], str] = lambda name: "F16") -> Path:
+def write_gguf(
+    tiny: Tiny,
+    model: Any,
+    path: Path,
+    kind_of: Callable[[str], str] = lambda name: "F16",
+    more: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
+) -> Path:
     """Write a model by the rules of llama.cpp's convert_hf_to_gguf. `kind_of` gives the type of each matrix by its name
-    in the file. The matrices of types other than F16 have other numbers than the model, see `random_rows`."""
+    in the file. The matrices of types other than F16 have other numbers than the model, see `random_rows`. `more` adds
+    keys and tensors."""
     writer = gguf.GGUFWriter(path, tiny.architecture)
     _add_config(writer, tiny, model.config)
     _add_vocabulary(writer, model.config.vocab_size)
+    more(writer)
     for name, values in _tensors(tiny, model):
         kind = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else kind_of(name)]
         if kind.name.startswith("F"):
@@ -258,10 +266,10 @@ def _add_config(writer: gguf.GGUFWriter, tiny: Tiny, config: Any) -> None:
 
 def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     """Add a vocabulary of single bytes, which OpenVINO does not need."""
-    tokens = ["<unk>", "<s>", "</s>", *(chr(code) for code in range(33, 127)), "\u0120", "\u010a"][: size - 1]
+    tokens = ["<unk>", "<s>", "</s>", *(chr(code) for code in range(33, 127)), "\u0120"][: size - 2]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([*tokens, "\u010a"])
+    writer.add_token_list([*tokens, "ab", "\u010a"])
     writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (size - 3))
     writer.add_token_merges(["a b"])
     writer.add_bos_token_id(1)

@@ -50,9 +50,10 @@ def layer_names(decoder: Decoder) -> dict[str, str]:
     }
 
 
-def build(decoder: Decoder, weights: Weights, branches: Branches, images: Images = "") -> Any:
-    """Return the model. Its constants are those of `weights`, which are not copied. Any: the library's model."""
-    return _Builder(decoder, weights, branches, images).model()
+def build(decoder: Decoder, weights: Weights, branches: Branches, images: Images = "", *, has_head: bool = True) -> Any:
+    """Return the model; Any: the library's. Its constants are those of `weights`, which are not copied. Without a head,
+    its results are the hidden states of the sampled tokens, in [sampled, hidden], instead of their logits."""
+    return _Builder(decoder, weights, branches, images).model(has_head=has_head)
 
 
 def without_images(model: Any) -> None:  # Any: the library's model
@@ -89,7 +90,7 @@ class _Builder:
         self._types = new_input("token_types", np.int32, [-1]) if images == "mutual" else None
         self._angles: dict[Rope, tuple[Node, Node]] = {}
 
-    def model(self) -> Any:
+    def model(self, *, has_head: bool) -> Any:
         shape = self._shape
         hidden = _scaled(self._embedding(self._input_ids), shape.embedding_scale)
         if self._image_rows is not None:
@@ -97,12 +98,15 @@ class _Builder:
         for layer in range(shape.num_layers):
             hidden = self._layer(layer, hidden)
         hidden = self._norm("final_norm", hidden)
-        (matrix,) = self._weights.matrices(("head" if "head" in self._weights else "embedding",))
-        logits = _scaled(self._product(hidden, matrix), shape.logit_scale)
+        logits = self._logits(hidden) if has_head else hidden
         inputs = [self._input_ids, self._positions, self._sampled, *self._paging, self._longest]
         optional = (self._adapters, self._image_rows, self._image_places, self._types)
         inputs += [given for given in optional if given is not None]
         return ov.Model([ops.result(logits, name="logits")], [*inputs, *self._caches])
+
+    def _logits(self, hidden: Node) -> Node:
+        (matrix,) = self._weights.matrices(("head" if "head" in self._weights else "embedding",))
+        return _scaled(self._product(hidden, matrix), self._shape.logit_scale)
 
     def _layer(self, layer: int, hidden: Node) -> Node:
         name = f"layers.{layer}"
@@ -220,7 +224,7 @@ class _Builder:
         (matrix,) = self._weights.matrices(("embedding",))
         axis = ops.constant(np.int64(0))
         rows = ops.convert(ops.gather(_constant(matrix), ids, axis), "f32")
-        if matrix.form.bits == 16:
+        if matrix.form.bits >= 16:
             return rows
         scales = ops.gather(ops.constant(matrix.packed.scales, shared_memory=True), ids, axis)
         return ops.reshape(ops.multiply(rows, scales), np.array([0, matrix.num_columns]), True)
@@ -265,7 +269,7 @@ class _Sums:
 
 def _weight(matrix: Matrix) -> Node:
     """Return the matrix as the arithmetic that the library's kernels recognise."""
-    if matrix.form.bits == 16:
+    if matrix.form.bits >= 16:
         return ops.convert(_constant(matrix), "f32")
     scales = ops.constant(matrix.packed.scales, shared_memory=True)
     groups = ops.multiply(ops.convert(_constant(matrix), "f32"), scales)

@@ -28,7 +28,7 @@ Node: TypeAlias = Any  # the library's nodes and outputs, which its stubs do not
 
 
 class EncoderWeights:
-    """The tensors of a Hugging Face directory by the names of `encoder_families`, in float32."""
+    """The tensors of a Hugging Face directory or a GGUF file by the names of `encoder_families`, in float32."""
 
     def __init__(self, encoder: EncoderShape, path: Path) -> None:
         """Raises: ModelError; OSError."""

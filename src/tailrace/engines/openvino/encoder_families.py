@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tailrace.errors import ModelError
+from tailrace.models.gguf_header import Metadata
 from tailrace.types import Task
 
-__all__ = ["ARCHITECTURES", "EncoderShape", "read_encoder"]
+__all__ = ["ARCHITECTURES", "GGUF_ENCODERS", "EncoderShape", "read_encoder", "read_gguf_encoder"]
 
 Config = Mapping[str, Any]  # Any: JSON
 
@@ -28,6 +29,11 @@ _DISTILBERT = {
     "q": "attention.q_lin", "k": "attention.k_lin", "v": "attention.v_lin", "o": "attention.out_lin",
     "attention_norm": "sa_layer_norm", "up": "ffn.lin1", "down": "ffn.lin2", "mlp_norm": "output_layer_norm",
 }  # fmt: skip
+_GGUF = {
+    "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "attention_norm": "attn_output_norm",
+    "up": "ffn_up", "down": "ffn_down", "mlp_norm": "layer_output_norm",
+}  # fmt: skip
+GGUF_ENCODERS = ("bert",)
 _ACTIVATIONS: dict[str, Literal["erf", "tanh", "relu"]] = {
     "gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "relu": "relu",
 }  # fmt: skip
@@ -131,6 +137,41 @@ def _distilbert(config: Config, task: Task) -> EncoderShape:
         layers="transformer.layer",
         prefix="distilbert.",
         head_activation="relu",
+    )
+
+
+def read_gguf_encoder(metadata: Metadata, task: Task) -> EncoderShape:
+    """Read the shape of a GGUF file's encoder. Raises: ModelError."""
+    name = metadata.get("general.architecture", str) or ""
+
+    def whole(key: str) -> int:
+        return metadata.get(f"{name}.{key}", int) or 0
+
+    layers, hidden, mlp = whole("block_count"), whole("embedding_length"), whole("feed_forward_length")
+    heads = whole("attention.head_count")
+    if name not in GGUF_ENCODERS or not min(layers, hidden, mlp, heads):
+        raise ModelError(
+            f"OpenVINO does not run encoders of the type {name} from GGUF files, or the file is incomplete."
+        )
+    return EncoderShape(
+        task=task,
+        num_layers=layers,
+        hidden_size=hidden,
+        mlp_size=mlp,
+        num_heads=heads,
+        epsilon=metadata.get(f"{name}.attention.layer_norm_epsilon", float) or 1e-12,
+        activation="erf",
+        layer_names=_GGUF,
+        other_names={
+            "tokens": "token_embd",
+            "positions": "position_embd",
+            "types": "token_types",
+            "first_norm": "token_embd_norm",
+            "head.first": "cls",
+            "head.last": "cls.output",
+        },
+        layers="blk",
+        prefix="",
     )
 
 

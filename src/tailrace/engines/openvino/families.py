@@ -115,6 +115,8 @@ def _check(config: Config, decoder: Decoder) -> None:
     for key in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if config.get(key):
             raise ModelError(f"OpenVINO does not run models of this type with {key}.")
+    if config.get("is_causal") is False:
+        raise ModelError("OpenVINO does not run decoders whose tokens see those after them.")
 
 
 def gguf_config(metadata: Metadata) -> dict[str, Any]:

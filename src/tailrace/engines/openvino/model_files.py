@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from typing import Literal, cast
 
 from tailrace.engines.openvino.encoder_families import ARCHITECTURES as ENCODERS
-from tailrace.engines.openvino.encoder_families import read_encoder
+from tailrace.engines.openvino.encoder_families import GGUF_ENCODERS, read_encoder
 from tailrace.engines.openvino.eye_shapes import EYES, decoder_config, read_eye
 from tailrace.engines.openvino.families import ARCHITECTURES, GGUF_ARCHITECTURES, read_decoder
 from tailrace.engines.processor import has_eight_bit_products, processor_flags
@@ -15,26 +16,24 @@ from tailrace.models import ModelCard
 from tailrace.wording import listed
 
 __all__ = [
-    "FOUR_BITS",
-    "has_lone_form",
-    "has_plain_form",
-    "least_bits",
-    "memory_bytes",
-    "sees",
-    "weight_bytes",
-    "why_not",
-]
+    "FOUR_BITS", "Bits", "has_lone_form", "has_plain_form", "is_encoder", "least_bits", "memory_bytes", "sees",
+    "vector_bits", "weight_bytes", "why_not",
+]  # fmt: skip
+
+# Of a weight. 0: those of the file where it has four, else eight. 32: float32 where the file has it, else float16.
+Bits = Literal[0, 4, 8, 16, 32]
 
 TENSOR_TYPES = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
      "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
 )  # fmt: skip
 FOUR_BITS = frozenset(("Q4_0", "Q4_1", "Q4_K"))  # kept if `least_bits` is 4; the other types get eight bits
+_FLOATS = frozenset(("F32", "F16", "BF16"))
 _SMALL_BYTES = 400 * 2**20  # of a file; in eight bits, a model of this size takes 0.3 GB more
 _SHARE = 1.2  # of the file's bytes: the library keeps scales in float32
 # Of a weight, by its bits, with its share of the scale. With four bits, the embedding has eight. With 16, the library
 # computes in float32; it keeps two copies of some matrices.
-_BYTES = {4: 0.7, 8: 17 / 16, 16: 4.0}
+_BYTES = {4: 0.7, 8: 17 / 16, 16: 4.0, 32: 4.0}
 _KEPT_BYTES = 9.0  # of a weight of 16 bits, in each form
 _EYE_BYTES = 8.0  # of a number of an eye, which is computed in float32: the library keeps a copy in another order
 _MORE_FORMS_BYTES = 2**29  # of packed weights, up to which more copies are worth their memory
@@ -47,27 +46,28 @@ def why_not(card: ModelCard) -> str:
         return _why_not_directory(card)
     if card.format != "gguf":
         return ""
-    if card.architecture not in GGUF_ARCHITECTURES:
-        return f"it runs GGUF files of {listed(GGUF_ARCHITECTURES)}, not of {card.architecture}"
+    known = (*GGUF_ARCHITECTURES, *(() if card.task == "generate" else GGUF_ENCODERS))
+    if card.architecture not in known:
+        return f"it runs GGUF files of {listed(known)}, not of {card.architecture}"
     if unknown := sorted(set(card.tensor_types) - TENSOR_TYPES):
         return f"it does not read {', '.join(unknown)} tensors"
     return ""
 
 
 def _why_not_directory(card: ModelCard) -> str:
-    known = (*ARCHITECTURES, *EYES) if card.task == "generate" else ENCODERS
+    known = (*ARCHITECTURES, *EYES) if card.task == "generate" else (*ENCODERS, *ARCHITECTURES)
     if card.architecture not in known:
         return f"it runs models of the types {listed(known)}, not {card.architecture}"
     if card.quantized_by:
         return f"its weights are quantised by {card.quantized_by}"
     try:
         config = json.loads((card.path / "config.json").read_text())
-        if card.task == "generate":
+        if is_encoder(card):
+            read_encoder(config, card.task)
+        else:
             read_decoder(decoder_config(config), card.context_tokens)
             if sees(card):
                 read_eye(config)
-        else:
-            read_encoder(config, card.task)
     except (ModelError, OSError, ValueError) as error:
         return str(error).rstrip(".")
     return ""
@@ -76,6 +76,17 @@ def _why_not_directory(card: ModelCard) -> str:
 def sees(card: ModelCard) -> bool:
     """Return whether OpenVINO reads images with a model that it can run."""
     return card.has_vision and card.format == "huggingface" and card.architecture in EYES
+
+
+def is_encoder(card: ModelCard) -> bool:
+    return card.task != "generate" and card.architecture in ENCODERS
+
+
+def vector_bits(card: ModelCard, wanted: int) -> Bits:
+    """Return the bits of the weights of a decoder that embeds or ranks. They are those of the file: each text is read
+    once, so reading weights is a small part of the time, and more exact ones cost little."""
+    own: Bits = 32 if set(card.tensor_types) <= _FLOATS else 0
+    return cast("Bits", wanted) if wanted else own
 
 
 def least_bits(file_bytes: int) -> int:
@@ -109,9 +120,11 @@ def weight_bytes(card: ModelCard, bits: int = 0) -> int:
     """Return an estimate of the weights that a step reads. `bits` are those of `EngineSpec.weight_bits`."""
     if card.format == "openvino":
         return card.weight_bytes
-    if card.task != "generate":
+    if is_encoder(card):
         return card.num_parameters * 4
-    types = set(card.tensor_types) - {"F32", "F16", "BF16"}
+    if card.task != "generate":
+        bits = vector_bits(card, bits)
+    types = set(card.tensor_types) - _FLOATS
     has_four_bits = bool(types) and types <= FOUR_BITS | {"Q6_K", "Q8_0"} and least_bits(card.weight_bytes) == 4
     if has_four_bits and not bits:
         return round(card.weight_bytes * _SHARE)
@@ -122,7 +135,9 @@ def memory_bytes(card: ModelCard, spec: EngineSpec) -> int:
     """Return an estimate of the engine's memory without keys and values."""
     weights = packed = weight_bytes(card, spec.weight_bits)
     if card.task != "generate":
-        return 2 * weights + _OTHER_BYTES  # the library keeps a second copy, in the form of its kernels
+        has_floats = is_encoder(card) or vector_bits(card, spec.weight_bits) >= 16
+        # The library keeps a second copy of float32, in the form of its kernels.
+        return (1 + has_floats) * weights + _OTHER_BYTES
     if spec.weight_bits == 16:
         num_parameters = card.num_parameters - _eye_parameters(card)
         weights, packed = round(num_parameters * _KEPT_BYTES), num_parameters * 2

@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from tailrace.engines.openvino.model_files import Bits
 from tailrace.engines.openvino.sources import Raw, TensorSource
-from tailrace.engines.openvino.weights import Bits, Form, Packed, floats, form_of, pack
+from tailrace.engines.openvino.weights import Form, Packed, floats, form_of, pack
 from tailrace.errors import ModelError
 
 __all__ = ["DTYPES", "MATRICES_FILE", "MERGED", "WEIGHTS_FILE", "Packer"]
@@ -176,6 +177,8 @@ class Packer:
                 if self._source.find(f"layers.{layer}.{kind}.bias") is not None:
                     yield self._vector(f"layers.{layer}.{kind}.bias")
         yield self._vector("final_norm")
+        if self._source.find("score") is not None:
+            yield self._vector("score")
 
     def _vector(self, name: str) -> tuple[str, npt.NDArray[np.float32]]:
         raw = self._found(name)

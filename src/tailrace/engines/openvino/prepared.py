@@ -25,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tailrace.engines.openvino.families import Decoder
-from tailrace.engines.openvino.model_files import least_bits
+from tailrace.engines.openvino.model_files import Bits, least_bits
 from tailrace.engines.openvino.packer import DTYPES, MATRICES_FILE, WEIGHTS_FILE, Packer
 from tailrace.engines.openvino.sources import TensorSource, open_source
-from tailrace.engines.openvino.weights import Bits, Form, Packed
+from tailrace.engines.openvino.weights import Form, Packed
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
+from tailrace.models.card import ModelCard
 from tailrace.models.safetensors import read_head, weight_files
 from tailrace.models.shards import model_stem, parts_of
 
@@ -125,20 +126,28 @@ def _prefixes(names: tuple[str, ...]) -> Iterator[str]:
     return ("+".join(names[:count]) for count in range(len(names), 0, -1))
 
 
-def prepared_path(path: Path, cache: Path, bits: Bits = 0) -> Path:
-    """Return the directory of a model's packed weights, which may not exist yet. Raises: OSError."""
+def prepared_path(path: Path, cache: Path, bits: Bits = 0, head: str = "") -> Path:
+    """Return the directory of a model's packed weights, which may not exist yet. `head` distinguishes what a model has
+    instead of a head for text. Raises: OSError."""
     # With the least bits, because machines with different processors may share a cache directory.
-    facts = f"{path.resolve()} {_state(path)} {bits} {_least_bits(path)}"
+    facts = f"{path.resolve()} {_state(path)} {bits} {_least_bits(path)}{head}"
     return cache / f"{_stem(path)}-packed{FORM}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
 def prepare(
-    path: Path, cache: Path, context_tokens: int, *, bits: Bits = 0, say: Callable[[str], object] = print
+    path: Path,
+    cache: Path,
+    context_tokens: int,
+    *,
+    bits: Bits = 0,
+    say: Callable[[str], object] = print,
+    card: ModelCard | None = None,
 ) -> tuple[Decoder, Weights]:
-    """Return a model's shape and its packed weights, which are made if they do not exist. Raises: ModelError."""
+    """Return a model's shape and its packed weights, which are made if they do not exist. `card`: that of a model that
+    embeds or ranks. Raises: ModelError."""
     try:
-        source = open_source(path, context_tokens)
-        prepared = prepared_path(path, cache, bits)
+        source = open_source(path, context_tokens, card)
+        prepared = prepared_path(path, cache, bits, f" {card.task} {card.score_tokens}" if card is not None else "")
         weights = _open(prepared)
         if weights is None:
             _make(path, source, prepared, bits, say)

@@ -1,7 +1,8 @@
 """Finds the tensors of a decoder in a GGUF file or in the safetensors of a Hugging Face directory.
 
 Both give the same names: `layers.N.q`, those of `Decoder.matrix_shapes` and `Decoder.norm_sizes` for each layer, with
-`.bias` behind those of matrices; and `embedding`, `final_norm` and `head`.
+`.bias` behind those of matrices; and `embedding`, `final_norm` and `head`. A decoder that embeds or ranks has no head.
+One that ranks has `score`: one row, or two, of which the second one's result is subtracted from that of the first.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tailrace.engines.openvino.eye_shapes import decoder_config
 from tailrace.engines.openvino.families import Decoder, gguf_config, read_decoder
 from tailrace.errors import ModelError
 from tailrace.models._gguf_card import read_parts
+from tailrace.models.card import ModelCard
 from tailrace.models.gguf_header import GgufTensor
 from tailrace.models.safetensors import read_head, weight_files
 
@@ -32,7 +34,7 @@ _GGUF_LAYER = {
     "down": "ffn_down", "q_norm": "attn_q_norm", "k_norm": "attn_k_norm", "before_attention": "attn_norm",
     "after_attention": "post_attention_norm", "before_mlp": "ffn_norm", "after_mlp": "post_ffw_norm",
 }  # fmt: skip
-_GGUF_OTHERS = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output"}
+_GGUF_OTHERS = {"embedding": "token_embd", "final_norm": "output_norm", "head": "output", "score": "cls.output"}
 # Conversions of these families put the two values of a rotated pair side by side.
 _PAIRED = ("granite", "llama", "smollm3")
 _HF_LAYER = {
@@ -41,7 +43,7 @@ _HF_LAYER = {
     "k_norm": "self_attn.k_norm", "before_attention": "input_layernorm", "after_attention": "post_attention_layernorm",
     "before_mlp": "pre_feedforward_layernorm", "after_mlp": "post_feedforward_layernorm",
 }  # fmt: skip
-_HF_OTHERS = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"}
+_HF_OTHERS = {"embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head", "score": "score"}
 # Of models that read images: the names of the same tensors in different versions of transformers.
 _DECODER = (
     (re.compile(r"(?:model\.)?language_model\.(?:model\.)?(?!lm_head\.)"), "model."),
@@ -52,6 +54,7 @@ _EYE = (
     (re.compile(r"(?:model\.)?vision_tower\.(?:vision_model\.)?|model\.vision_model\."), "vision."),
     (re.compile(r"(?:model\.)?multi_modal_projector\.|model\.connector\.modality_projection\."), "projector."),
 )
+_HF_BODY = ("embed_tokens.", "layers.", "norm.")
 _PHI3_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 
 
@@ -104,9 +107,11 @@ class _Found:
         return sorted(set(self._tensors) - self._used)
 
 
-def open_source(path: Path, context_tokens: int) -> TensorSource:
-    """Open a GGUF file or a Hugging Face directory. Raises: ModelError; OSError."""
-    return _HuggingFace(path, context_tokens) if path.is_dir() else _Gguf(path, context_tokens)
+def open_source(path: Path, context_tokens: int, card: ModelCard | None = None) -> TensorSource:
+    """Open a GGUF file or a Hugging Face directory. `card`: that of a model that embeds or ranks. Raises: ModelError;
+    OSError."""
+    source = _HuggingFace(path, context_tokens) if path.is_dir() else _Gguf(path, context_tokens)
+    return source if card is None else _Headless(source, card)
 
 
 def _part(raw: Raw | None, rows: slice | npt.NDArray[np.int64]) -> Raw | None:
@@ -177,6 +182,27 @@ class _Gguf:
         return {"rope_scaling": {**config.get("rope_scaling", {}), "rope_type": "longrope", **factors}}
 
 
+class _Headless:
+    """Implements `TensorSource` for a model that embeds or ranks."""
+
+    def __init__(self, source: TensorSource, card: ModelCard) -> None:
+        self.decoder = source.decoder
+        self._source = source
+        self._tokens = np.array(card.score_tokens, np.int64)
+        self._ranks = card.task == "rank"
+
+    def find(self, name: str) -> Raw | None:
+        found = self._source.find(name)
+        if name == "head" or (name == "score" and not self._ranks):
+            return None
+        if name == "score" and len(self._tokens):  # a token's logit is the product with its row of the head
+            return _part(self._source.find("head") or self._source.find("embedding"), self._tokens)
+        return found
+
+    def unused(self) -> list[str]:
+        return self._source.unused()
+
+
 def _numbers(raw: Raw) -> list[float]:
     found: list[float] = raw.rows.reshape(-1).view(np.float32).tolist()
     return found
@@ -196,6 +222,8 @@ class _HuggingFace:
         config, tensors = decoder_config(whole), tensors_of(path)
         if config is not whole:
             tensors = {_renamed(name, _DECODER) or name: raw for name, raw in tensors.items() if not eye_name(name)}
+        elif "embed_tokens.weight" in tensors:  # saved without its head, as models that embed are
+            tensors = {f"model.{name}" if name.startswith(_HF_BODY) else name: raw for name, raw in tensors.items()}
         self._found = _Found(tensors)
         self.decoder = read_decoder(config, context_tokens)
         self._is_tied = bool(config.get("tie_word_embeddings", config.get("model_type") == "gemma3_text"))
@@ -239,7 +267,9 @@ def _renamed(name: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
 
 
 def tensors_of(path: Path) -> dict[str, Raw]:
-    """Return the tensors of a Hugging Face directory by name. Raises: ModelError; OSError."""
+    """Return the tensors of a Hugging Face directory or a GGUF file by name. Raises: ModelError; OSError."""
+    if not path.is_dir():
+        return {tensor.name: _of_gguf(tensor) for tensor in read_parts(path).tensors}
     return {name: raw for file in weight_files(path) for name, raw in _of_safetensors(file).items()}
 
 

@@ -13,21 +13,20 @@ All other types become integers of eight bits: Q8_0 as it is, the others in grou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.engines.openvino.model_files import FOUR_BITS
+from tailrace.engines.openvino.model_files import FOUR_BITS, Bits
 from tailrace.engines.openvino.sources import Raw
 
-__all__ = ["GROUP", "Bits", "Form", "Packed", "floats", "form_of", "pack"]
+__all__ = ["GROUP", "Form", "Packed", "floats", "form_of", "pack"]
 
 GROUP = 32  # weights that share a scale
 _EIGHT_BITS_GROUP = 64
 _BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}  # weights and bytes
 
-Bits = Literal[0, 4, 8, 16]  # 0: those of the file where it has four, else eight
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.float16]
 Numbers = npt.NDArray[np.float32]
@@ -37,8 +36,8 @@ Floats = TypeVar("Floats", Halves, Numbers)
 class Form(NamedTuple):
     """How a matrix is packed. The rows of matrices of one form can be put together."""
 
-    bits: int  # 4, 8 or 16
-    group: int = 0  # weights that share a scale; 0 with 16 bits
+    bits: int  # 4, 8, 16 or 32
+    group: int = 0  # weights that share a scale; 0 with 16 and 32 bits
     has_sums: bool = False
 
 
@@ -47,13 +46,15 @@ class Packed:
     """Rows of a matrix: `codes * scales`. With four bits, the columns of the inputs come first, and then twice those of
     the inputs' sums, if there are any; a byte has two codes, the first in its low half."""
 
-    codes: npt.NDArray[Any]  # uint8 (rows, groups, 16), int8 (rows, groups, group) or float16 (rows, columns)
-    scales: Numbers  # (rows, groups, 1); with 16 bits (0, 0, 0)
+    codes: npt.NDArray[Any]  # uint8 (rows, groups, 16), int8 (rows, groups, group), float16 or float32 (rows, columns)
+    scales: Numbers  # (rows, groups, 1); with 16 and 32 bits (0, 0, 0)
 
 
 def form_of(raw: Raw, bits: Bits, *, least_bits: int = 4, is_embedding: bool = False) -> Form:
     """Choose the form of a tensor. Rows of an embedding are read one by one, for which four bits do not pay."""
-    if bits == 16:
+    if bits == 32 and raw.kind == "F32":
+        return Form(32)
+    if bits >= 16:
         return Form(16)
     own: int = 4 if raw.kind in FOUR_BITS else 8
     wanted: int = bits or max(own, least_bits)
@@ -67,8 +68,8 @@ def form_of(raw: Raw, bits: Bits, *, least_bits: int = 4, is_embedding: bool = F
 def pack(raw: Raw, form: Form) -> Packed:
     """Pack a tensor. Raises: NotImplementedError or ValueError for an unknown type; FloatingPointError for a weight
     that is NaN or infinite."""
-    if form.bits == 16:
-        return Packed(_halves(raw), np.empty((0, 0, 0), np.float32))
+    if form.bits >= 16:
+        return Packed(floats(raw) if form.bits == 32 else _halves(raw), np.empty((0, 0, 0), np.float32))
     if form.bits == 4:
         return _own_four_bits(raw) if raw.kind in FOUR_BITS else _four_bits(raw)
     return _own_eight_bits(raw) if raw.kind == "Q8_0" else _eight_bits(raw, form.group)
