@@ -64,8 +64,8 @@ class ConversationFileRoutes:
         query_of(request)
         require_json(request.headers)
         require_plain_utf8(request.headers)
-        with self._bodies.reader(request.scope) as reader:
-            text = await reader.read(request.headers, request.receive)
+        with self._bodies.reader(request.scope, has_images=self._intake.is_wanted()) as reader:
+            text = await reader.read_json(request.headers, request.receive)
             drafts, files = await asyncio.to_thread(lambda: _read(text))
             images = await self._intake.read_files(files)
         found = {name: image for name, (image, _) in images.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,7 +38,9 @@ _HEADERS = {
 class ImageIntake:
     """Reads the images that are added to conversations, a few requests at a time."""
 
-    def __init__(self, conversations: ConversationKeeper, reader: ImageReader) -> None:
+    def __init__(self, conversations: ConversationKeeper, reader: ImageReader, is_wanted: Callable[[], bool]) -> None:
+        """`is_wanted`: whether a model reads images, so that larger bodies are taken."""
+        self.is_wanted = is_wanted
         self._conversations = conversations
         self._reader = reader
 
@@ -87,7 +89,7 @@ class ConversationImageRoutes:
         if not request.headers.get("content-type", "").lower().startswith("image/"):
             raise UnsupportedMediaType("Send the image with its type, such as image/png.", param="content-type")
         await self._conversations.ask(lambda store: store.get(owner, conversation_id))
-        with self._bodies.reader(request.scope) as reader:
+        with self._bodies.reader(request.scope, has_images=self._intake.is_wanted()) as reader:
             content = await reader.read(request.headers, request.receive)
             if not content:
                 raise RequestError("The image is empty.", param="image")

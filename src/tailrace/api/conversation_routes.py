@@ -205,8 +205,8 @@ class ConversationRoutes:
     async def _read(self, request: Request, kind: type[T]) -> tuple[T, tuple[str, ...]]:
         """Return the body and the names of unknown fields. Raises: RequestError."""
         require_plain_utf8(request.headers)
-        with self._bodies.reader(request.scope) as reader:
-            text = await reader.read(request.headers, request.receive)
+        with self._bodies.reader(request.scope, has_images=self._intake.is_wanted()) as reader:
+            text = await reader.read_json(request.headers, request.receive)
         if text:
             require_json(request.headers)
         return read_fields(read_json(text or b"{}"), kind)

@@ -76,7 +76,8 @@ def build_routes(
     about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path, extensions))
     own: list[BaseRoute] = [*about.table()]
     if records is not None:
-        intake = ImageIntake(records.conversations, ImageReader(ImageFetcher(settings.fetch_images)))
+        image_reader = ImageReader(ImageFetcher(settings.fetch_images))
+        intake = ImageIntake(records.conversations, image_reader, lambda: models.read_images)
         conversation_routes = ConversationRoutes(records.conversations, bodies, intake, is_strict=settings.strict)
         images = ConversationImageRoutes(records.conversations, bodies, intake)
         files = ConversationFileRoutes(records.conversations, bodies, intake)

@@ -129,7 +129,8 @@ class Routes:
         principal = principal_of(request.scope)
         principal.require(_action_of(operation))
         principal.require_within("wire", wire.name)
-        with self._bodies.reader(request.scope) as reader:
+        has_images = operation.has_images and self._models.read_images
+        with self._bodies.reader(request.scope, has_images=has_images) as reader:
             parsed, meant = await self._parse(wire, operation, request, reader)
             known = [name.rstrip("!") for name in operation.query]
             unknown = [printable(name) for name in parsed.query if name not in known]
@@ -171,7 +172,7 @@ class Routes:
         if operation.body is not None:
             operation.check(request.headers)
             require_plain_utf8(request.headers)
-            body = operation.read(await reader.read(request.headers, request.receive), request.headers)
+            body = operation.read(await reader.read_json(request.headers, request.receive), request.headers)
             model = body.get("model")
             if isinstance(model, str) and is_own_address(model, request.headers.get("host", "")):
                 body["model"] = "default"  # Hugging Face's client sends the server's URL if it has no model name

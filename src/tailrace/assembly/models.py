@@ -56,6 +56,11 @@ class Models:
     def __len__(self) -> int:
         return len(self._served)
 
+    @property
+    def read_images(self) -> bool:
+        """Whether any of them reads images."""
+        return any(served.generator.sees for served in self)
+
     def find(self, name: str | None) -> NamedModel | None:
         """Return the model with this name, the first model for no name or a name like `default`, or None."""
         if not name:

@@ -301,6 +301,7 @@ WIRE = Wire(
             Generate(parse),
             "Answer a chat.",
             body=MessagesBody,
+            has_images=True,
             query=("beta",),  # of the official client, if it sends fields of betas
             example={**_EXAMPLE, "max_tokens": 64, "stream": True},
         ),
@@ -310,6 +311,7 @@ WIRE = Wire(
             Show(count_tokens, is_slow=True),
             "Count the tokens of a chat's prompt.",
             body=CountBody,
+            has_images=True,
             query=("beta",),
             example=_EXAMPLE,
         ),

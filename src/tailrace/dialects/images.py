@@ -9,10 +9,15 @@ from tailrace.conversations.item_images import ID_PREFIX
 from tailrace.errors import RequestError
 from tailrace.types import Image, KeptImage
 
-__all__ = ["image_of_base64", "image_of_id", "image_of_url"]
+__all__ = ["image_of_base64", "image_of_id", "image_of_url", "len_without_images"]
 
 _ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{64}})", re.ASCII)
 
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\"
+_AS_QUOTES = bytes.maketrans(b"()", b'""')  # around an image in Markdown
+_SHORTEST = 4096  # of an image that counts as one
+_MAX_OTHERS = 64  # characters in a text of base64: the beginning of a data URL
+_MAX_PIECES = 200_000  # of a body: what comes after them counts as text
 _DATA_URL = re.compile(r"data:([^,;]{0,100})((?:;[^,;]{0,100})*),", re.IGNORECASE)
 
 
@@ -60,6 +65,17 @@ def image_of_base64(text: str, where: str) -> Image:
     if not content:
         raise RequestError(f"{where} is empty.", param=where)
     return Image(content, where)
+
+
+def len_without_images(text: bytes) -> int:
+    """Return how many bytes a JSON text has besides its images, at least. What is inside of long texts in base64 counts
+    as images: such a text needs no more memory when it is parsed, and has no values."""
+    num_bytes = len(text)
+    for piece in text.translate(_AS_QUOTES).split(b'"', _MAX_PIECES):
+        is_image = len(piece) >= _SHORTEST and piece.isascii() and b"\\u" not in piece
+        if is_image and len(piece.translate(None, _BASE64)) <= _MAX_OTHERS:
+            num_bytes -= len(piece)
+    return num_bytes
 
 
 def _usual_form(text: str) -> str:

@@ -375,6 +375,7 @@ WIRE = Wire(
             Generate(parse, conversation=place_of),
             "Begin a stream. With Accept: text/event-stream the answer has its events.",
             body=NativeBody,
+            has_images=True,
             example={"messages": [{"role": "user", "content": "Tell me a story about dogs."}], "max_tokens": 64},
         ),
         Operation("GET", "/v1/streams", Show(list_running), "List the caller's running streams, the oldest first."),

@@ -382,6 +382,7 @@ WIRE = Wire(
             Generate(parse_chat, conversation=place_of),
             "Answer a chat.",
             body=OpenAIChatBody,
+            has_images=True,
             example=_CHAT,
         ),
         Operation(

@@ -315,6 +315,7 @@ WIRE = Wire(
             Generate(parse, past, place_of),
             "Answer an input. With `background` the answer comes at once, with the current state.",
             body=ResponsesBody,
+            has_images=True,
             example={"input": "Tell me a story about dogs.", "max_output_tokens": 64, "stream": True},
         ),
         Operation(

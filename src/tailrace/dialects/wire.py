@@ -297,6 +297,7 @@ class Operation:
     query: tuple[str, ...] = ()  # names of the known fields; a required one ends with `!`
     query_in_body: bool = False  # whether these fields may also be in a form or a JSON body
     example: Example | None = None  # of the body
+    has_images: bool = False  # whether the body may have images, and may be larger where a model reads them
     # Conditions for this operation: `name` or `name=value` in the query, the name of a header.
     only_with: str | None = None
     only_with_header: str | None = None

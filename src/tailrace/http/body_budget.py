@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope
 
 from tailrace.access.principal import caller_of, principal_of
+from tailrace.dialects.images import len_without_images
 from tailrace.dialects.queries import read_fields_of_body
 from tailrace.errors import AdmissionError, BodyTimeout, BodyTooLarge, RequestError
 from tailrace.settings import Settings
@@ -35,45 +36,49 @@ class BodyBudget:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._limit_bytes = max(settings.pending_body_bytes, settings.body_bytes)
-        self._share_bytes = max(self._limit_bytes // 4, settings.body_bytes)  # of one caller
+        largest_bytes = max(settings.body_bytes, settings.image_body_bytes)
+        self._limit_bytes = max(settings.pending_body_bytes, largest_bytes)
+        self._share_bytes = max(self._limit_bytes // 4, largest_bytes)  # of one caller
         self._num_bytes = 0
         self._by_caller: Counter[str] = Counter()  # bytes
 
-    def reader(self, scope: Scope, *, is_small: bool = False) -> BodyReader:
+    def reader(self, scope: Scope, *, is_small: bool = False, has_images: bool = False) -> BodyReader:
         """Return a reader for one request. Keep it open as a context manager while the body is in memory.
 
-        A body may have as many bytes as the settings allow; `SMALL_BYTES` if `is_small`, or if the request's key may
-        not generate.
+        A body may have as many bytes as the settings allow, more with `has_images`; `SMALL_BYTES` if `is_small`, or if
+        the request's key may not generate.
         """
         limit_bytes = self._settings.body_bytes
+        if has_images:
+            limit_bytes = max(limit_bytes, self._settings.image_body_bytes)
         if is_small or not principal_of(scope).has("generate"):
             limit_bytes = min(limit_bytes, SMALL_BYTES)
         return BodyReader(self, self._settings, caller_of(scope), limit_bytes)
 
-    def take(self, caller: str, num_bytes: int, own_bytes: int) -> None:
-        """Reserve memory for a body that has `own_bytes` already. Raises: AdmissionError if it would be too large
-        now."""
-        wanted_bytes = own_bytes + num_bytes
-        fits = self._fits(wanted_bytes, self._num_bytes - own_bytes, self._limit_bytes)
+    def take(self, caller: str, num_bytes: int, own_bytes: int, most_bytes: int = 0) -> None:
+        """Reserve memory for a body that has `own_bytes` already, and may have `most_bytes` if that is more than usual.
+        Raises: AdmissionError if it would be too large now."""
+        wanted_bytes, most_bytes = own_bytes + num_bytes, max(most_bytes, self._settings.body_bytes)
+        fits = _fits(wanted_bytes, most_bytes, self._num_bytes - own_bytes, self._limit_bytes)
         if fits and not is_loopback(caller):
-            fits = self._fits(wanted_bytes, self._by_caller[caller] - own_bytes, self._share_bytes)
+            fits = _fits(wanted_bytes, most_bytes, self._by_caller[caller] - own_bytes, self._share_bytes)
         if not fits:
             raise AdmissionError("Too many request bodies are being read. Try later.", retry_after_s=_RETRY_S)
         self._num_bytes += num_bytes
         self._by_caller[caller] += num_bytes
-
-    def _fits(self, wanted_bytes: int, other_bytes: int, limit_bytes: int) -> bool:
-        """Return whether a body of this size fits beside the others that share its limit."""
-        free_bytes = limit_bytes - other_bytes
-        is_crowded = wanted_bytes * limit_bytes > 2 * self._settings.body_bytes * free_bytes
-        return not is_crowded and wanted_bytes <= free_bytes
 
     def give_back(self, caller: str, num_bytes: int) -> None:
         self._num_bytes -= num_bytes
         self._by_caller[caller] -= num_bytes
         if not self._by_caller[caller]:
             del self._by_caller[caller]
+
+
+def _fits(wanted_bytes: int, most_bytes: int, other_bytes: int, limit_bytes: int) -> bool:
+    """Return whether a body of this size fits beside the others that share its limit; `most_bytes` is the largest."""
+    free_bytes = limit_bytes - other_bytes
+    is_crowded = wanted_bytes * limit_bytes > 2 * most_bytes * free_bytes
+    return not is_crowded and wanted_bytes <= free_bytes
 
 
 class BodyReader:
@@ -104,6 +109,14 @@ class BodyReader:
             raise RequestError("A field is in the query and in the body. Give it once.")
         return query | fields
 
+    async def read_json(self, headers: Headers, receive: Receive) -> bytes:
+        """As `read`, for JSON: of a body that is larger than others may be, the part above that must be images."""
+        text = await self.read(headers, receive)
+        if len(text) > self._settings.body_bytes and len_without_images(text) > self._settings.body_bytes:
+            most = self._settings.body_bytes
+            raise BodyTooLarge(f"Without its images, the request body is larger than {most} bytes.")
+        return text
+
     async def read(self, headers: Headers, receive: Receive) -> bytes:
         """Read the whole body.
 
@@ -129,7 +142,7 @@ class BodyReader:
                 await _discard(receive)
                 raise self._too_large()
             try:
-                self._budget.take(self._caller, len(chunk), self._num_bytes)
+                self._budget.take(self._caller, len(chunk), self._num_bytes, self._limit_bytes)
             except AdmissionError:
                 chunks.clear()
                 self.__exit__(None, None, None)
