@@ -139,7 +139,7 @@ KINDS = {
             formats=("gguf", "openvino", "huggingface"),
             packages=("openvino",),
             cls="tailrace.engines.openvino.engine:OpenVINOEngine",
-            vector_cls="tailrace.engines.openvino.vector_engine:VectorEngine",
+            vector_cls="tailrace.engines.openvino.vector_engine:OpenVINOVectors",
             settings=(
                 *_COMPUTING_SETTINGS,
                 "adapter",
@@ -166,6 +166,8 @@ KINDS = {
             formats=("gguf",),
             packages=("xllamacpp",),
             cls="tailrace.engines.llamacpp.engine:LlamaCppEngine",
+            vector_cls="tailrace.engines.llamacpp.vectors:LlamaCppVectors",
+            refuses=lambda card: "it ranks nothing here" if card.task == "rank" else "",
             is_for_one=True,
             reach=GUIDANCE,
             settings=(*_COMPUTING_SETTINGS, "device", "exact"),  # --exact costs two thirds of the speed
@@ -191,6 +193,7 @@ KINDS = {
             packages=("torch", "transformers"),
             extra="transformers",
             cls="tailrace.engines.transformers.engine:TransformersEngine",
+            vector_cls="tailrace.engines.transformers.vectors:TransformersVectors",
             reach=GUIDANCE,
             settings=(*_COMPUTING_SETTINGS, "adapter", "adapter_scale", "device", "dtype"),
             devices=("cpu", "cuda", "mps", "xpu"),

@@ -18,7 +18,10 @@ from tailrace.types import Task
 __all__ = ["ENCODERS", "VectorFacts", "read_vector_facts"]
 
 # The families whose models generate nothing, whatever their files say.
-ENCODERS = frozenset(("bert", "camembert", "distilbert", "roberta", "xlm-roberta"))
+ENCODERS = frozenset(
+    ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "ernie", "modernbert", "mpnet",
+     "roberta", "xlm-roberta", "xlm-roberta-xl")
+)  # fmt: skip
 _RANKS = "ForSequenceClassification"
 _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "first", "pooling_mode_mean_tokens": "mean", "pooling_mode_lasttoken": "last",

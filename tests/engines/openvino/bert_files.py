@@ -59,7 +59,7 @@ def _phantom(word: str, special: set[str], *, old_words: bool) -> str:
 
 
 def _add(writer: gguf.GGUFWriter, name: str, values: Any, kind: str) -> None:
-    is_plain = values.ndim == 1 or kind == "F32" or "norm" in name
+    is_plain = values.ndim == 1 or name in ("position_embd.weight", "token_types.weight")  # llama.cpp needs it
     number = gguf.GGMLQuantizationType["F32" if is_plain else kind]
     if number == gguf.GGMLQuantizationType.F32:
         writer.add_tensor(name, values.astype(np.float32))

@@ -35,7 +35,7 @@ def _load(path: Path, **more: Any) -> Engine:  # Any: of EngineSpec
     return load_engine(EngineSpec("openvino", str(path), task=card.task, **more))
 
 
-def _vectors(engine: Engine, texts: list[tuple[int, ...]] = IDS) -> list[npt.NDArray[np.float32]]:
+def vectors_of(engine: Engine, texts: list[tuple[int, ...]] = IDS) -> list[npt.NDArray[np.float32]]:
     for number, ids in enumerate(texts):
         engine.submit(Sequence(number, (ids,), vector=VectorForm(is_normalized=False)))
     found: dict[int, npt.NDArray[np.float32]] = {}
@@ -46,15 +46,15 @@ def _vectors(engine: Engine, texts: list[tuple[int, ...]] = IDS) -> list[npt.NDA
     return [found[number] for number in range(len(texts))]
 
 
-def _pooled(model: Any, ids: tuple[int, ...], mode: str) -> npt.NDArray[np.float32]:  # Any: transformers' model
+def pooled(model: Any, ids: tuple[int, ...], mode: str) -> npt.NDArray[np.float32]:  # Any: transformers' model
     import torch
 
     with torch.no_grad():
         hidden: npt.NDArray[np.float32] = model.model(torch.tensor([ids])).last_hidden_state[0].numpy()
-    pooled: npt.NDArray[np.float32] = (
+    found: npt.NDArray[np.float32] = (
         hidden.mean(0) if mode == "mean_tokens" else hidden[0 if mode == "cls_token" else -1]
     )
-    return pooled
+    return found
 
 
 def _directory(path: Path, family: str, *, is_bare: bool = False) -> Any:  # Any: transformers' model
@@ -65,7 +65,7 @@ def _directory(path: Path, family: str, *, is_bare: bool = False) -> Any:  # Any
     return model
 
 
-def _gguf(path: Path, family: str, model: Any, **keys: int) -> Path:  # Any: transformers' model
+def pooled_gguf(path: Path, family: str, model: Any, **keys: int) -> Path:  # Any: transformers' model
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_pooling_type(gguf.PoolingType(keys["pooling"]))
 
@@ -78,10 +78,10 @@ def test_directories(tmp_path: Path, family: str, mode: str) -> None:
     model = _directory(tmp_path, family)
     pooled_by(tmp_path, f"pooling_mode_{mode}")
     engine = _load(tmp_path)
-    found = _vectors(engine)
+    found = vectors_of(engine)
     engine.close()
     for vector, ids in zip(found, IDS, strict=True):
-        np.testing.assert_allclose(vector, _pooled(model, ids, mode), atol=1e-4)
+        np.testing.assert_allclose(vector, pooled(model, ids, mode), atol=1e-4)
 
 
 def test_float32_is_kept_and_names_may_have_no_prefix(tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_float32_is_kept_and_names_may_have_no_prefix(tmp_path: Path) -> None:
     model.model.save_pretrained(tmp_path)
     pooled_by(tmp_path, "pooling_mode_lasttoken")
     for bits, atol in ((0, 1e-4), (16, 0.05), (8, 1.0)):
-        found = _vectors(_load(tmp_path, weight_bits=bits))
-        expected = [_pooled(model, ids, "lasttoken") for ids in IDS]
+        found = vectors_of(_load(tmp_path, weight_bits=bits))
+        expected = [pooled(model, ids, "lasttoken") for ids in IDS]
         np.testing.assert_allclose(found, expected, atol=atol)
     assert np.abs(np.array(found) - expected).max() > 1e-3  # with eight bits
 
@@ -105,11 +105,11 @@ def test_float32_is_kept_and_names_may_have_no_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
 def test_gguf_files(tmp_path: Path, family: str, mode: str) -> None:
     model = make(TINY[family], tmp_path / "plain")
-    path = _gguf(tmp_path, family, model, pooling=MODES[mode])
+    path = pooled_gguf(tmp_path, family, model, pooling=MODES[mode])
     assert read_card(path, "").num_dimensions == 64
     engine = _load(path)
-    for vector, ids in zip(_vectors(engine), IDS, strict=True):
-        np.testing.assert_allclose(vector, _pooled(model, ids, mode), atol=1e-4)
+    for vector, ids in zip(vectors_of(engine), IDS, strict=True):
+        np.testing.assert_allclose(vector, pooled(model, ids, mode), atol=1e-4)
     engine.close()
 
 
@@ -129,7 +129,7 @@ def test_an_end_token_that_the_file_asks_for(tmp_path: Path) -> None:
 
 
 def _scores(engine: Engine) -> npt.NDArray[np.float32]:
-    return np.array(_vectors(engine))[:, 0]
+    return np.array(vectors_of(engine))[:, 0]
 
 
 def test_scores_by_the_logits_of_two_tokens(tmp_path: Path) -> None:
@@ -197,8 +197,8 @@ def test_a_long_text_takes_several_steps_and_can_be_aborted(tmp_path: Path) -> N
     found: list[Delta] = engine.step()
     assert [(one.sequence_id, one.finish_reason) for one in found] == [(1, "cancelled"), (2, "stop")]
     assert engine.progress() == []
-    (again,) = _vectors(engine, [IDS[2]])
-    (alone,) = _vectors(_load(tmp_path), [IDS[2]])
+    (again,) = vectors_of(engine, [IDS[2]])
+    (alone,) = vectors_of(_load(tmp_path), [IDS[2]])
     np.testing.assert_array_equal(again, alone)
     for ids in ((), (96,), (-1,), (7,) * 257):
         with pytest.raises(SequenceFailed):
@@ -211,6 +211,6 @@ def test_many_short_texts(tmp_path: Path) -> None:
     pooled_by(tmp_path, "pooling_mode_mean_tokens")
     engine = _load(tmp_path, max_step_tokens=256)
     many = [(3 + number % 90,) * (1 + number % 3) for number in range(300)]
-    together = _vectors(engine, many)
+    together = vectors_of(engine, many)
     for number in (0, 1, 150, 299):
-        np.testing.assert_allclose(together[number], _vectors(engine, [many[number]])[0], atol=1e-5)
+        np.testing.assert_allclose(together[number], vectors_of(engine, [many[number]])[0], atol=1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -89,9 +89,11 @@ def _longest(spec: EngineSpec) -> int:
     return min(spec.context_tokens, spec.kv_tokens)
 
 
-def start_server(spec: EngineSpec, socket_path: str) -> tuple[Any, bool]:  # Any: the library has no stubs
+def start_server(
+    spec: EngineSpec, socket_path: str, change: Callable[[Any], None] = lambda params: None
+) -> tuple[Any, bool]:
     """Start llama.cpp's server on a socket file, whose name has to end with `.sock`. Returns the server, and whether it
-    computes on a GPU.
+    computes on a GPU. `change` may change its parameters. Any: the library has no stubs.
 
     Raises: ModelError if it does not load the model, or for an unknown device.
     """
@@ -115,6 +117,7 @@ def start_server(spec: EngineSpec, socket_path: str) -> tuple[Any, bool]:  # Any
     params.verbosity = _ERRORS_ONLY
     if spec.threads:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
+    change(params)
     with _stderr() as stderr_file:
         try:
             server = xllamacpp.Server(params)

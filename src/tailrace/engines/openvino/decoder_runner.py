@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import openvino as ov
 
 from tailrace.engines.interface import Sequence
 from tailrace.engines.openvino.adapters import Branches
@@ -24,16 +24,16 @@ from tailrace.engines.openvino.prepared import prepare
 from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
+from tailrace.engines.vectors import Rows
 from tailrace.models.card import ModelCard
 
 __all__ = ["DecoderRunner"]
-
-Rows = npt.NDArray[np.float32]
 
 
 class DecoderRunner:
     """Implements `VectorRunner`."""
 
+    engine = f"openvino {ov.__version__.partition('-')[0]}"
     most_sequences = 64  # each has a block of the cache at least
 
     def __init__(self, spec: EngineSpec, card: ModelCard) -> None:
@@ -75,6 +75,9 @@ class DecoderRunner:
         rows = self._runner.run(pieces, is_batch=True)
         ends = np.cumsum([piece.num_sampled for piece in pieces])
         return self._results([self._pooled(own) for own in np.split(rows, ends[:-1])])
+
+    def close(self) -> None:
+        """It frees its memory by itself."""
 
     def _run_piece(self, batch: Many[Sequence]) -> Rows | None:
         """Run the next piece of the only text."""

@@ -27,6 +27,7 @@ _NEVER = np.float32(-1e9)  # is added to the score of a place without a token
 class EncoderRunner:
     """Implements `VectorRunner`."""
 
+    engine = f"openvino {ov.__version__.partition('-')[0]}"
     most_sequences = 2**31
     num_done = 0
 
@@ -63,6 +64,9 @@ class EncoderRunner:
         self._request.infer(arrays, share_inputs=True)
         vectors: npt.NDArray[np.float32] = self._request.get_output_tensor(0).data
         return vectors
+
+    def close(self) -> None:
+        """It frees its memory by itself."""
 
     def _arrays(self, batch: Many[Sequence]) -> dict[str, npt.NDArray[Any]]:
         lengths = np.array([sequence.num_prompt_tokens for sequence in batch])

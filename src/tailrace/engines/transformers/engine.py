@@ -16,15 +16,11 @@ Properties of the library that matter here (5.23, torch 2.13):
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import transformers
-from transformers.utils import logging as library_logging
 
 from tailrace.engines.adapters import read_adapters
 from tailrace.engines.constraints import Constraints
@@ -34,7 +30,8 @@ from tailrace.engines.sampler import PARAMETERS, Row, check_ids
 from tailrace.engines.transformers.adapters import RowAdapters, merge
 from tailrace.engines.transformers.batches import BLOCK_TOKENS, Paged, Sequential
 from tailrace.engines.transformers.eyes import Eyes, has_eyes
-from tailrace.errors import ModelError, SequenceFailed
+from tailrace.engines.transformers.loading import load_model, named_errors
+from tailrace.errors import SequenceFailed
 from tailrace.wording import in_one_line
 
 __all__ = ["PARAMETERS", "TransformersEngine"]
@@ -58,11 +55,9 @@ class TransformersEngine:
     """Implements `Engine` with a Hugging Face model directory."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        library_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as in all of the library
-        library_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         if spec.threads:
             torch.set_num_threads(spec.threads)
-        with _named_errors(spec):
+        with named_errors(spec):
             model, branches = _load(spec)
             self._eyes = _eyes(spec)
             context_tokens = min(spec.context_tokens, spec.kv_tokens)
@@ -149,20 +144,12 @@ def _constraints(path: Path, ends: frozenset[int], vocab_size: int) -> Constrain
 
 
 def _load(spec: EngineSpec) -> tuple[Any, RowAdapters | None]:  # Any: the library's model, whichever it is
-    device = spec.device or ("cuda" if torch.cuda.is_available() else "cpu")
     kind = transformers.AutoModelForImageTextToText if has_eyes(spec.path) else transformers.AutoModelForCausalLM
-    model: Any = kind.from_pretrained(
-        spec.path,
-        dtype=getattr(torch, spec.dtype) if spec.dtype else "auto",
-        trust_remote_code=False,
-        local_files_only=True,
-        use_safetensors=True,
-    )
+    model = load_model(spec, kind)
     adapters = read_adapters(spec)
     if list(adapters) == [""]:
         merge(model, adapters[""])
         adapters = {}
-    model = model.to(device).eval()
     return model, RowAdapters(model, adapters) if adapters else None
 
 
@@ -215,20 +202,3 @@ def _try(forwards: _Forwards) -> None:
 def _eos_token_ids(model: Any) -> frozenset[int]:
     ends = model.generation_config.eos_token_id
     return frozenset(() if ends is None else [ends] if isinstance(ends, int) else ends)
-
-
-@contextmanager
-def _named_errors(spec: EngineSpec) -> Iterator[None]:
-    """Convert the library's exceptions to a ModelError of one line that names the model."""
-    name = os.path.basename(spec.path.rstrip("/"))
-    try:
-        yield
-    except ModelError:
-        raise
-    except torch.OutOfMemoryError as error:
-        raise ModelError(f"{name} does not fit into the device's memory. Try a smaller --kv-tokens.") from error
-    except Exception as error:  # the library raises whatever its models and loaders do
-        text = in_one_line(error)
-        if "trust_remote_code" in str(error) or "custom code" in str(error):
-            text = "it needs its own code, which tailrace does not run. Only architectures built into transformers work"
-        raise ModelError(f"transformers cannot load {name}: {text}.") from error
