@@ -22,23 +22,14 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from tailrace.dialects import (
-    anthropic,
-    embeddings,
-    native,
-    ollama,
-    ollama_embeddings,
-    openai,
-    rerank,
-    responses,
-    tei,
-    tgi,
-    triton,
-)
+from tailrace.dialects import embeddings, native, ollama, ollama_embeddings, openai, rerank, responses, tei
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.fields import SamplingFields
+from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
 from tailrace_plugins.llama_server import wire as llama_server
+from tailrace_plugins.tgi import tgi_wire as tgi
+from tailrace_plugins.triton import triton_wire as triton
 
 __all__ = ["ANY", "APIS", "Api", "Value", "fields_of"]
 

@@ -265,7 +265,7 @@ _LEFT_OUT = {
         "relative": "'odd' is not a path",
         "broad": "its prefix '/v1' is also the prefix of other paths",
         "says_nothing": "odd:says_nothing does not fit (",
-        "wrong_status": "encode_error does not return the error's status and a JSON object",
+        "wrong_status": "encode_error does not return the status of an error and a JSON object",
         "twice": "its path /fits conflicts with /fits",
         "told_as_another": "its path / conflicts with /",
         "welcomes": "its path / conflicts with /",

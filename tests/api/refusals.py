@@ -19,10 +19,11 @@ from tests.api.process import Server
 from tests.http.wire import Wire as Connection
 from tests.http.wire import as_json
 
-from tailrace.dialects import Wire, native, tgi
+from tailrace.dialects import Wire, native
 from tailrace.dialects.wire import Generate, MakeVectors, Operation
 from tailrace.errors import RequestError, UnsupportedOperation
 from tailrace.http.wires import ServedWires
+from tailrace_plugins.tgi import tgi_wire as tgi
 
 __all__ = [
     "BODIES", "CANARY", "CHAT", "EVERYTHING", "GENERATING", "LIMITS", "NATIVE", "NATIVE_SHAPE", "NOWHERE", "PLAIN",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tailrace.conversations.items import Branch, Item
-from tailrace.dialects import GenerateCall, ParsedRequest, StreamFacts, View, openai, responses, tgi
+from tailrace.dialects import GenerateCall, ParsedRequest, StreamFacts, View, openai, responses
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.conversations import place_of
 from tailrace.dialects.native import parse as parse_native
@@ -17,6 +17,7 @@ from tailrace.errors import UnknownStream
 from tailrace.text import ChatFacts, Tokenizer
 from tailrace.types import Event, GenerateRequest, Message, Sampling, Task
 from tailrace_plugins.articles import plain
+from tailrace_plugins.tgi import tgi_wire as tgi
 
 __all__ = [
     "EVERYTHING",

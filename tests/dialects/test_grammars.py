@@ -13,9 +13,10 @@ from tests.dialects.fake_server import chat, completion, generate, parsed
 
 from tailrace.dialects import GenerateCall, ollama
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema, read_response_format, read_tgi_grammar
+from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_regex, grammar_of_schema, read_response_format
 from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
 from tailrace.types import Grammar
+from tailrace_plugins.tgi.tgi_wire import read_grammar as read_tgi_grammar
 
 CANARY = "kanarienvogel"  # whatever a client made up; no message may say it again
 
@@ -38,7 +39,7 @@ def outcome(read: Callable[[], Grammar | None]) -> Grammar | RequestError | None
 
 def of_regex(text: object) -> TailraceError:
     """Return the refusal of a regular expression."""
-    error = refusal(lambda: read_tgi_grammar("regex", text))
+    error = refusal(lambda: grammar_of_regex(text, "grammar"))
     assert error.param == "grammar"
     return error
 
@@ -60,7 +61,7 @@ def test_a_schema_is_an_object(schema: object) -> None:
      "(a{64}){64}", ".{64}", "(?:.{32}){2}", "[a-z]" * 64, "x" * 2000, r"[^\\]\\", "(a+)+$", "(a*)*b"],
 )  # fmt: skip
 def test_portable_regexes_pass_unchanged(text: str) -> None:
-    assert read_tgi_grammar("regex", text) == Grammar("regex", text)
+    assert grammar_of_regex(text, "grammar") == Grammar("regex", text)
     assert read_response_format({"type": "regex", "value": text}) == Grammar("regex", text)
 
 
@@ -99,7 +100,7 @@ def test_a_regex_has_no_control_characters(sign: str) -> None:
 
 
 def test_a_regex_may_have_lines() -> None:
-    assert read_tgi_grammar("regex", "a\tb\r\nc") == Grammar("regex", "a\tb\r\nc")
+    assert grammar_of_regex("a\tb\r\nc", "grammar") == Grammar("regex", "a\tb\r\nc")
 
 
 def test_errors_do_not_repeat_the_regex() -> None:
@@ -112,7 +113,7 @@ def test_errors_do_not_repeat_the_regex() -> None:
 @given(st.text("ab0159()[]{}|*+?^$\\.-,:=!<>PiudDwnx&~\n", max_size=30))
 def test_any_text_is_accepted_or_refused_as_a_regex(text: str) -> None:
     """Warnings are errors in tests, and versions of Python warn about different expressions."""
-    found = outcome(lambda: read_tgi_grammar("regex", text))
+    found = outcome(lambda: grammar_of_regex(text, "grammar"))
     assert found == Grammar("regex", text) or (isinstance(found, RequestError) and found.param == "grammar")
 
 
@@ -121,7 +122,7 @@ def test_any_text_is_accepted_or_refused_as_a_regex(text: str) -> None:
              "(a*)*" * 400, "(" * 900 + ")" * 900, "(((a*)*)*)*" * 100, "[^" * 1000, "x*" * 1000]
 )  # fmt: skip
 def test_hostile_regexes_are_refused_quickly(text: str) -> None:
-    outcome(lambda: read_tgi_grammar("regex", text))
+    outcome(lambda: grammar_of_regex(text, "grammar"))
 
 
 # Anything at all

@@ -9,14 +9,16 @@ from tests.dialects.fake_server import FakeServer, chat, native, parsed, tutoria
 
 from tailrace.conversations.items import Item, messages_of
 from tailrace.conversations.turns import Spoken, read_turn
-from tailrace.dialects import GenerateCall, anthropic, ollama, openai, responses, triton
+from tailrace.dialects import GenerateCall, ollama, openai, responses
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import ChatView
 from tailrace.dialects.responses_items import items_from
 from tailrace.dialects.shapes import read_fields
 from tailrace.errors import RequestError
 from tailrace.types import Message
+from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
+from tailrace_plugins.triton import triton_wire as triton
 
 HI = {"role": "user", "content": "Hi"}
 UNABLE = FakeServer(splits_reasoning=False, takes_reasoning=False, template_values=frozenset())

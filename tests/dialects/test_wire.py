@@ -11,11 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.dialects.fake_server import chat, completion, generate, native, parsed
 
-from tailrace.dialects import GenerateCall, tgi
+from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody, read_json, to_json
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import RequestError
 from tailrace.types import NO_LIMIT, End, Failure, Sampling, Usage
+from tailrace_plugins.tgi import tgi_wire as tgi
 
 STARTS: dict[str, JsonBody] = {
     "native": {"prompt": "Hi"},

@@ -33,6 +33,8 @@ def test_the_plugins_of_this_package_are_served() -> None:
         ("/a/{x}/c", "/a/b/d", False),
         ("/a/{x:path}", "/a/b/c", True),
         ("/a/{x:path}", "/b/{y:path}", False),
+        ("/a/{x:path}", "/a", False),
+        ("/a/{x:path}", "/a/", True),
         ("/a/{x}.json", "/a/b", True),  # more than there is: no harm is done by being strict
     ],
 )

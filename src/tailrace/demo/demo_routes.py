@@ -30,17 +30,15 @@ from tailrace.api.stream_facts import facts_of
 from tailrace.assembly.served import Served
 from tailrace.assembly.service import Service
 from tailrace.demo.unkept_stream import PlainAnswer, PlainBody
-from tailrace.dialects import BareTextView, View
+from tailrace.dialects import BareTextView, Generate, GenerateCall, ParsedRequest, View
 from tailrace.dialects.bodies import read_json, require_json
-from tailrace.dialects.native import NativeView
-from tailrace.dialects.openai_chunks import ChatView
 from tailrace.dialects.shapes import read_fields
-from tailrace.dialects.tgi_answers import TGIView
 from tailrace.errors import EngineLost, Forbidden, UnknownStream
 from tailrace.generation import Observer, Times
 from tailrace.http.asgi_answers import STREAM_HEADERS, JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.stream_actions import StreamActions
+from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.transport.addresses import is_loopback
 from tailrace.types import Record
@@ -50,14 +48,7 @@ __all__ = ["TOKEN_HEADER", "DemoRoutes"]
 TOKEN_HEADER = "x-tailrace-demo"  # noqa: S105 - the name of a header
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")  # what proxies add
 _MAX_TIMES = 256
-
-
-_VIEWS: dict[str, View] = {
-    "native": NativeView(),
-    "openai": ChatView(),
-    "plain": BareTextView(),
-    "tgi": TGIView(whole_in_list=False, details=False, prefill=False, full_text=False, sampled=True),
-}
+_PATHS = {"native": "/v1/streams", "openai": "/v1/chat/completions", "tgi": "/generate_stream"}
 
 
 class _StreamTimes(Observer):
@@ -95,6 +86,7 @@ class DemoRoutes:
         for served in service.models:
             served.generator.observers.add(self._times)
         self._page = PageFiles("tailrace.demo")
+        self._wires = ServedWires()
 
     def table(self) -> list[BaseRoute]:
         return [
@@ -132,9 +124,7 @@ class DemoRoutes:
 
     async def show_stream(self, request: Request) -> ASGIApp:
         """A stream on one of four wires, from its first event. Raises: as `LogStore.read`."""
-        view = _VIEWS.get(request.path_params["wire"])
-        if view is None:
-            raise HTTPException(404)
+        view = self._view_of(request.path_params["wire"])
         log = await self._streams.find(owner_of(request.scope), request.path_params["stream_id"])
         return self._streams.follow(log, view.open(facts_of(self._service.models.of(log), log)), view)
 
@@ -175,6 +165,17 @@ class DemoRoutes:
             raise Forbidden("Only a client on this machine can do this, without a proxy.")
         if is_cross_origin(request):
             raise Forbidden("Pages of other origins cannot do this.", param="sec-fetch-site")
+
+    def _view_of(self, wire: str) -> View:
+        """Return the view with which a wire answers its own example. Raises: HTTPException for another wire."""
+        if wire == "plain":
+            return BareTextView()
+        for one in (operation for served in self._wires.all for operation in served.operations):
+            if one.path == _PATHS.get(wire) and isinstance(one.act, Generate):
+                call = one.act.parse(ParsedRequest(self._service.models.names[0], dict(one.example or {})))
+                assert isinstance(call, GenerateCall)  # an example asks for an answer
+                return call.view
+        raise HTTPException(404)
 
     def _find(self, name: str | None) -> Served:
         """Raises: UnknownModel."""

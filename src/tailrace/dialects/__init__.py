@@ -8,21 +8,49 @@ plugins under the entry point `tailrace.wires`. This module exports what their a
 
 from __future__ import annotations
 
-from tailrace.dialects import anthropic, native, ollama, openai, responses, tei, tgi, triton
-from tailrace.dialects.answers import EventStreamView
+from tailrace.dialects import native, ollama, openai, responses, tei
+from tailrace.dialects.answers import EventStreamView, ToolsView, finite, readiness, show_live
 from tailrace.dialects.bare import BareTextView, bare_request, bare_sampling
-from tailrace.dialects.bodies import JsonBody, printable, quote, to_json
+from tailrace.dialects.bodies import (
+    JsonBody,
+    printable,
+    quote,
+    read_json,
+    require_json,
+    require_json_or_curl,
+    time_of,
+    to_json,
+)
 from tailrace.dialects.facts import ServerFacts, StreamFacts, TokenVocabulary
-from tailrace.dialects.fields import SamplingFields, sampling_of
-from tailrace.dialects.grammars import grammar_of_schema
+from tailrace.dialects.fields import (
+    MAX_STOPS,
+    AnswerTokens,
+    Fraction,
+    ReasoningTokens,
+    SamplingFields,
+    Temperature,
+    TemplateValues,
+    TopK,
+    sampling_of,
+    stops,
+)
+from tailrace.dialects.grammars import grammar_of_regex, grammar_of_schema, unwrapped_schema
+from tailrace.dialects.images import image_of_base64, image_of_url
+from tailrace.dialects.messages import (
+    MAX_MESSAGES,
+    ChatMessage,
+    FunctionCall,
+    Messages,
+    ReasoningDetail,
+    ToolCallBody,
+    read_messages,
+)
 from tailrace.dialects.native import RETRY_MS, encode_error
+from tailrace.dialects.parts import ImagePart, TextPart, eyes_of, first_asked, text_of
 from tailrace.dialects.queries import read_count
-from tailrace.dialects.shapes import ignored, read_fields, read_known, refused
-from tailrace.dialects.triton import RequestedOutput
-from tailrace.dialects.triton import check_headers as check_triton_headers
-from tailrace.dialects.triton import encode_error as encode_triton_error
-from tailrace.dialects.triton_models import VERSION as TRITON_VERSION
-from tailrace.dialects.triton_tensors import TritonTensor, read_tensors
+from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
+from tailrace.dialects.shapes import Other, ignored, note, read_fields, read_known, refused, without_unused
+from tailrace.dialects.tools import ChosenTools, Offer, ToolChoice, choose_tools, left_out
 from tailrace.dialects.wire import (
     SSE,
     CumulativeEncoder,
@@ -39,62 +67,112 @@ from tailrace.dialects.wire import (
     SocketChat,
     View,
     Wire,
+    conformity_json,
+    deltas_by_choice,
     failure_of,
+    find_model,
     finished_end,
     named_model,
 )
+from tailrace.text.calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
 from tailrace.types import event_id, parse_cursor
 
 __all__ = [
+    "MAX_MESSAGES",
+    "MAX_STOPS",
     "RETRY_MS",
     "SSE",
-    "TRITON_VERSION",
     "WIRES",
     "WIRES_GROUP",
+    "AnswerTokens",
     "BareTextView",
+    "CallPart",
+    "ChatMessage",
+    "ChosenTools",
     "CumulativeEncoder",
+    "Effort",
     "Encoder",
     "EventStreamView",
     "Follow",
     "Following",
+    "Fraction",
+    "FunctionCall",
     "Generate",
     "GenerateCall",
+    "ImagePart",
     "JsonBody",
+    "Messages",
+    "Offer",
     "OnStream",
     "Operation",
+    "Other",
     "ParsedRequest",
+    "ReasoningDetail",
+    "ReasoningTokens",
     "Reply",
-    "RequestedOutput",
     "SamplingFields",
     "ServerFacts",
     "Show",
     "SocketChat",
     "StreamFacts",
+    "Temperature",
+    "TemplateValues",
+    "TextPart",
     "TokenVocabulary",
-    "TritonTensor",
+    "ToolCallBody",
+    "ToolCallReader",
+    "ToolChoice",
+    "ToolsView",
+    "TopK",
     "View",
+    "WholeCall",
+    "WholeCallReader",
     "Wire",
     "bare_request",
     "bare_sampling",
-    "check_triton_headers",
+    "choose_tools",
+    "conformity_json",
+    "deltas_by_choice",
+    "effort_values",
     "encode_error",
-    "encode_triton_error",
     "event_id",
+    "eyes_of",
     "failure_of",
+    "find_model",
     "finished_end",
+    "finite",
+    "first_asked",
+    "grammar_of_regex",
     "grammar_of_schema",
     "ignored",
+    "image_of_base64",
+    "image_of_url",
+    "left_out",
     "named_model",
+    "note",
     "parse_cursor",
     "printable",
     "quote",
     "read_count",
     "read_fields",
+    "read_json",
     "read_known",
-    "read_tensors",
+    "read_messages",
+    "readiness",
+    "reasoning_budget",
     "refused",
+    "require_json",
+    "require_json_or_curl",
     "sampling_of",
+    "show_live",
+    "stops",
+    "switch_values",
+    "text_of",
+    "time_of",
     "to_json",
+    "unread_reasoning",
+    "unwrapped_schema",
+    "without_unused",
 ]
 
 WIRES_GROUP = "tailrace.wires"  # of entry points
@@ -104,9 +182,6 @@ WIRES: tuple[Wire, ...] = (
     native.WIRE,
     openai.WIRE,
     responses.WIRE,
-    tgi.WIRE,
-    anthropic.WIRE,
     ollama.WIRE,
-    triton.WIRE,
     tei.WIRE,
 )

@@ -16,7 +16,7 @@ __all__ = [
     "grammar_of_regex",
     "grammar_of_schema",
     "read_response_format",
-    "read_tgi_grammar",
+    "unwrapped_schema",
 ]
 
 _MAX_VALUES = 200  # of a choice
@@ -48,20 +48,7 @@ def read_response_format(value: object, param: str = "response_format") -> Gramm
     raise RequestError(f"{param} takes the types text, json_object and json_schema.", param=param)
 
 
-def read_tgi_grammar(kind: str, value: object) -> Grammar:
-    """Read TGI's `grammar`, with TGI's error messages. Raises: RequestError."""
-    if kind == "regex":
-        return grammar_of_regex(value, "grammar")
-    if kind not in ("json", "json_object", "json_schema"):
-        raise RequestError("grammar is not valid: the types are json, json_schema and regex", param="grammar")
-    if kind == "json_schema":
-        value = _without_name(value)
-    if not isinstance(value, dict) or "properties" not in value:
-        raise RequestError("grammar is not valid: Grammar must have a 'properties' field", param="grammar")
-    return grammar_of_schema(value, "grammar")
-
-
-def _without_name(schema: object) -> object:
+def unwrapped_schema(schema: object) -> object:
     """Return the inner one of `{"name", "schema"}`. As a schema itself, it would allow any answer."""
     is_wrapped = isinstance(schema, dict) and schema.keys() <= _WRAPPER and isinstance(schema.get("schema"), dict)
     return schema["schema"] if isinstance(schema, dict) and is_wrapped else schema
@@ -70,7 +57,7 @@ def _without_name(schema: object) -> object:
 def grammar_of_schema(schema: object, param: str) -> Grammar:
     """Return a grammar from a JSON schema, which may be named as in TGI's and OpenAI's APIs. The generator brings it
     into the form of the engine, and refuses what is no JSON schema. Raises: RequestError."""
-    schema = _without_name(schema)
+    schema = unwrapped_schema(schema)
     if not isinstance(schema, dict):
         raise RequestError(f"{param} needs a JSON schema.", param=param)
     return Grammar("json_schema", to_json(schema).decode(), param)

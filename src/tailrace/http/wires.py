@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from itertools import zip_longest
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
@@ -69,7 +68,9 @@ class ServedWires:
     def _conflict_of(self, wire: Wire, others: Mapping[str, Wire]) -> str:
         """Return why a plugin's wire cannot be served, or "". Raises: what the wire raises."""
         served = (*WIRES, *others.values())
-        taken = [*(route.path for route in self._routes), *(one.path for each in served for one in each.operations)]
+        routes = [route.path for route in self._routes]
+        paths = [one.path for each in served for one in each.operations]
+        taken = (*routes, *paths)
         for operation in wire.operations:
             path = operation.path
             if not path.startswith("/") or not _LITERAL.fullmatch(_PARAMETER.sub("", path)):
@@ -83,13 +84,14 @@ class ServedWires:
                 return f"{path!r} is not a path"
             if path in sockets:
                 return f"there is another WebSocket at {path}"
-        others_begin = (*taken, *(other.prefix for other in served))
+        # Errors on a path without names have the format of its own wire, whatever prefix it has.
+        others_begin = (*routes, *(path for path in paths if "{" in path), *(other.prefix for other in served))
         if wire.prefix != NO_PREFIX and any(path.startswith(wire.prefix) for path in others_begin):
             return f"its prefix {wire.prefix!r} is also the prefix of other paths"
         msgspec.json.schema_components([one.body for one in wire.operations if one.body is not None])
         status, body = wire.encode_error(RequestError("…"))
-        is_sound = status == RequestError.status and isinstance(msgspec.json.decode(body), dict)
-        return "" if is_sound else "encode_error does not return the error's status and a JSON object"
+        is_sound = 400 <= status < 600 and isinstance(msgspec.json.decode(body), dict)
+        return "" if is_sound else "encode_error does not return the status of an error and a JSON object"
 
     def _is_told_apart(self, operation: Operation, served: Iterable[Wire]) -> bool:
         """Return whether a condition tells the requests of an operation apart from all others with exactly its path."""
@@ -97,7 +99,8 @@ class ServedWires:
         if any(route.path == path and method in (route.methods or ()) for route in self._routes):
             return False
         others = [one for wire in served for one in wire.operations if (one.path, one.method) == (path, method)]
-        return operation.is_conditional and _condition(operation) not in map(_condition, others)
+        has_condition = operation.is_conditional or bool(others)  # without one, it gets what the others do not
+        return has_condition and _condition(operation) not in map(_condition, others)
 
 
 def _condition(operation: Operation) -> tuple[str | None, str | None]:
@@ -115,7 +118,7 @@ def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[st
 
 def overlap(one: str, other: str) -> bool:
     """Return whether a request could match both paths."""
-    for left, right in zip_longest(one.split("/"), other.split("/"), fillvalue=""):
+    for left, right in zip(one.split("/"), other.split("/"), strict=False):
         if ":path}" in left or ":path}" in right:
             return True
         if "{" not in left and "{" not in right and left != right:

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tailrace import __version__, serve
-from tailrace.dialects import TRITON_VERSION, check_triton_headers, encode_triton_error, read_tensors, to_json
+from tailrace.dialects import to_json
 from tailrace.errors import BodyTooLarge, RequestError, TailraceError, UnknownModel
 from tailrace.serve.folders import first_of
 from tailrace_plugins.inferless.errors import InferFailed, OutputError
@@ -31,6 +31,9 @@ from tailrace_plugins.inferless.inferless_wire import InferRequest, read, tensor
 from tailrace_plugins.inferless.loading import Loaded, load
 from tailrace_plugins.inferless.model import InferlessAnswer, InferlessModel
 from tailrace_plugins.inferless.schema import instance_of
+from tailrace_plugins.triton.triton_models import VERSION
+from tailrace_plugins.triton.triton_tensors import read_tensors
+from tailrace_plugins.triton.triton_wire import check_headers, encode_error
 
 __all__ = ["InferlessApp", "load_app"]
 
@@ -135,7 +138,7 @@ class InferlessApp:
         return _json({**named, "ready": is_ready}, 200 if is_ready else 503)
 
     async def _show_model(self, request: Request) -> Response:
-        body = {"name": self._named(request), "versions": [TRITON_VERSION], "platform": "tailrace"}
+        body = {"name": self._named(request), "versions": [VERSION], "platform": "tailrace"}
         loaded = self._loaded
         return _json({**body, "inputs": loaded.inputs.tensors(), "outputs": loaded.outputs.tensors()})
 
@@ -173,20 +176,20 @@ class InferlessApp:
     ) -> tuple[InferRequest, dict[str, object]]:
         """Read a request. Returns it, and the first fields of each of its answers. Raises: RequestError."""
         name = self._named(request)
-        check_triton_headers(request.headers)
+        check_headers(request.headers)
         inference = read(read_tensors(await _body(request), request.headers), self._loaded.inputs)
         if None not in (inference.stream, stream) and inference.stream != stream:
             raise RequestError("stream: use generate_stream for a stream, else generate.", param="stream")
         head: dict[str, object] = {} if inference.request_id is None else {"id": inference.request_id}
-        return inference, {**head, "model_name": name, "model_version": TRITON_VERSION}
+        return inference, {**head, "model_name": name, "model_version": VERSION}
 
     def _named(self, request: Request) -> str:
         """Return the model's name as the request has it. Raises: UnknownModel."""
         name: str = request.path_params["model"]
         if self.name not in (name, _WORKSPACE.sub("", name)):
             raise UnknownModel(f"This server runs {self.name}; there is no such model here.", param="model")
-        if request.path_params.get("version", TRITON_VERSION) != TRITON_VERSION:
-            raise UnknownModel(f"The only version is {TRITON_VERSION}.", param="version")
+        if request.path_params.get("version", VERSION) != VERSION:
+            raise UnknownModel(f"The only version is {VERSION}.", param="version")
         return name
 
     def _ask(self, inference: InferRequest) -> InferlessAnswer:
@@ -228,7 +231,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         logger.error("an output cannot be sent: %s", error.message)
     elif error.status == 500 and not isinstance(error, InferFailed):
         logger.error("a request failed", exc_info=error)
-    status, body = encode_triton_error(error)
+    status, body = encode_error(error)
     headers = {} if error.retry_after_s is None else {"retry-after": str(math.ceil(error.retry_after_s))}
     if isinstance(error, BodyTooLarge):
         headers["connection"] = "close"  # so that the rest of the body need not be read

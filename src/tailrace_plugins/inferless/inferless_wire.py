@@ -13,10 +13,12 @@ from typing import Any
 
 import msgspec
 
-from tailrace.dialects import JsonBody, RequestedOutput, TritonTensor, read_fields
+from tailrace.dialects import JsonBody, read_fields
 from tailrace.errors import RequestError
 from tailrace_plugins.inferless.errors import OutputError
 from tailrace_plugins.inferless.schema import DATATYPES, Schema, family
+from tailrace_plugins.triton.triton_tensors import TritonTensor
+from tailrace_plugins.triton.triton_wire import RequestedOutput
 
 __all__ = ["InferRequest", "read", "tensors_of", "values_of"]
 

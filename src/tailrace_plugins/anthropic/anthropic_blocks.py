@@ -7,11 +7,21 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.images import image_of_base64, image_of_url
-from tailrace.dialects.messages import ChatMessage, FunctionCall, ReasoningDetail, ToolCallBody
-from tailrace.dialects.parts import ImagePart, TextPart, first_asked, text_of
-from tailrace.dialects.shapes import Other, note
+from tailrace.dialects import (
+    ChatMessage,
+    FunctionCall,
+    ImagePart,
+    JsonBody,
+    Other,
+    ReasoningDetail,
+    TextPart,
+    ToolCallBody,
+    first_asked,
+    image_of_base64,
+    image_of_url,
+    note,
+    text_of,
+)
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Image
 

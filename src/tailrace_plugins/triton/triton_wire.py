@@ -20,28 +20,39 @@ from typing import Annotated
 
 import msgspec
 
-from tailrace.dialects import triton_models as models
-from tailrace.dialects.answers import EventStreamView, show_live
-from tailrace.dialects.bare import bare_request, bare_sampling
-from tailrace.dialects.bodies import JsonBody, printable, quote, require_json_or_curl, to_json
-from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.fields import AnswerTokens, SamplingFields
-from tailrace.dialects.shapes import ignored, read_fields, read_known, refused, without_unused
-from tailrace.dialects.triton_models import OUTPUTS, VERSION
-from tailrace.dialects.triton_tensors import HEADER_LENGTH, TritonTensor, binary_text, read_tensors, values_of
-from tailrace.dialects.wire import (
+from tailrace.dialects import (
+    AnswerTokens,
     Encoder,
+    EventStreamView,
     Generate,
     GenerateCall,
+    JsonBody,
     Operation,
     ParsedRequest,
+    SamplingFields,
     Show,
+    StreamFacts,
     Wire,
+    bare_request,
+    bare_sampling,
     failure_of,
     finished_end,
+    ignored,
+    printable,
+    quote,
+    read_fields,
+    read_known,
+    refused,
+    require_json_or_curl,
+    show_live,
+    to_json,
+    without_unused,
 )
 from tailrace.errors import RequestError, TailraceError
 from tailrace.types import Event, Released, TextDelta
+from tailrace_plugins.triton import triton_models as models
+from tailrace_plugins.triton.triton_models import OUTPUTS, VERSION
+from tailrace_plugins.triton.triton_tensors import HEADER_LENGTH, TritonTensor, binary_text, read_tensors, values_of
 
 __all__ = ["WIRE", "TritonView"]
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from tailrace.dialects.answers import readiness
-from tailrace.dialects.bodies import JsonBody, to_json
-from tailrace.dialects.facts import ServerFacts
-from tailrace.dialects.wire import ParsedRequest, Reply, find_model
+from tailrace.dialects import JsonBody, ParsedRequest, Reply, ServerFacts, find_model, readiness, to_json
 from tailrace.errors import UnknownModel
 
 __all__ = [

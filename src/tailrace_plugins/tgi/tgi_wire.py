@@ -23,20 +23,37 @@ from typing import Annotated, Any
 import msgspec
 from msgspec.structs import replace
 
-from tailrace.dialects.bodies import JsonBody, require_json, to_json
-from tailrace.dialects.facts import ServerFacts
-from tailrace.dialects.fields import MAX_STOPS, stops
-from tailrace.dialects.grammars import read_tgi_grammar
-from tailrace.dialects.images import image_of_url
-from tailrace.dialects.messages import Messages, read_messages
-from tailrace.dialects.parts import eyes_of
-from tailrace.dialects.shapes import ignored, read_fields, read_known
-from tailrace.dialects.tgi_answers import TGIView, encode_error, encode_tokens
-from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire, find_model
+from tailrace.dialects import (
+    MAX_STOPS,
+    Generate,
+    GenerateCall,
+    JsonBody,
+    Messages,
+    Operation,
+    ParsedRequest,
+    Reply,
+    ServerFacts,
+    Show,
+    Wire,
+    eyes_of,
+    find_model,
+    grammar_of_regex,
+    grammar_of_schema,
+    ignored,
+    image_of_url,
+    read_fields,
+    read_known,
+    read_messages,
+    require_json,
+    stops,
+    to_json,
+    unwrapped_schema,
+)
 from tailrace.errors import RequestError, UnsupportedMediaType
-from tailrace.types import IMAGE_MARK, SHAPING, GenerateRequest, Image, Sampling
+from tailrace.types import IMAGE_MARK, SHAPING, GenerateRequest, Grammar, Image, Sampling
+from tailrace_plugins.tgi.tgi_answers import TGIView, encode_error, encode_tokens
 
-__all__ = ["WIRE", "encode_error", "parse_generate", "parse_root", "parse_stream"]
+__all__ = ["WIRE", "encode_error", "parse_generate", "parse_root", "parse_stream", "read_grammar"]
 
 _MAX_TOP_N_TOKENS = 5
 _MAX_BEST_OF = 2
@@ -236,9 +253,22 @@ def _sampling(given: Parameters, sampled: bool, *, logprobs: bool) -> Sampling:
         include_stop=True,
         logprobs=logprobs,
         top_logprobs=given.top_n_tokens or 0,
-        grammar=read_tgi_grammar(given.grammar.type, given.grammar.value) if given.grammar is not None else None,
+        grammar=read_grammar(given.grammar.type, given.grammar.value) if given.grammar is not None else None,
         n=given.best_of or 1,
     )
+
+
+def read_grammar(kind: str, value: object) -> Grammar:
+    """Read TGI's `grammar`, with TGI's error messages. Raises: RequestError."""
+    if kind == "regex":
+        return grammar_of_regex(value, "grammar")
+    if kind not in ("json", "json_object", "json_schema"):
+        raise RequestError("grammar is not valid: the types are json, json_schema and regex", param="grammar")
+    if kind == "json_schema":
+        value = unwrapped_schema(value)
+    if not isinstance(value, dict) or "properties" not in value:
+        raise RequestError("grammar is not valid: Grammar must have a 'properties' field", param="grammar")
+    return grammar_of_schema(value, "grammar")
 
 
 def show_info(request: ParsedRequest) -> Reply:

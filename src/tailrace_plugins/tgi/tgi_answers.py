@@ -9,10 +9,19 @@ from itertools import chain, repeat
 
 import msgspec
 
-from tailrace.dialects.answers import EventStreamView, finite
-from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.facts import StreamFacts, TokenVocabulary
-from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end
+from tailrace.dialects import (
+    Encoder,
+    EventStreamView,
+    JsonBody,
+    StreamFacts,
+    TokenVocabulary,
+    deltas_by_choice,
+    failure_of,
+    finished_end,
+    finite,
+    quote,
+    to_json,
+)
 from tailrace.errors import (
     AdmissionError,
     ContextLengthExceeded,

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.dialects.answers import ToolsView
-from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.wire import Encoder, conformity_json, deltas_by_choice, failure_of, finished_end
+from tailrace.dialects import (
+    CallPart,
+    Encoder,
+    JsonBody,
+    StreamFacts,
+    ToolCallReader,
+    ToolsView,
+    WholeCall,
+    WholeCallReader,
+    conformity_json,
+    deltas_by_choice,
+    failure_of,
+    finished_end,
+    quote,
+    to_json,
+)
 from tailrace.errors import ContextLengthExceeded, TailraceError
-from tailrace.text.calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
 from tailrace.types import End, Event, Released, TextDelta, Usage
 
 __all__ = ["MessagesEncoder", "MessagesView", "encode_error"]

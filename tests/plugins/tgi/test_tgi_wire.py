@@ -14,7 +14,7 @@ from tests.dialects.fake_server import EVERYTHING, FakeServer, parsed, prompt_of
 from tests.dialects.fake_server import generate as generate_stream
 from tests.dialects.transcripts import STREAMS, VIEWS, facts
 
-from tailrace.dialects import GenerateCall, tgi
+from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody
 from tailrace.errors import (
     ContextLengthExceeded,
@@ -29,6 +29,7 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.types import End, Failure, Grammar, Sampling, Usage
+from tailrace_plugins.tgi import tgi_wire as tgi
 
 
 def parse(parameters: JsonBody | None = None, **more: object) -> GenerateCall:

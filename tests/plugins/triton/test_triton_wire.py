@@ -8,12 +8,13 @@ from collections.abc import Callable
 import pytest
 from tests.dialects.fake_server import FakeServer, parsed, prompt_of, view_of
 
-from tailrace.dialects import GenerateCall, ParsedRequest, triton
+from tailrace.dialects import GenerateCall, ParsedRequest
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.triton import TritonView, encode_error
 from tailrace.dialects.wire import Generate, Show
 from tailrace.errors import QueueFull, RequestError, UnknownModel, UnsupportedMediaType
 from tailrace.types import Message, Sampling
+from tailrace_plugins.triton import triton_wire as triton
+from tailrace_plugins.triton.triton_wire import TritonView, encode_error
 
 BARE = FakeServer(can_chat=False)
 GREEDY = Sampling(temperature=0.0, repetition_penalty=1.1)

@@ -19,31 +19,53 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec.structs import replace
 
-from tailrace.dialects.anthropic_blocks import AnthropicTurn, TextBlock, read_turns
-from tailrace.dialects.anthropic_events import MessagesView, encode_error
-from tailrace.dialects.bodies import JsonBody, time_of, to_json
-from tailrace.dialects.facts import ServerFacts
-from tailrace.dialects.fields import (
+from tailrace.dialects import (
+    MAX_MESSAGES,
     AnswerTokens,
+    ChosenTools,
+    Effort,
     Fraction,
+    Generate,
+    GenerateCall,
+    JsonBody,
+    Offer,
+    Operation,
+    Other,
+    ParsedRequest,
     ReasoningTokens,
+    Reply,
     SamplingFields,
+    ServerFacts,
+    Show,
     Temperature,
     TemplateValues,
+    ToolChoice,
     TopK,
+    Wire,
+    choose_tools,
+    effort_values,
+    eyes_of,
+    grammar_of_schema,
+    ignored,
+    left_out,
+    named_model,
+    note,
+    read_count,
+    read_known,
+    read_messages,
+    reasoning_budget,
+    refused,
     sampling_of,
     stops,
+    switch_values,
+    time_of,
+    to_json,
+    unread_reasoning,
 )
-from tailrace.dialects.grammars import grammar_of_schema
-from tailrace.dialects.messages import MAX_MESSAGES, read_messages
-from tailrace.dialects.parts import eyes_of
-from tailrace.dialects.queries import read_count
-from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
-from tailrace.dialects.shapes import Other, ignored, note, read_known, refused
-from tailrace.dialects.tools import ChosenTools, Offer, ToolChoice, choose_tools, left_out
-from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire, named_model
 from tailrace.errors import RequestError, UnknownModel
 from tailrace.types import GenerateRequest, Grammar, means_any_model
+from tailrace_plugins.anthropic.anthropic_blocks import AnthropicTurn, TextBlock, read_turns
+from tailrace_plugins.anthropic.anthropic_events import MessagesView, encode_error
 
 __all__ = ["WIRE"]
 

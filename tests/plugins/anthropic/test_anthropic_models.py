@@ -9,8 +9,8 @@ import pytest
 from tests.dialects.fake_server import FakeServer
 
 from tailrace.dialects import ParsedRequest
-from tailrace.dialects.anthropic import list_models, show_model
 from tailrace.errors import RequestError, UnknownModel
+from tailrace_plugins.anthropic.anthropic_wire import list_models, show_model
 
 NAMES = [f"model-{number}" for number in range(45)]
 SERVERS = tuple(FakeServer(model=name, started_s=5, max_total_tokens=99) for name in NAMES)

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, read_json
+from tailrace.dialects import JsonBody, read_json
 from tailrace.errors import RequestError
 
 __all__ = ["HEADER_LENGTH", "TritonTensor", "binary_text", "read_tensors", "values_of"]

@@ -15,8 +15,7 @@ from tests.dialects.fake_server import FakeServer, parsed, view_of
 from tests.dialects.sse import parse
 from tests.dialects.transcripts import GOLDEN, facts
 
-from tailrace.dialects import GenerateCall, anthropic
-from tailrace.dialects.anthropic_events import MessagesEncoder, MessagesView, encode_error
+from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody
 from tailrace.errors import (
     BodyTooLarge,
@@ -32,6 +31,8 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.types import CallReading, End, Event, Message, Sampling, TextDelta, ToolCall, Usage
+from tailrace_plugins.anthropic import anthropic_wire as anthropic
+from tailrace_plugins.anthropic.anthropic_events import MessagesEncoder, MessagesView, encode_error
 
 HI: JsonBody = {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 LOOK: JsonBody = {"name": "look", "description": "d", "input_schema": {"type": "object"}}

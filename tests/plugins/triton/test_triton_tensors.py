@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tests.dialects.fake_server import parsed
 from tests.dialects.transcripts import facts
 
-from tailrace.dialects import triton
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.triton import TritonEncoder, TritonView
-from tailrace.dialects.triton_tensors import HEADER_LENGTH, binary_text, read_tensors
 from tailrace.dialects.wire import GenerateCall
 from tailrace.errors import RequestError
 from tailrace.types import End, TextDelta, Usage
+from tailrace_plugins.triton import triton_wire as triton
+from tailrace_plugins.triton.triton_tensors import HEADER_LENGTH, binary_text, read_tensors
+from tailrace_plugins.triton.triton_wire import TritonEncoder, TritonView
 
 Json = Any  # Any: of JSON
 PROMPT = "Tell me of rivers \U0001f30a."

@@ -1,0 +1,1 @@
+"""Triton's wire, which is also KServe's v2 protocol and Inferless'."""
