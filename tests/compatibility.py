@@ -27,7 +27,7 @@ from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.fields import SamplingFields
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
-from tailrace_plugins.llama_server import wire as llama_server
+from tailrace_plugins.llama_server import llama_server_wire as llama_server
 from tailrace_plugins.tgi import tgi_wire as tgi
 from tailrace_plugins.triton import triton_wire as triton
 

@@ -10,7 +10,7 @@ from tests.dialects.fake_server import parsed
 
 from tailrace.dialects import openai
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.grammars import ANY_OBJECT
+from tailrace.dialects.grammar_fields import ANY_OBJECT
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Grammar
 

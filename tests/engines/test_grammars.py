@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from tailrace.dialects.grammars import grammar_of_schema
+from tailrace.dialects.grammar_fields import grammar_of_schema
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.errors import SequenceFailed

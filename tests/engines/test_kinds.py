@@ -55,8 +55,6 @@ def test_auto(installed: set[str], has_gpu: bool) -> None:
     assert choose(replace(GGUF, architecture="gemma")).kind.name == "llamacpp"
     assert choose(replace(GGUF, tensor_types=("Q5_1",))).kind.name == "openvino"
     assert choose(replace(GGUF, tensor_types=("TQ1_0",))).kind.name == "llamacpp"
-    assert choose(replace(GGUF, tokenizer_model="gpt2")).kind.name == "openvino"
-    assert choose(replace(GGUF, tokenizer_model="llama")).kind.name == "openvino"
     assert choose(replace(GGUF, format="openvino")).kind.name == "openvino"
     huggingface = replace(GGUF, format="huggingface")
     assert choose(huggingface).kind.name == ("vllm" if has_gpu else "transformers")

@@ -152,7 +152,7 @@ class Oracle:
         pytest.importorskip("tailrace.engines.llamacpp.engine")
         from tailrace.engines import EngineSpec
         from tailrace.engines.llamacpp.model import start_server
-        from tailrace.engines.llamacpp.wire import ask
+        from tailrace.engines.llamacpp.socket_requests import ask
 
         self._ask = ask
         self._socket_path = f"{folder}/oracle.sock"

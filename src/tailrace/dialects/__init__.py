@@ -34,7 +34,7 @@ from tailrace.dialects.fields import (
     sampling_of,
     stops,
 )
-from tailrace.dialects.grammars import grammar_of_regex, grammar_of_schema, unwrapped_schema
+from tailrace.dialects.grammar_fields import grammar_of_regex, grammar_of_schema, unwrapped_schema
 from tailrace.dialects.images import image_of_base64, image_of_url
 from tailrace.dialects.messages import (
     MAX_MESSAGES,
@@ -48,7 +48,7 @@ from tailrace.dialects.messages import (
 from tailrace.dialects.native import RETRY_MS, encode_error
 from tailrace.dialects.parts import ImagePart, TextPart, eyes_of, first_asked, text_of
 from tailrace.dialects.queries import read_count
-from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
+from tailrace.dialects.reasoning_fields import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
 from tailrace.dialects.shapes import Other, ignored, note, read_fields, read_known, refused, without_unused
 from tailrace.dialects.tools import ChosenTools, Offer, ToolChoice, choose_tools, left_out
 from tailrace.dialects.wire import (

@@ -36,13 +36,13 @@ from tailrace.dialects.fields import (
     sampling_of,
     seed_of,
 )
-from tailrace.dialects.grammars import grammar_of_schema
+from tailrace.dialects.grammar_fields import grammar_of_schema
 from tailrace.dialects.images import image_of_base64
 from tailrace.dialects.messages import MAX_MESSAGES, ChatMessage, ToolCallBody, read_messages, with_images
 from tailrace.dialects.ollama_answers import OllamaView, encode_error
 from tailrace.dialects.ollama_embeddings import OPERATIONS
 from tailrace.dialects.parts import eyes_of, first_asked, omit
-from tailrace.dialects.reasoning import Effort, effort_values, switch_values, unread_reasoning
+from tailrace.dialects.reasoning_fields import Effort, effort_values, switch_values, unread_reasoning
 from tailrace.dialects.shapes import Other, ignored, note, read_known, refused
 from tailrace.dialects.tools import Tool, ToolChoice, choose_tools, read_tools
 from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire

@@ -43,13 +43,13 @@ from tailrace.dialects.fields import (
     sampling_of,
     template_values,
 )
-from tailrace.dialects.grammars import grammar_of_schema, read_response_format
+from tailrace.dialects.grammar_fields import grammar_of_schema, read_response_format
 from tailrace.dialects.messages import Messages, read_messages
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatView, TextView, UsageShown
 from tailrace.dialects.openai_models import list_models, show_model, show_version
 from tailrace.dialects.parts import eyes_of
-from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
+from tailrace.dialects.reasoning_fields import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
 from tailrace.dialects.shapes import Other, ignored, read_known, refused, without_unused
 from tailrace.dialects.structured_outputs import StructuredOutputs, read_structured_outputs
 from tailrace.dialects.tools import (

@@ -36,11 +36,11 @@ from tailrace.dialects.conversations import (
     within_limits,
 )
 from tailrace.dialects.fields import AnswerTokens, ReasoningTokens, SamplingFields, answer_tokens, sampling_of
-from tailrace.dialects.grammars import read_response_format
+from tailrace.dialects.grammar_fields import read_response_format
 from tailrace.dialects.messages import MAX_MESSAGES, require_question, with_images
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.parts import eyes_of
-from tailrace.dialects.reasoning import Effort, effort_values, reasoning_budget, unread_reasoning
+from tailrace.dialects.reasoning_fields import Effort, effort_values, reasoning_budget, unread_reasoning
 from tailrace.dialects.responses_events import ResponsesView, answer_message
 from tailrace.dialects.responses_items import InputItem, items_from
 from tailrace.dialects.responses_tools import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, read_json
-from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_choice, grammar_of_regex, grammar_of_schema
+from tailrace.dialects.grammar_fields import ANY_OBJECT, grammar_of_choice, grammar_of_regex, grammar_of_schema
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Grammar
 

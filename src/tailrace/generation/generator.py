@@ -32,7 +32,7 @@ from tailrace.errors import (
 from tailrace.generation.blame import Blame
 from tailrace.generation.choice import SEEDS, Choice
 from tailrace.generation.eye import Eye
-from tailrace.generation.grammars import GrammarFitter
+from tailrace.generation.grammar_fitter import GrammarFitter
 from tailrace.generation.observers import Meter, Observers, Times
 from tailrace.generation.prompts import PromptEncoder, images_of, with_images
 from tailrace.generation.recovery import Recovery

@@ -62,7 +62,6 @@ def read(path: Path, name: str) -> ModelCard:
         eos_token_ids=_ends(path, metadata, vocabulary),
         context_tokens=context_tokens,
         architecture=architecture,
-        tokenizer_model=metadata.get("tokenizer.ggml.model", str) or "",
         task=vectors.task,
         pooling=vectors.pooling,
         num_dimensions=vectors.num_dimensions,

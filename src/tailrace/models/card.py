@@ -53,7 +53,6 @@ class ModelCard:
     eos_token_ids: tuple[int, ...]  # each of them ends a sequence; the model's EOS comes first
     context_tokens: int
     architecture: str = ""  # as the file names it
-    tokenizer_model: str = ""  # of a GGUF file: gpt2 (byte-level BPE), llama (SentencePiece)
     quantized_by: str = ""  # of a Hugging Face directory: the method, such as gptq
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
     has_vision: bool = False  # it has a part that reads images

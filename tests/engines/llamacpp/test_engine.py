@@ -30,7 +30,7 @@ from tailrace.engines.llamacpp.devices import find_gpus, place
 from tailrace.engines.llamacpp.engine import LlamaCppEngine
 from tailrace.engines.llamacpp.ids import TokenBytes, is_open
 from tailrace.engines.llamacpp.model import read_pieces
-from tailrace.engines.llamacpp.wire import ask
+from tailrace.engines.llamacpp.socket_requests import ask
 
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
 

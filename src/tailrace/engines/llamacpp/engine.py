@@ -38,7 +38,7 @@ from typing import Any
 import msgspec
 
 from tailrace.engines.interface import ALL_EXCLUDED, Capabilities, Delta, Prefill, Sequence
-from tailrace.engines.llamacpp.grammars import GrammarFollower
+from tailrace.engines.llamacpp.grammar_follower import GrammarFollower
 from tailrace.engines.llamacpp.model import (
     VERSION,
     context_tokens,
@@ -49,7 +49,7 @@ from tailrace.engines.llamacpp.model import (
     start_server,
 )
 from tailrace.engines.llamacpp.sampling import PARAMETERS, SPARE_TOKENS, request_body
-from tailrace.engines.llamacpp.wire import Exchange
+from tailrace.engines.llamacpp.socket_requests import Exchange
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
 from tailrace.types import FinishReason

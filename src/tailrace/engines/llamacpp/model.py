@@ -13,7 +13,7 @@ import msgspec
 from tailrace.engines.llamacpp.devices import find_gpus, place
 from tailrace.engines.llamacpp.ids import TokenBytes
 from tailrace.engines.llamacpp.sampling import SPARE_TOKENS
-from tailrace.engines.llamacpp.wire import ask
+from tailrace.engines.llamacpp.socket_requests import ask
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 

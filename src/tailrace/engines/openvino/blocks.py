@@ -46,11 +46,6 @@ class Blocks:
         self._digests: dict[int, bytes] = {}
         self._unused: OrderedDict[int, None] = OrderedDict()  # cached blocks without users, the next to go first
 
-    @property
-    def num_available(self) -> int:
-        """Blocks that `take` can give."""
-        return len(self._free) + len(self._unused)
-
     def num_known(self, chain: Sequence[bytes]) -> int:
         """Return how many blocks at the beginning of a chain of digests are cached."""
         return next((place for place, digest in enumerate(chain) if digest not in self._by_digest), len(chain))

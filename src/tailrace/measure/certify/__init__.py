@@ -7,6 +7,6 @@ nothing from here. The result has the format of `tailrace.engines.certificate`.
 from __future__ import annotations
 
 from tailrace.measure.certify.campaign import Tally, certify
-from tailrace.measure.certify.prompts import PromptMaker
+from tailrace.measure.certify.prompt_maker import PromptMaker
 
 __all__ = ["PromptMaker", "Tally", "certify"]

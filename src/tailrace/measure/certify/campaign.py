@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tailrace.engines import EngineSpec
 from tailrace.engines.certificate import Finding
-from tailrace.measure.certify.prompts import PromptMaker
+from tailrace.measure.certify.prompt_maker import PromptMaker
 from tailrace.measure.certify.situations import Situation, situations
 from tailrace.measure.certify.worker import RestartedWorker, SequenceTranscript, continuation_of, replay_of
 

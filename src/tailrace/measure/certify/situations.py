@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from msgspec.structs import replace
 
 from tailrace.engines.interface import Capabilities
-from tailrace.measure.certify.prompts import PromptMaker
+from tailrace.measure.certify.prompt_maker import PromptMaker
 from tailrace.types import Grammar, Sampling
 
 __all__ = ["Company", "Situation", "situations"]

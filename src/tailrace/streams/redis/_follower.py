@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from tailrace.errors import StorageError
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._patience import RETRY_S
+from tailrace.streams.redis._patience import LATE_S, RETRY_S
 
 __all__ = ["Followers", "KeyFollower"]
 
@@ -53,7 +53,8 @@ class KeyFollower:
             self._is_reading = True
             try:
                 answer = await self._connection.ask(
-                    self._connection.client.xread(asked, count=_ENTRIES, block=_BLOCK_MS), within_s=_BLOCK_MS / 1000 + 5
+                    self._connection.client.xread(asked, count=_ENTRIES, block=_BLOCK_MS),
+                    within_s=_BLOCK_MS / 1000 + LATE_S,
                 )
             except StorageError:
                 self._on_failure()

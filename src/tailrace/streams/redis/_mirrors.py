@@ -14,8 +14,8 @@ from tailrace.streams.log import StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._follower import Entries, Followers, KeyFollower
 from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirror import Mirror
+from tailrace.streams.redis._server_messages import Messages
 from tailrace.streams.redis._stored import Stored, load
 from tailrace.types import Event, Record
 

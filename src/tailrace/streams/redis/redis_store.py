@@ -23,11 +23,11 @@ from tailrace.streams.redis._format import check_format
 from tailrace.streams.redis._inventory import Inventory
 from tailrace.streams.redis._lookup import Lookup
 from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirrors import Mirrors
 from tailrace.streams.redis._openings import Openings
 from tailrace.streams.redis._orphans import Orphans
-from tailrace.streams.redis._patience import CLOSE_S
+from tailrace.streams.redis._patience import CLOSE_S, LATE_S
+from tailrace.streams.redis._server_messages import Messages
 from tailrace.streams.redis._writer import Writer
 from tailrace.streams.redis.own_streams import OwnStreams
 from tailrace.streams.redis.shared_log import RedisSharedLog
@@ -222,7 +222,7 @@ class RedisLogStore:
         """Raises: StorageError if the end cannot be written, or its server is gone and no other takes over."""
         errors = self._writer.errors
         with Reader(log, at_end_only=True) as reader, errors.calling(reader.wake), contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._lease_s + 5):
+            async with asyncio.timeout(self._lease_s + LATE_S):
                 while not reader.take() and errors.current is None:
                     await reader.wait()
         if log.end is None:
