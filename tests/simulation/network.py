@@ -242,9 +242,9 @@ class SimulatedClient:
     async def srem(self, key: str, *members: Argument) -> int:
         return int(await self._command("SREM", key, *members))
 
-    async def smembers(self, key: str) -> list[bytes]:
+    async def sunion(self, keys: Sequence[str]) -> list[bytes]:
         """Return the members in an order that does not depend on their hashes."""
-        found: list[bytes] = await self._command("SMEMBERS", key)
+        found: list[bytes] = await self._command("SUNION", *keys)
         return found
 
     async def zcard(self, key: str) -> int:

@@ -246,8 +246,8 @@ class RedisModel:
         self._drop_if_empty(key)
         return count
 
-    def smembers(self, key: bytes) -> Reply:
-        return sorted(self._get(key) or ())
+    def sunion(self, *keys: bytes) -> Reply:
+        return sorted(set().union(*(self._get(key) or () for key in keys)))
 
     # Sorted sets
 
@@ -323,7 +323,7 @@ _COMMANDS: Mapping[str, Callable[..., Reply]] = {
     "HDEL": RedisModel.hdel,
     "SADD": RedisModel.sadd,
     "SREM": RedisModel.srem,
-    "SMEMBERS": RedisModel.smembers,
+    "SUNION": RedisModel.sunion,
     "ZADD": RedisModel.zadd,
     "ZREM": RedisModel.zrem,
     "ZCARD": RedisModel.zcard,

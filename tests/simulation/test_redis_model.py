@@ -65,7 +65,7 @@ def test_the_same_commands_have_the_same_replies(client: _Plain, seed: int) -> N
             assert (theirs > 0) == (reply > 0), command
         elif command[0] == "EVAL" and any(name in str(command[1]) for name in _WITH_TIME):
             assert type(theirs) is type(reply), command
-        elif command[0] == "SMEMBERS":
+        elif command[0] == "SUNION":
             assert sorted(theirs) == reply, command
         else:
             assert theirs == reply, command

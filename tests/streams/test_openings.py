@@ -15,6 +15,7 @@ from tests.waiting import wait_until
 
 from tailrace.errors import ClaimTaken, StorageError, UnknownStream
 from tailrace.streams import Reader
+from tailrace.streams._rows import Rows
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
@@ -104,12 +105,31 @@ async def test_it_arrives_after_its_server_has_deleted_it_and_left(tmp_path: Pat
     """It stores nothing: nobody would find the stream."""
     async with unanswered(tmp_path) as (store, other, record, client):
         await wait_until(lambda: not client.exists(_stream(record)))
-        keys = Keys("tailrace").of_owned(record.stream_id, store.epoch)
+        keys = Keys("tailrace").of_opening(record.stream_id, store.epoch)
         arguments = store.epoch, b"record", record.owner, record.model, record.stream_id, 1
         assert client.eval(OPEN.text, len(keys), *keys, *arguments) == 0
         assert not client.exists(_stream(record))
         with pytest.raises(UnknownStream):
             await other.read(ANONYMOUS, record.stream_id)
+
+
+async def test_it_arrives_at_a_redis_that_has_lost_its_server_and_that_server_is_dead(tmp_path: Path) -> None:
+    """As after a failover. It names its server, so another one finds the stream."""
+    record = new_record()
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with open_redis(url, lease_s=LEASE_S) as dead:
+            pass
+        client.flushall()
+        async with open_redis(url, lease_s=LEASE_S) as store:
+            keys = Keys("tailrace").of_opening(record.stream_id, dead.epoch)
+            row = Rows(None).encode_record(record)
+            arguments = dead.epoch, row, record.owner, record.model, record.stream_id, 1
+            assert client.eval(OPEN.text, len(keys), *keys, *arguments) == 1
+            (lease,) = await takes(store)
+            assert lease.stream_id == record.stream_id
+            Writer(store, lease).write(DONE)
+            await seen(lease.log, 1)
+            await wait_until(lambda: not client.sismember(f"{_BASE}writers", str(dead.epoch)))
 
 
 async def test_its_key_is_repeated_too_late(tmp_path: Path) -> None:

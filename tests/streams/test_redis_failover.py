@@ -149,7 +149,8 @@ async def test_a_dead_server_is_not_listed_any_more(tmp_path: Path) -> None:
     with own_redis(tmp_path) as (url, process), process.client() as client:
         async with shared(url) as dying:
             stream_id = (await begin(dying, delta(1))).lease.stream_id
-        client.srem(f"{_BASE}servers", dying.epoch)
+        for name in ("servers", "writers"):
+            client.srem(f"{_BASE}{name}", dying.epoch)
         async with shared(url) as store, taking_over(store) as taken:
             log = await store.read(ANONYMOUS, stream_id)
             with Reader(log, 1):

@@ -18,7 +18,7 @@ from typing import Any
 from tailrace.errors import StorageError
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._redis_keys import DAY_MS
-from tailrace.streams.redis._scripts import DECLARE_DEAD, NEW_EPOCH, READ_LEASES, RENEW
+from tailrace.streams.redis._scripts import DECLARE_DEAD, NEW_EPOCH, READ_LEASES, RENEW, UNLIST
 
 __all__ = ["Members"]
 
@@ -152,6 +152,7 @@ class Members:
         await self._command("srem", keys.servers, str(epoch))
         await self._command("hdel", keys.models, str(epoch))
         for shard in range(keys.num_shards):
+            await self._connection.run(UNLIST, [keys.owned(shard, epoch), keys.writers(shard)], epoch)
             await self._command("delete", keys.inbox(shard, epoch))
         await self._command("set", keys.lease(epoch), "dead", px=DAY_MS)
         self.dead -= {epoch}
@@ -160,7 +161,11 @@ class Members:
         """Look which servers live, and declare those dead whose leases are missing for too long. Raises:
         StorageError."""
         keys = self._connection.keys
-        others = [int(epoch) for epoch in await self._command("smembers", keys.servers) if int(epoch) != self.epoch]
+        listed: set[bytes] = set()
+        for shard in range(keys.num_shards):
+            lists = [keys.servers, keys.writers(0)] if shard == 0 else [keys.writers(shard)]
+            listed |= set(await self._command("sunion", lists))
+        others = sorted(epoch for epoch in map(int, listed) if epoch != self.epoch)
         found = await self._connection.run(READ_LEASES, [keys.lease(epoch) for epoch in others]) if others else ()
         now_s = asyncio.get_running_loop().time()
         dead, missing = set(), {}
@@ -199,5 +204,5 @@ class Members:
     def _shown_models(self) -> str:
         return "\n".join(sorted(self.models))
 
-    async def _command(self, name: str, *arguments: str | int | Sequence[int], **options: int) -> Any:
+    async def _command(self, name: str, *arguments: str | int | Sequence[int] | Sequence[str], **options: int) -> Any:
         return await self._connection.ask(getattr(self._connection.client, name)(*arguments, **options))

@@ -4,6 +4,7 @@ Servers of users' apps have PREFIX:apps in place of PREFIX: they and servers of 
     PREFIX:{0}:facts            hash: format, number of shards, a text encrypted with the journal key
     PREFIX:{0}:epoch            the last epoch that a server got
     PREFIX:{0}:servers          set: epochs of the servers that live, and of dead ones of which something may be left
+    PREFIX:{0}:writers          set: epochs of the servers that have begun a stream of this shard
     PREFIX:{0}:models           hash: names of the models of each server, by epoch
     PREFIX:{0}:lease:EPOCH      its duration in ms, while that server lives; "dead" from when another server takes its
                                 streams
@@ -66,6 +67,9 @@ class Keys:
     def servers(self) -> str:
         return self._of_shard(0, "servers")
 
+    def writers(self, shard: int) -> str:
+        return self._of_shard(shard, "writers")
+
     @property
     def models(self) -> str:
         return self._of_shard(0, "models")
@@ -95,6 +99,10 @@ class Keys:
     def of_owned(self, stream_id: str, epoch: int) -> tuple[str, str, str, str]:
         """Return the same, and where a server lists the stream as its own."""
         return *self.of_stream(stream_id), self.owned(self.shard_of(stream_id), epoch)
+
+    def of_opening(self, stream_id: str, epoch: int) -> tuple[str, str, str, str, str]:
+        """Return the same, and where the servers that begin streams of its shard are listed."""
+        return *self.of_owned(stream_id, epoch), self.writers(self.shard_of(stream_id))
 
     def claim(self, owner: str, key: str) -> str:
         digest = hashlib.sha256(f"{len(owner)}:{owner}{key}".encode()).hexdigest()

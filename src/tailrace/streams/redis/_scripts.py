@@ -26,6 +26,7 @@ __all__ = [
     "RENEW",
     "STOP",
     "TAKE",
+    "UNLIST",
     "Script",
     "script",
 ]  # fmt: skip
@@ -45,9 +46,9 @@ def script(text: str) -> Script:
 OTHER_WRITER = -1  # another server writes this stream
 MISSING = -2  # Redis does not have this stream
 
-# Keys: `of_stream`, `owned` of this server. Arguments: epoch, record, owner, model, stream id, its position in `owned`.
-# Returns 1; 0 if this came too late: there is such a stream of another epoch, or it has ended and was deleted, or
-# DELETE_UNANSWERED has a later position.
+# Keys: `of_opening`. Arguments: epoch, record, owner, model, stream id, its position in `owned`. Returns 1; 0 if this
+# came too late: there is such a stream of another epoch, or it has ended and was deleted, or DELETE_UNANSWERED has a
+# later position. Lists the server: Redis may have lost that it was there, and then it may die before it knows.
 OPEN = script("""
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[1] and 1 or 0 end
@@ -57,6 +58,7 @@ if gone and not (deleted and deleted < tonumber(ARGV[6])) then return 0 end
 redis.call('DEL', KEYS[2], KEYS[3])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'record', ARGV[2], 'owner', ARGV[3], 'model', ARGV[4], 'last', 0)
 redis.call('ZADD', KEYS[4], ARGV[6], ARGV[5])
+redis.call('SADD', KEYS[5], ARGV[1])
 return 1
 """)
 
@@ -202,6 +204,12 @@ local now = redis.call('TIME')
 local epoch = math.max(tonumber(redis.call('GET', KEYS[1]) or '0') + 1, now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call('SET', KEYS[1], string.format('%.0f', epoch))
 return epoch
+""")
+
+# Keys: `owned` of a dead server, `writers` of its shard. Arguments: its epoch. Unlists it there, unless it has streams.
+UNLIST = script("""
+if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SREM', KEYS[2], ARGV[1]) end
+return 1
 """)
 
 # Keys: `lease`. Arguments: ms. Returns the time of Redis, seconds and microseconds; nil if other servers have declared

@@ -175,7 +175,7 @@ class Writer:
         """Store a new stream, or one that Redis has lost, with the events of its log. Raises: StorageError."""
         record = log.record
         row = self._rows.encode_record(record)
-        keys = self._connection.keys.of_owned(log.stream_id, self._members.epoch)
+        keys = self._connection.keys.of_opening(log.stream_id, self._members.epoch)
         about = self._members.epoch, row, record.owner, record.model, log.stream_id, next(self._members.positions)
         if not await self._connection.run(OPEN, keys, *about):
             await self._on_other_writer(log)
