@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.generated import check_table
 
-from tailrace.engines import KINDS
+from tailrace.engines import own_kinds
 from tailrace.engines.openvino.engine import PARAMETERS as OPENVINO
 from tailrace.packages.requirements import install_command
 from tailrace.types import SHAPING, Sampling
@@ -16,10 +16,10 @@ from tailrace.types import SHAPING, Sampling
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "engines.md"
 _OWN = {
-    "openvino": "sampler",
-    "llamacpp": "llamacpp/sampling",
-    "transformers": "sampler",
-    "vllm": "vllm/engine",
+    "openvino": "tailrace/engines/sampler",
+    "llamacpp": "tailrace_plugins/llamacpp/llamacpp_sampling",
+    "transformers": "tailrace/engines/sampler",
+    "vllm": "tailrace_plugins/vllm/vllm_engine",
 }
 # Implemented by the server.
 _SERVERS = (
@@ -29,7 +29,7 @@ _SERVERS = (
 
 def parameters(engine: str) -> set[str]:
     """Return `PARAMETERS` of an engine, read from its source, because not every library is installed."""
-    source = (ROOT / "src" / "tailrace" / "engines" / f"{_OWN[engine]}.py").read_text()
+    source = (ROOT / "src" / f"{_OWN[engine]}.py").read_text()
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARAMETERS":
             assert isinstance(node.value, ast.Call)
@@ -60,7 +60,7 @@ def test_the_table_is_current() -> None:
 
 def test_every_engine_and_its_settings_are_on_the_page() -> None:
     text = PAGE.read_text()
-    for kind in KINDS.values():
+    for kind in own_kinds().values():
         assert f"| `{kind.name}` |" in text
         if kind.extra:
             row = next(line for line in text.splitlines() if line.startswith(f"| `{kind.name}` |"))

@@ -28,7 +28,7 @@ _PATCHES = ("delattr", "getattr", "hasattr", "patch", "patch.object", "setattr")
 _LOOK_INSIDE = {
     "apps/test_leaving.py",
     "plugins/durable_streams/test_shared_faults.py",
-    "engines/llamacpp/test_engine.py",
+    "plugins/llamacpp/test_llamacpp_engine.py",
     "models/test_fetch.py",
     "plugins/inferless/test_app.py",
     "plugins/inferless/test_model.py",

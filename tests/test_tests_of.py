@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
         ("tailrace.streams.log", "tests/streams/test_index.py"),  # imports `Log` from the package
         ("tailrace.cli.keys", "tests/cli/test_keys.py"),  # by its name alone
         ("tailrace.apps.watch", "tests/apps"),  # replicas import it, and no test
-        ("tailrace.engines.llamacpp", "tests/engines/llamacpp"),
+        ("tailrace_plugins.llamacpp.llamacpp_model", "tests/plugins/llamacpp/test_llamacpp_engine.py"),
     ],
 )
 def test_the_tests_of_a_module(module: str, test: str) -> None:

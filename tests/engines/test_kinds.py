@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tailrace.engines import KINDS, EngineSpec, choose, kinds, load_engine
+from tailrace.engines import EngineSpec, choose, kinds, load_engine, own_kinds
 from tailrace.engines.openvino import model_files
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
@@ -72,7 +72,7 @@ def test_auto_for_one_stream(installed: set[str]) -> None:
     assert choose(replace(GGUF, format="openvino"), for_one=True).why == "an OpenVINO export"
     assert choose(replace(GGUF, architecture="gemma"), for_one=True).why == "a GGUF file"
     assert choose(replace(GGUF, format="huggingface"), for_one=True).kind.name != "llamacpp"
-    assert choose(GGUF, "openvino", for_one=True) == (KINDS["openvino"], "as asked")
+    assert choose(GGUF, "openvino", for_one=True) == (own_kinds()["openvino"], "as asked")
     installed.discard("xllamacpp")
     assert choose(GGUF, for_one=True).why == "a GGUF file; llamacpp is not installed"
     assert choose(GGUF).why == "a GGUF file"
@@ -106,7 +106,7 @@ def test_auto_takes_an_engine_that_has_the_device(installed: set[str]) -> None:
     for device in ("CUDA0", "cuda:1", "Vulkan0"):
         assert choose(GGUF, changed={"device": device}).kind.name == "llamacpp"
     for for_one in (False, True):
-        assert choose(GGUF, for_one=for_one, changed={"device": "GPU.1"}) == (KINDS["openvino"], "a GGUF file")
+        assert choose(GGUF, for_one=for_one, changed={"device": "GPU.1"}) == (own_kinds()["openvino"], "a GGUF file")
         assert choose(GGUF, for_one=for_one, changed={"device": "nonsense"}).kind.name in ("openvino", "llamacpp")
     assert choose(GGUF, for_one=True, changed={"device": "cpu"}).kind.name == "llamacpp"
     huggingface = replace(GGUF, format="huggingface", architecture="gemma")
@@ -130,25 +130,25 @@ def test_openvino_has_eight_bits_for_some_types(
 ) -> None:
     monkeypatch.setattr(model_files, "processor_flags", lambda: frozenset(("avx2", "avx_vnni")))
     card = replace(GGUF, tensor_types=types, num_parameters=3_200, weight_bytes=1_900)
-    assert KINDS["openvino"].weight_bytes(card, 0) == num_bytes
-    assert KINDS["llamacpp"].weight_bytes(card, 0) == 1_900
-    assert KINDS["openvino"].weight_bytes(replace(card, format="openvino"), 0) == 1_900
+    assert own_kinds()["openvino"].weight_bytes(card, 0) == num_bytes
+    assert own_kinds()["llamacpp"].weight_bytes(card, 0) == 1_900
+    assert own_kinds()["openvino"].weight_bytes(replace(card, format="openvino"), 0) == 1_900
 
 
 @pytest.mark.parametrize("form", ["gguf", "huggingface"])
 def test_openvino_has_the_bits_that_are_asked_for(form: Literal["gguf", "huggingface"]) -> None:
     card = replace(GGUF, format=form, tensor_types=("F32", "Q4_1"), num_parameters=3_200, weight_bytes=1_900)
-    sizes = [KINDS["openvino"].weight_bytes(card, bits) for bits in (4, 8, 16)]
+    sizes = [own_kinds()["openvino"].weight_bytes(card, bits) for bits in (4, 8, 16)]
     assert sizes == [2_240, 3_400, 12_800]
-    assert KINDS["llamacpp"].weight_bytes(card, 16) == 1_900
+    assert own_kinds()["llamacpp"].weight_bytes(card, 16) == 1_900
 
 
 def test_openvino_has_eight_bits_for_small_files_without_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_files, "processor_flags", lambda: frozenset(("avx2",)))
     small = replace(GGUF, tensor_types=("F32", "Q4_1"), num_parameters=3_200, weight_bytes=1_900)
     large = replace(small, weight_bytes=2**30)
-    assert KINDS["openvino"].weight_bytes(small, 0) == 3_400
-    assert KINDS["openvino"].weight_bytes(large, 0) == round(1.2 * 2**30)
+    assert own_kinds()["openvino"].weight_bytes(small, 0) == 3_400
+    assert own_kinds()["openvino"].weight_bytes(large, 0) == round(1.2 * 2**30)
 
 
 def test_the_memory_of_openvino_is_that_of_all_its_forms(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_the_memory_of_openvino_is_that_of_all_its_forms(monkeypatch: pytest.Mon
     def weights(card: ModelCard, **settings: Any) -> int:  # Any: of each field's type
         """Return the memory of the weights in bytes, without the library's own."""
         spec = EngineSpec("openvino", **settings)
-        estimate = KINDS["openvino"].memory_bytes
+        estimate = own_kinds()["openvino"].memory_bytes
         assert estimate is not None
         return estimate(card, spec) - estimate(replace(card, num_parameters=0, weight_bytes=0), spec)
 
@@ -186,18 +186,18 @@ def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:
 
 
 def test_every_kind_has_a_text() -> None:
-    assert all(kind.text and kind.formats for kind in KINDS.values())
+    assert all(kind.text and kind.formats for kind in own_kinds().values())
 
 
 def test_a_setting_that_an_engine_does_not_have_is_refused() -> None:
-    KINDS["openvino"].check(["adapter", "adapter_scale", "device", "kv_precision", "weights"])
-    KINDS["openvino"].check(["draft", "draft_tokens", "prompt_lookup_tokens"])
+    own_kinds()["openvino"].check(["adapter", "adapter_scale", "device", "kv_precision", "weights"])
+    own_kinds()["openvino"].check(["draft", "draft_tokens", "prompt_lookup_tokens"])
     with pytest.raises(
         ModelError,
         match=r"The engine llamacpp does not support --adapter\. It is supported by openvino, vllm, transformers and",
     ):
-        KINDS["llamacpp"].check(["adapter"])
+        own_kinds()["llamacpp"].check(["adapter"])
     with pytest.raises(
         ModelError, match=r"The engine openvino does not support --dtype\. It is supported by vllm and transformers"
     ):
-        KINDS["openvino"].check(["dtype"])
+        own_kinds()["openvino"].check(["dtype"])

@@ -149,10 +149,10 @@ class Oracle:
     """llama.cpp's own tokenizer. Its socket is in `folder`, whose name has to be short."""
 
     def __init__(self, path: Path, folder: str) -> None:
-        pytest.importorskip("tailrace.engines.llamacpp.engine")
+        pytest.importorskip("tailrace_plugins.llamacpp.llamacpp_engine")
         from tailrace.engines import EngineSpec
-        from tailrace.engines.llamacpp.model import start_server
-        from tailrace.engines.llamacpp.socket_requests import ask
+        from tailrace_plugins.llamacpp.llamacpp_model import start_server
+        from tailrace_plugins.llamacpp.socket_requests import ask
 
         self._ask = ask
         self._socket_path = f"{folder}/oracle.sock"

@@ -1,14 +1,23 @@
-"""Engines, one folder for each library, and the worker process that runs an engine.
+"""Engines, and the worker process that runs one. Each has a folder here, or is a plugin.
 
 Rule: an engine library is imported only in its own folder, and only in the worker process. The worker
 sends the server one frame per step (`protocol`). `supervisor` runs in the server, `worker` in the worker process.
-Authors of engines need `Engine`, `Capabilities`, `Sequence`, `Delta`, `Prefill`, `EngineSpec` and `Kind`
-(docs/extending.md).
+This module exports what authors of engines need; more for them is in `adapters`, `constraints`, `grammars.guidance`,
+`inner_loop`, `sampler`, `scratch` and `vectors` (docs/extending.md).
 """
 
 from __future__ import annotations
 
-from tailrace.engines.interface import Capabilities, Delta, Engine, Prefill, Sequence
+from tailrace.engines.interface import (
+    ALL_EXCLUDED,
+    GRAMMAR_TOO_COMPLEX,
+    Capabilities,
+    Delta,
+    Engine,
+    Prefill,
+    Sequence,
+    Sight,
+)
 from tailrace.engines.kinds import (
     ENGINES_GROUP,
     KINDS,
@@ -19,11 +28,17 @@ from tailrace.engines.kinds import (
     choose,
     find_kind,
     load_engine,
+    own_kinds,
 )
 from tailrace.engines.protocol import EngineSpec
+from tailrace.schemas import GUIDANCE
+from tailrace.wording import in_one_line
 
 __all__ = [
+    "ALL_EXCLUDED",
     "ENGINES_GROUP",
+    "GRAMMAR_TOO_COMPLEX",
+    "GUIDANCE",
     "KINDS",
     "OPTIONAL_SETTINGS",
     "Capabilities",
@@ -34,8 +49,11 @@ __all__ = [
     "Kind",
     "Prefill",
     "Sequence",
+    "Sight",
     "all_kinds",
     "choose",
     "find_kind",
+    "in_one_line",
     "load_engine",
+    "own_kinds",
 ]

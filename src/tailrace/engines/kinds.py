@@ -2,8 +2,9 @@
 
 Nothing here imports an engine's library: this only looks up whether it is installed. The worker loads it.
 
-Other packages add engines: each is a `Kind` under the entry point `tailrace.engines`. Such an engine runs only if it is
-named. `auto` never takes it, so that installing a package does not change which engine runs a model.
+Packages add engines: each is a `Kind` under the entry point `tailrace.engines`. The package tailrace adds some itself
+(`tailrace_plugins`). An engine of another package runs only if it is named: `auto` never takes it, so that installing a
+package does not change which engine runs a model.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ __all__ = [
     "choose",
     "find_kind",
     "load_engine",
+    "own_kinds",
 ]
 
 ENGINES_GROUP = "tailrace.engines"  # of entry points
@@ -74,6 +76,9 @@ class Kind:
     packages: tuple[str, ...] = ()  # that must be importable
     extra: str = ""  # the pip extra that installs them; "" if tailrace depends on them
     settings: tuple[str, ...] = ()  # the supported ones among the settings that not every engine has
+    # Of tailrace's own engines: the place in the order in which `auto` prefers them. Those of others have none.
+    preference: int = 0
+    is_for_gpus: bool = False  # slower than the others without a GPU
     exact: bool = False  # the default of --exact
     is_for_one: bool = False  # fastest with one stream, and slower than others with many
     step_tokens: int = 256  # default number of prompt tokens per step; 0: the engine decides
@@ -100,7 +105,7 @@ class Kind:
         """Refuse given settings that the engine does not support. Raises: ModelError."""
         for name in settings:
             if name not in self.settings:
-                able = [kind.name for kind in KINDS.values() if name in kind.settings]
+                able = [kind.name for kind in all_kinds().values() if name in kind.settings]
                 flag = f"--{name.replace('_', '-')}"
                 raise ModelError(f"The engine {self.name} does not support {flag}. It is supported by {listed(able)}.")
 
@@ -129,7 +134,7 @@ _PLURALS = {
     "upstream": "other servers",
 }
 
-# In the order of preference of `auto`. Without a GPU, vllm comes last.
+# The engines of this package.
 KINDS = {
     kind.name: kind
     for kind in (
@@ -137,6 +142,7 @@ KINDS = {
             "openvino",
             "CPUs; most streams at once",
             formats=("gguf", "openvino", "huggingface"),
+            preference=1,
             packages=("openvino",),
             cls="tailrace.engines.openvino.engine:OpenVINOEngine",
             vector_cls="tailrace.engines.openvino.vector_engine:OpenVINOVectors",
@@ -161,48 +167,10 @@ KINDS = {
             memory_bytes=openvino.memory_bytes,
         ),
         Kind(
-            "llamacpp",
-            "any GGUF file; fastest with one stream",
-            formats=("gguf",),
-            packages=("xllamacpp",),
-            cls="tailrace.engines.llamacpp.engine:LlamaCppEngine",
-            vector_cls="tailrace.engines.llamacpp.vectors:LlamaCppVectors",
-            refuses=lambda card: "it ranks nothing here" if card.task == "rank" else "",
-            is_for_one=True,
-            reach=GUIDANCE,
-            settings=(*_COMPUTING_SETTINGS, "device", "exact"),  # --exact costs two thirds of the speed
-            devices=("cpu", "cuda", "metal", "mtl", "rocm", "vulkan"),  # of its usual builds
-            step_tokens=0,  # it depends on the device
-        ),
-        Kind(
-            "vllm",
-            "GPUs, and CPUs where its CPU build is installed",
-            formats=("huggingface",),
-            packages=("vllm",),
-            extra="vllm",
-            cls="tailrace.engines.vllm.engine:VllmEngine",
-            settings=(*_COMPUTING_SETTINGS, "adapter", "adapter_scale", "dtype", "gpus"),
-            reach=GUIDANCE,
-            starts_processes=True,
-            step_tokens=0,  # vLLM takes 2,048 on a CPU to 16,384 on the largest GPUs
-        ),
-        Kind(
-            "transformers",
-            "any causal model of Hugging Face",
-            formats=("huggingface",),
-            packages=("torch", "transformers"),
-            extra="transformers",
-            cls="tailrace.engines.transformers.engine:TransformersEngine",
-            vector_cls="tailrace.engines.transformers.vectors:TransformersVectors",
-            reach=GUIDANCE,
-            settings=(*_COMPUTING_SETTINGS, "adapter", "adapter_scale", "device", "dtype"),
-            devices=("cpu", "cuda", "mps", "xpu"),
-            sees=lambda card: card.has_vision,
-        ),
-        Kind(
             "upstream",
             "a server that already runs",
             formats=("upstream",),
+            preference=5,
             cls="tailrace.engines.upstream.engine:UpstreamEngine",
             reach=PASSED_ON,
             may_be_silent=True,  # the model may reason, or the server may queue the request
@@ -212,6 +180,7 @@ KINDS = {
             "scripted",
             "tests, load and demonstrations",
             formats=("scripted",),
+            preference=6,
             cls="tailrace.engines.scripted.engine:ScriptedEngine",
             sees=lambda card: True,
             settings=("adapter", "adapter_scale", "kv_tokens"),
@@ -221,12 +190,23 @@ KINDS = {
 
 
 # Settings that not every engine has.
-OPTIONAL_SETTINGS = frozenset(name for kind in KINDS.values() for name in kind.settings)
+OPTIONAL_SETTINGS = frozenset((
+    *_COMPUTING_SETTINGS, "adapter", "adapter_scale", "device", "draft", "draft_tokens", "dtype", "exact", "gpus",
+    "kv_precision", "prompt_lookup_tokens", "weights",
+))  # fmt: skip
 
 
 def all_kinds() -> Mapping[str, Kind]:
-    """Return the built-in engines, followed by the engines of other packages."""
-    return {**KINDS, **_plugins().found}
+    """Return the engines of tailrace, in their order of preference, followed by the engines of other packages."""
+    return {**own_kinds(), **_plugins().found}
+
+
+@cache
+def own_kinds() -> Mapping[str, Kind]:
+    """Return the engines of tailrace, also its plugins, in their order of preference."""
+    plugins = _plugins()
+    own = [*KINDS.values(), *(plugins.found[name] for name in plugins.ours)]
+    return {kind.name: kind for kind in sorted(own, key=lambda kind: kind.preference)}
 
 
 def find_kind(name: str) -> Kind | None:
@@ -289,7 +269,7 @@ def choose(
             why += _load_note(kind, able, rivals, for_one=for_one, has_mac_gpu=has_mac_gpu)
             return EngineChoice(kind, "; ".join(why))
     if not able:
-        known = [kind for kind in KINDS.values() if card.format in kind.formats]
+        known = [kind for kind in own_kinds().values() if card.format in kind.formats]
         reasons = "; ".join(f"{kind.name}: {kind.why_not(card)}" for kind in known)
         raise ModelError(f"No engine runs {card.name} ({reasons}).")
     raise ModelError(
@@ -357,9 +337,9 @@ def _others(card: ModelCard, but: Kind) -> str:
 
 
 def _preferred(card: ModelCard) -> list[Kind]:
-    kinds = list(KINDS.values())
+    kinds = list(own_kinds().values())
     if not has_gpu():
-        kinds.sort(key=lambda kind: kind.name == "vllm")  # its CPU build is slower on few cores
+        kinds.sort(key=lambda kind: kind.is_for_gpus)
     elif card.format == "huggingface":
         kinds.sort(key=lambda kind: kind.name == "openvino")  # which would leave the GPU idle
     return kinds

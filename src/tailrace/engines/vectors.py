@@ -8,6 +8,7 @@ padding. What runs beside a text changes its vector by rounding only, in float32
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -15,14 +16,30 @@ import numpy.typing as npt
 
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.protocol import EngineSpec
-from tailrace.errors import SequenceFailed
+from tailrace.errors import ModelError, SequenceFailed
+from tailrace.models._gguf_card import read_parts
+from tailrace.models.card import ModelCard
+from tailrace.models.resolve import read_card
 from tailrace.types import VectorForm
 
-__all__ = ["Rows", "VectorEngine", "VectorRunner"]
+__all__ = ["ModelCard", "Rows", "VectorEngine", "VectorRunner", "card_of", "vocab_size_of"]
 
 Rows = npt.NDArray[np.float32]
 _WHOLE = VectorForm()
 _STEP_TOKENS = 256  # where the engine's kind has no number of its own
+
+
+def card_of(spec: EngineSpec) -> ModelCard:
+    """Return the facts of the model that is to be loaded. Raises: ModelError."""
+    return read_card(Path(spec.path), "")
+
+
+def vocab_size_of(card: ModelCard) -> int:
+    """Return how many token ids a GGUF file has vectors for. Raises: ModelError."""
+    sizes = [tensor.shape[0] for tensor in read_parts(card.path).tensors if tensor.name == "token_embd.weight"]
+    if not sizes:
+        raise ModelError(f"{card.path.name} has no embedding of tokens.")
+    return sizes[0]
 
 
 class VectorRunner(Protocol):

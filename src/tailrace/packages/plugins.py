@@ -25,10 +25,12 @@ _OURS = "tailrace"  # the package whose plugins no other package replaces
 
 @dataclass(frozen=True, slots=True)
 class Plugins(Generic[T]):
-    """The loaded plugins, and the reasons for those that were left out; both by name."""
+    """The loaded plugins, and the reasons for those that were left out; both by name. `ours` are the names of those
+    that the package tailrace has."""
 
     found: Mapping[str, T]
     left_out: Mapping[str, str]
+    ours: tuple[str, ...] = ()
 
 
 def load_plugins(
@@ -62,7 +64,7 @@ def load_plugins(
         except _LeftOut as why:
             left_out.setdefault(point.name, str(why))
             logger.warning("%s: %s of the package %s is left out: %s.", group, point.name, _package(point), why)
-    return Plugins(found, left_out)
+    return Plugins(found, left_out, tuple(name for name, owner in owners.items() if owner == _OURS))
 
 
 def plugin_names(group: str) -> set[str]:

@@ -83,7 +83,7 @@ def test_llama_cpp_reads_the_file_in_the_same_way(
     name: str, expected: Callable[[str], _Expected], tmp_path: Path
 ) -> None:
     """So these files are as its own conversion would write them."""
-    pytest.importorskip("tailrace.engines.llamacpp.engine")
+    pytest.importorskip("tailrace_plugins.llamacpp.llamacpp_engine")
     model = expected(name).model
     file = write_gguf(TINY[name], model, tmp_path / "tiny.gguf")
     engine = load_engine(

@@ -17,7 +17,7 @@ from tailrace.engines.grammars.answer_parts import rules_of
 from tailrace.text.calls.written import AnswerParts
 from tailrace.types import Grammar
 
-__all__ = ["to_guidance"]
+__all__ = ["control_names", "to_guidance"]
 
 _Schema: TypeAlias = Any  # JSON
 
@@ -53,6 +53,15 @@ def to_guidance(grammar: Grammar, *, as_text: bool = False) -> str:
         return "%llguidance {}\n" + rules_of(parts, _json, as_text=as_text)
     text = re.sub(r"\\.|/|\n", lambda match: _BETWEEN_SLASHES.get(match[0], match[0]), _plain(grammar.source))
     return f"%llguidance {{}}\nstart: /{text or '()'}/\n"
+
+
+def control_names(grammar: Grammar) -> dict[int, str]:
+    """Return the names of the control tokens in a grammar, by their ids. With `as_text`, the grammar has these names in
+    the place of the tokens."""
+    if grammar.kind != "parts":
+        return {}
+    tokens = msgspec.json.decode(grammar.source, type=AnswerParts).tokens
+    return {token_id: name for name, token_id in tokens.items()}
 
 
 def _json(schema: _Schema) -> str:

@@ -12,10 +12,10 @@ import torch
 from transformers import DynamicCache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-from tailrace.compat.transformers import Batches, LogitsProcessor
-from tailrace.engines.interface import Prefill
+from tailrace.engines import Prefill
 from tailrace.engines.sampler import Row
-from tailrace.engines.transformers.adapters import RowAdapters
+from tailrace_plugins.transformers.transformers_adapters import RowAdapters
+from tailrace_plugins.transformers.transformers_names import Batches, LogitsProcessor
 
 __all__ = ["BLOCK_TOKENS", "Paged", "Sequential"]
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from PIL import Image
 
-from tailrace.engines.interface import Sight
+from tailrace.engines import Sight
 from tailrace.errors import SequenceFailed
 
 __all__ = ["Eyes", "has_eyes"]

@@ -46,7 +46,7 @@ def spec(tiny_gpt2_dir: Path) -> EngineSpec:
 def shared(request: pytest.FixtureRequest, spec: EngineSpec) -> Iterator[Shared]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "alone":
-            patch.setattr("tailrace.engines.transformers.engine.Paged", _no_pages)
+            patch.setattr("tailrace_plugins.transformers.transformers_engine.Paged", _no_pages)
         engine = load_engine(spec)
     assert engine.capabilities.exact is (request.param == "alone")
     yield Shared(engine)

@@ -31,17 +31,15 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from tailrace.compat.vllm import set_bad_words
+from tailrace.engines import GRAMMAR_TOO_COMPLEX, Capabilities, Delta, EngineSpec, Sequence, in_one_line
 from tailrace.engines.adapters import Adapter, read_adapters
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.engines.inner_loop import InnerLoop
-from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Capabilities, Delta, Sequence
-from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
-from tailrace.engines.vllm.adapters import RANKS, write_adapter
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
-from tailrace.wording import in_one_line
+from tailrace_plugins.vllm.vllm_adapters import RANKS, write_adapter
+from tailrace_plugins.vllm.vllm_names import set_bad_words
 
 __all__ = ["PARAMETERS", "VllmEngine"]
 

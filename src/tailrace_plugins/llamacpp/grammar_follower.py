@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from functools import cache
 
-import msgspec
 from llguidance import LLMatcher, LLTokenizer
 
-from tailrace.engines.grammars.guidance import to_guidance
+from tailrace.engines.grammars.guidance import control_names, to_guidance
 from tailrace.errors import SequenceFailed
-from tailrace.text.calls.written import AnswerParts
 from tailrace.types import Grammar
 
 __all__ = ["GrammarFollower"]
@@ -25,7 +23,7 @@ class GrammarFollower:
 
     def __init__(self, grammar: Grammar) -> None:
         self._matcher = LLMatcher(_bytes(), to_guidance(grammar, as_text=True), log_level=0)
-        self._names = _names(grammar)
+        self._names = {token_id: name.encode() for token_id, name in control_names(grammar).items()}  # have no bytes
         if self._matcher.is_error():
             raise SequenceFailed("the grammar does not compile")
 
@@ -42,14 +40,6 @@ class GrammarFollower:
         """Take the next token, with its bytes. Returns False if the grammar does not allow it."""
         piece = self._names.get(token_id, piece)
         return self._matcher.try_consume_tokens(list(piece)) == len(piece)
-
-
-def _names(grammar: Grammar) -> dict[int, bytes]:
-    """Return the names of the control tokens in a grammar, which have no bytes."""
-    if grammar.kind != "parts":
-        return {}
-    tokens = msgspec.json.decode(grammar.source, type=AnswerParts).tokens
-    return {token_id: name.encode() for name, token_id in tokens.items()}
 
 
 @cache

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from transformers.utils import logging as library_logging
 
-from tailrace.engines.protocol import EngineSpec
+from tailrace.engines import EngineSpec, in_one_line
 from tailrace.errors import ModelError
-from tailrace.wording import in_one_line
 
 __all__ = ["load_model", "named_errors"]
 

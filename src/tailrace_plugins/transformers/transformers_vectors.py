@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
-from tailrace.engines.interface import Sequence
-from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.transformers.loading import load_model, named_errors
-from tailrace.engines.vectors import Rows, VectorEngine
+from tailrace.engines import EngineSpec, Sequence
+from tailrace.engines.vectors import ModelCard, Rows, VectorEngine, card_of
 from tailrace.errors import ModelError
-from tailrace.models.card import ModelCard
-from tailrace.models.resolve import read_card
+from tailrace_plugins.transformers.transformers_loading import load_model, named_errors
 
 __all__ = ["TransformersVectors"]
 
@@ -29,7 +25,7 @@ class TransformersVectors(VectorEngine):
         if spec.threads:
             torch.set_num_threads(spec.threads)
         with named_errors(spec):
-            super().__init__(spec, _Runner(spec, read_card(Path(spec.path), "")))
+            super().__init__(spec, _Runner(spec, card_of(spec)))
 
 
 class _Runner:

@@ -22,15 +22,16 @@ from tailrace.testing import Law, laws
 from tailrace.text import Tokenizer
 from tailrace.types import Sampling
 
-pytest.importorskip("tailrace.engines.llamacpp.engine")  # which says how its threads wait, before they are loaded
+# It says how its threads wait, before they are loaded.
+pytest.importorskip("tailrace_plugins.llamacpp.llamacpp_engine")
 
 import xllamacpp
 
-from tailrace.engines.llamacpp.devices import find_gpus, place
-from tailrace.engines.llamacpp.engine import LlamaCppEngine
-from tailrace.engines.llamacpp.ids import TokenBytes, is_open
-from tailrace.engines.llamacpp.model import read_pieces
-from tailrace.engines.llamacpp.socket_requests import ask
+from tailrace_plugins.llamacpp.llamacpp_devices import find_gpus, place
+from tailrace_plugins.llamacpp.llamacpp_engine import LlamaCppEngine
+from tailrace_plugins.llamacpp.llamacpp_model import read_pieces
+from tailrace_plugins.llamacpp.socket_requests import ask
+from tailrace_plugins.llamacpp.token_bytes import TokenBytes, is_open
 
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
 

@@ -10,12 +10,12 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from tailrace.engines.llamacpp.devices import find_gpus, place
-from tailrace.engines.llamacpp.ids import TokenBytes
-from tailrace.engines.llamacpp.sampling import SPARE_TOKENS
-from tailrace.engines.llamacpp.socket_requests import ask
-from tailrace.engines.protocol import EngineSpec
+from tailrace.engines import EngineSpec
 from tailrace.errors import ModelError
+from tailrace_plugins.llamacpp.llamacpp_devices import find_gpus, place
+from tailrace_plugins.llamacpp.llamacpp_sampling import SPARE_TOKENS
+from tailrace_plugins.llamacpp.socket_requests import ask
+from tailrace_plugins.llamacpp.token_bytes import TokenBytes
 
 # Read when OpenMP is loaded: how long waiting threads spin (see 7. in engine.py).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -22,17 +22,15 @@ from typing import Any, Protocol
 import torch
 import transformers
 
+from tailrace.engines import Capabilities, Delta, EngineSpec, Prefill, Sequence, Sight, in_one_line
 from tailrace.engines.adapters import read_adapters
 from tailrace.engines.constraints import Constraints
-from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence, Sight
-from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.sampler import PARAMETERS, Row, check_ids
-from tailrace.engines.transformers.adapters import RowAdapters, merge
-from tailrace.engines.transformers.batches import BLOCK_TOKENS, Paged, Sequential
-from tailrace.engines.transformers.eyes import Eyes, has_eyes
-from tailrace.engines.transformers.loading import load_model, named_errors
 from tailrace.errors import SequenceFailed
-from tailrace.wording import in_one_line
+from tailrace_plugins.transformers.transformers_adapters import RowAdapters, merge
+from tailrace_plugins.transformers.transformers_batches import BLOCK_TOKENS, Paged, Sequential
+from tailrace_plugins.transformers.transformers_eyes import Eyes, has_eyes
+from tailrace_plugins.transformers.transformers_loading import load_model, named_errors
 
 __all__ = ["PARAMETERS", "TransformersEngine"]
 

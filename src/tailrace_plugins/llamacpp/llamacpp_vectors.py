@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import xllamacpp
 
-from tailrace.engines.interface import Sequence
-from tailrace.engines.llamacpp.model import VERSION, start_server
-from tailrace.engines.llamacpp.wire import ask
-from tailrace.engines.protocol import EngineSpec
+from tailrace.engines import EngineSpec, Sequence
 from tailrace.engines.scratch import scratch_directory
-from tailrace.engines.vectors import Rows, VectorEngine
+from tailrace.engines.vectors import ModelCard, Rows, VectorEngine, card_of, vocab_size_of
 from tailrace.errors import ModelError
-from tailrace.models._gguf_card import read_parts
-from tailrace.models.card import ModelCard
-from tailrace.models.resolve import read_card
+from tailrace_plugins.llamacpp.llamacpp_model import VERSION, start_server
+from tailrace_plugins.llamacpp.socket_requests import ask
 
 __all__ = ["LlamaCppVectors"]
 
@@ -32,7 +27,7 @@ class LlamaCppVectors(VectorEngine):
     """Implements `Engine`."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        super().__init__(spec, _Runner(spec, read_card(Path(spec.path), "")))
+        super().__init__(spec, _Runner(spec, card_of(spec)))
 
 
 class _Embedding(msgspec.Struct):
@@ -51,7 +46,7 @@ class _Runner:
         self._stack = ExitStack()
         self._socket_path = str(self._stack.enter_context(scratch_directory("tailrace-llamacpp-")) / "llama.sock")
         self.num_positions = min(card.context_tokens, spec.context_tokens)
-        self.vocab_size = _vocab_size(card)
+        self.vocab_size = vocab_size_of(card)
 
         def embed(params: xllamacpp.CommonParams) -> None:
             params.embedding = True
@@ -80,10 +75,3 @@ class _Runner:
     def close(self) -> None:
         self._server = None
         self._stack.close()
-
-
-def _vocab_size(card: ModelCard) -> int:
-    sizes = [tensor.shape[0] for tensor in read_parts(card.path).tensors if tensor.name == "token_embd.weight"]
-    if not sizes:
-        raise ModelError(f"{card.path.name} has no embedding of tokens.")
-    return sizes[0]

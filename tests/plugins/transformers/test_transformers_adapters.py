@@ -29,7 +29,7 @@ def test_a_merged_adapter_equals_the_separate_branch(tiny_gpt2_dir: Path, tmp_pa
     import torch
     import transformers
 
-    from tailrace.engines.transformers.adapters import merge
+    from tailrace_plugins.transformers.transformers_adapters import merge
 
     pairs = random_pairs(SHAPES, 0.5)
     adapter = read_adapter(str(save(tmp_path / "adapter", pairs)), 1.0)

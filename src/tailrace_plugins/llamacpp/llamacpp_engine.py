@@ -37,9 +37,11 @@ from typing import Any
 
 import msgspec
 
-from tailrace.engines.interface import ALL_EXCLUDED, Capabilities, Delta, Prefill, Sequence
-from tailrace.engines.llamacpp.grammar_follower import GrammarFollower
-from tailrace.engines.llamacpp.model import (
+from tailrace.engines import ALL_EXCLUDED, Capabilities, Delta, EngineSpec, Prefill, Sequence
+from tailrace.engines.scratch import scratch_directory
+from tailrace.types import FinishReason
+from tailrace_plugins.llamacpp.grammar_follower import GrammarFollower
+from tailrace_plugins.llamacpp.llamacpp_model import (
     VERSION,
     context_tokens,
     has_grammars,
@@ -48,11 +50,8 @@ from tailrace.engines.llamacpp.model import (
     room_tokens,
     start_server,
 )
-from tailrace.engines.llamacpp.sampling import PARAMETERS, SPARE_TOKENS, request_body
-from tailrace.engines.llamacpp.socket_requests import Exchange
-from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.scratch import scratch_directory
-from tailrace.types import FinishReason
+from tailrace_plugins.llamacpp.llamacpp_sampling import PARAMETERS, SPARE_TOKENS, request_body
+from tailrace_plugins.llamacpp.socket_requests import Exchange
 
 __all__ = ["PARAMETERS", "LlamaCppEngine"]
 

@@ -81,7 +81,7 @@ def test_sequences_of_a_model_whose_images_shift_positions_run_beside_each_other
     """Qwen2-VL's model remembers by how much the images of the last prompt shift the positions behind them."""
     import torch
 
-    from tailrace.engines.transformers.batches import Sequential
+    from tailrace_plugins.transformers.transformers_batches import Sequential
 
     model, read = shifting()
     forwards, rows, expected = Sequential(model), [], []

@@ -1,1 +1,0 @@
-"""vLLM, for GPUs. `engine` implements the interface."""
