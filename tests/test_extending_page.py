@@ -220,6 +220,7 @@ settings = Kind("settings", settings=("speed",), **kind)
 no_class = Kind("no_class", **{**kind, "cls": "odd"})
 not_one = object()
 no_formats = Kind("no_formats", **{**kind, "formats": 3})
+eager = Kind("eager", preference=1, **{**kind, "formats": ("scripted",)})  # which `auto` never takes
 
 
 def wire(name, path="/odd", method="POST", only_with=None, **more):
@@ -280,6 +281,7 @@ def test_a_faulty_plugin_is_left_out_with_a_log_line(site: Path) -> None:
     points = {
         group: {name: _ELSEWHERE.get(name, f"odd:{name}") for name in reasons} for group, reasons in _LEFT_OUT.items()
     }
+    points["tailrace.engines"] |= {"eager": "odd:eager"}
     points["tailrace.wires"] |= {"fits": "odd:fits", "told_apart": "odd:told_apart"}
     modules = {
         "odd.py": _ODD,
