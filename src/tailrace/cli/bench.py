@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import platform
 import signal
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import click
 
 from tailrace import DEFAULT_MODEL
 from tailrace.cli.setting_options import setting_options
+from tailrace.system.processors import usable_processors
 
 if TYPE_CHECKING:
     from tailrace.assembly.source import Source
@@ -85,7 +85,7 @@ def bench(
             json.dumps({"machine": _machine(), "model": model, "pairs": [asdict(pair) for pair in pairs]}, indent=2)
         )
         return
-    click.echo(f"{_machine()['cpu']}, {os.cpu_count()} cores, Python {platform.python_version()}, {model}\n")
+    click.echo(f"{_machine()['cpu']}, {usable_processors()} cores, Python {platform.python_version()}, {model}\n")
     click.echo(f"{'':28}{'streams':>8}{'tokens/s':>11}{'ratio':>7}{'TTFT p50/p99 ms':>20}{'ITL p50/p99 ms':>18}")
     for pair in pairs:
         for line, shown in ((pair.ours, f"{pair.ratio:.3f}"), (pair.theirs, "")):
@@ -136,7 +136,7 @@ def _machine() -> dict[str, Any]:  # Any: JSON
 
     return {
         "cpu": processor(),
-        "cores": os.cpu_count(),
+        "cores": usable_processors(),
         "python": platform.python_version(),
         "system": platform.system(),
     }

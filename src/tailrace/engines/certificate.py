@@ -7,7 +7,6 @@ affect the computed numbers.
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +17,7 @@ from tailrace import __version__
 from tailrace.engines.processor import processor
 from tailrace.engines.protocol import EngineSpec
 from tailrace.models.shards import parts_of
+from tailrace.system.processors import usable_processors
 
 __all__ = [
     "Certificate",
@@ -106,7 +106,7 @@ def read_certificate(directory: Path, about: Subject) -> Certificate | None:
 
 
 def _machine() -> str:
-    return f"{processor()}, {os.cpu_count()} cores"
+    return f"{processor()}, {usable_processors()} cores"
 
 
 def _model(path: Path) -> str:

@@ -25,6 +25,7 @@ from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,
     Attach,
+    EngineSpec,
     Fatal,
     Forget,
     Frame,
@@ -41,6 +42,7 @@ from tailrace.engines.protocol import (
 from tailrace.errors import SequenceFailed, TailraceError
 from tailrace.system.child import begin_child, end_family_with_me
 from tailrace.system.frames import FrameBuffer
+from tailrace.system.processors import usable_processors
 from tailrace.types import Attachment
 
 __all__ = ["WorkerLink", "main", "run"]
@@ -175,6 +177,13 @@ def _seen(engine: Engine, question: See) -> Seen:
         return Seen(question.number, None, error.message)
 
 
+def _with_threads(spec: EngineSpec) -> EngineSpec:
+    """Return a setting that states the number of threads, where fewer processors than the machine has may be used: the
+    libraries do not look at quotas, and threads that wait for throttled ones cost most of the speed."""
+    usable = usable_processors()
+    return replace(spec, threads=usable) if not spec.threads and usable < (os.cpu_count() or 1) else spec
+
+
 def main(argv: list[str]) -> int:
     """Run the worker. `argv` is the socket's descriptor and the parent's process id. Returns the exit status."""
     fd, parent_pid = int(argv[0]), int(argv[1])
@@ -189,7 +198,7 @@ def main(argv: list[str]) -> int:
         if kind is not None and kind.starts_processes:
             end_family_with_me()
         try:
-            engine = load_engine(start.spec)
+            engine = load_engine(_with_threads(start.spec))
             link.send(Ready(PROTOCOL_VERSION, start.epoch, engine.capabilities))
             run(engine, link, start.epoch)
         except EOFError:

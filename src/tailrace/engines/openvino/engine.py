@@ -13,7 +13,6 @@ threads either: this was not measured.
 
 from __future__ import annotations
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -38,6 +37,7 @@ from tailrace.engines.sampler import Logits, Row, check_ids
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import ModelCard
 from tailrace.models.resolve import read_card
+from tailrace.system.processors import usable_processors
 
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 
@@ -65,7 +65,7 @@ class OpenVINOEngine:
         self._adapters = numbers_of(spec.adapters)
         self._lookup_tokens = spec.prompt_lookup_tokens
         self._num_ahead = max(self._lookup_tokens, self._draft.most if self._draft is not None else 0)
-        self._num_threads = min(spec.threads or os.cpu_count() or 1, _MOST_THREADS)
+        self._num_threads = min(spec.threads or usable_processors(), _MOST_THREADS)
         self._threads = ThreadPoolExecutor(self._num_threads, "sampler")
         self._runs: dict[int, SequenceState] = {}
         self._aborted: list[int] = []
@@ -309,7 +309,7 @@ def _is_known_exact(spec: EngineSpec) -> bool:
     if spec.device or spec.kv_precision or spec.adapters:  # not measured
         return False
     has_avx512 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    return has_avx512 and (spec.threads or os.cpu_count() or 1) <= 2
+    return has_avx512 and (spec.threads or usable_processors()) <= 2
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,6 @@ as many threads as processors, and a part is written when it is packed: only a f
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from tailrace.engines.openvino.model_files import Bits
 from tailrace.engines.openvino.sources import Raw, TensorSource
 from tailrace.engines.openvino.weights import Form, Packed, floats, form_of, pack
 from tailrace.errors import ModelError
+from tailrace.system.processors import usable_processors
 
 __all__ = ["DTYPES", "MATRICES_FILE", "MERGED", "WEIGHTS_FILE", "Packer"]
 
@@ -227,7 +227,7 @@ class Packer:
         processors."""
         np.empty(_FREED_BYTES, np.uint8)
         parts = (part for one in planned for part in one.parts())
-        workers = os.cpu_count() or 1
+        workers = usable_processors()
         with ThreadPoolExecutor(workers) as pool:
             ahead: deque[tuple[_Part, Future[Packed]]] = deque()
             for part in parts:

@@ -12,8 +12,9 @@ import msgspec
 from tailrace.engines.processor import processor, processor_flags
 from tailrace.engines.protocol import EngineSpec
 from tailrace.system.child import how_it_ended
+from tailrace.system.processors import usable_processors
 
-__all__ = ["Machine", "MeasurePlan", "look_at_machine", "measure_machine", "num_cores"]
+__all__ = ["Machine", "MeasurePlan", "look_at_machine", "measure_machine"]
 
 _INTERESTING = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
 
@@ -46,7 +47,7 @@ def look_at_machine() -> Machine:
     whole = memory.get("MemTotal", 0) * 1024
     return Machine(
         processor=processor(),
-        cores=num_cores(),
+        cores=usable_processors(),
         features=tuple(flag for flag in _INTERESTING if flag in flags),
         memory_bytes=whole,
         available_bytes=memory.get("MemAvailable", 0) * 1024,
@@ -68,11 +69,6 @@ def measure_machine(plan: MeasurePlan) -> Machine:
         raise RuntimeError(f"the measuring process ended ({how_it_ended(done.returncode)})")
     read, flops, ops = msgspec.json.decode(done.stdout, type=tuple[float, float, float])
     return msgspec.structs.replace(look_at_machine(), read_bytes_per_s=read, flops_per_s=flops, engine_ops_per_s=ops)
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _numbers(path: str) -> dict[str, int]:

@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import numpy as np
 
-from tailrace.measure.bench.machine import MeasurePlan, num_cores
+from tailrace.measure.bench.machine import MeasurePlan
 from tailrace.system.child import begin_child
+from tailrace.system.processors import usable_processors
 
 __all__ = ["main"]
 
@@ -44,7 +45,7 @@ def main() -> None:
     of bytes read, float32 operations, and operations of the engine's kernels (0 if not measured), each per second."""
     begin_child(int(sys.argv[1]))
     plan = msgspec.json.decode(sys.argv[2], type=MeasurePlan)
-    cores = num_cores()
+    cores = usable_processors()
     read_bytes = min(_READ_BYTES, max(plan.weight_bytes, _LEAST_READ_BYTES)) if plan.weight_bytes else _READ_BYTES
     pieces = [np.ones(read_bytes // 8 // cores) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as threads:
