@@ -183,10 +183,27 @@ class Client:
             if message == self.stream_id or isinstance(message, UnknownStream | StreamExpired):
                 break
             await self._pause()
-        for _ in range(2):
-            message = await (await self._server()).follow(self._process, self.stream_id, 0).take()
-            if isinstance(message, str) and not self._ledger.may_lose:
-                raise Violation(f"law 6: {self.stream_id} can be read after it was deleted")
+        self.doing = "following what was deleted"
+        num_refusals = 0
+        while num_refusals < 2:
+            server = await self._server()
+            answer = server.follow(self._process, self.stream_id, 0)
+            message = await answer.take()
+            if isinstance(message, UnknownStream | StreamExpired):
+                num_refusals += 1
+            elif self._ledger.may_lose:
+                return  # it may be there again
+            else:
+                if isinstance(message, str):
+                    await self._read_deleted(server, answer)
+                await self._pause()
+
+    async def _read_deleted(self, server: Server, answer: Answer) -> None:
+        assert self.stream_id is not None
+        self._ledger.on_shown(self.stream_id, server.process)
+        while not isinstance(message := await answer.take(), Released | TailraceError | None):
+            if isinstance(message, End):
+                raise Violation(f"law 6: {self.stream_id} can be read to its end after it was deleted")
 
 
 def _may_happen(error: TailraceError) -> bool:

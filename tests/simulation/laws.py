@@ -5,7 +5,9 @@
 3. A stream ends as it may: `done` with all its tokens, or for a reason that the schedule has.
 4. What a reader sees is kept in Redis at that time.
 5. One server writes a stream: that of its epoch in Redis. An epoch that has lost a stream never gets it back.
-6. An idempotency key begins one stream. A stream whose id a client has is never unknown, unless it was deleted.
+6. An idempotency key begins one stream. A stream whose id a client has is never unknown, unless it was deleted. One
+   that was deleted is not found any more, but for its beginning at a server that was writing it, and of which Redis has
+   not told it yet that it has ended.
 7. A server observes the end of a stream once.
 
 Where Redis itself loses what it has confirmed (`may_lose`), law 4 and those on ids cannot hold, and a stream may end in
@@ -19,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
-from tests.simulation.simulated_time import Violation
+from tests.simulation.simulated_time import Process, Violation
 
 from tailrace.engines.scripted.engine import scripted_token
 from tailrace.types import End, Event, TextDelta
@@ -52,6 +54,7 @@ class _Stream:
     num_tokens: list[int] = field(default_factory=lambda: [0])  # up to each event
     num_seen: int = 0
     epochs: list[int] = field(default_factory=list)  # of its writers, in order
+    writers: list[Process | None] = field(default_factory=list)
     expected: Expected | None = None
 
 
@@ -71,9 +74,10 @@ class Ledger:
 
     # What Redis keeps
 
-    def on_writer(self, stream_id: str, epoch: int) -> None:
+    def on_writer(self, stream_id: str, epoch: int, server: Process | None) -> None:
         """The server of this epoch has the stream now."""
         self._note("writer", stream_id, epoch)
+        self.of(stream_id).writers.append(server)
         epochs = self.of(stream_id).epochs
         if epochs and epochs[-1] == epoch:
             return
@@ -170,6 +174,11 @@ class Ledger:
             raise Violation(f"law 3: {stream_id} is done after {num_tokens} tokens of {expected.count}")
         if end.status != "done" and end.status not in expected.may_end:
             raise Violation(f"law 3: {stream_id} has ended as {end}, and not as {sorted(expected.may_end | {'done'})}")
+
+    def on_shown(self, stream_id: str, server: Process) -> None:
+        """A server shows a stream that was deleted."""
+        if server not in self.of(stream_id).writers:
+            raise Violation(f"law 6: {stream_id} can be read after it was deleted, at {server.name}")
 
     # At the end
 

@@ -20,7 +20,7 @@ from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._redis_keys import Keys
-from tailrace.streams.redis._scripts import OPEN
+from tailrace.streams.redis._scripts import OPEN, TAKE
 from tailrace.types import ANONYMOUS, Claim, Record
 
 _BASE = "tailrace:{0}:"
@@ -86,7 +86,7 @@ async def test_a_client_that_repeats_its_key_elsewhere_gets_it(tmp_path: Path) -
             writer.write(delta(1))
             await seen(log, 1)
         await wait_until(lambda: writer.heard == ["unread"])
-        assert [client.ttl(key) for key in client.keys(f"{_BASE}claim:*")] == [-1]
+        assert [client.ttl(key) > 86_400 for key in client.keys(f"{_BASE}claim:*")] == [True]
         assert await store.take_over({"m"}) == []
 
 
@@ -132,6 +132,23 @@ async def test_it_arrives_at_a_redis_that_has_lost_its_server_and_that_server_is
             await wait_until(lambda: not client.sismember(f"{_BASE}writers", str(dead.epoch)))
 
 
+@pytest.mark.parametrize("lives", [True, False], ids=["and it lives", "and it is dead"])
+async def test_a_stream_without_events_is_taken_over_and_the_answer_is_lost(tmp_path: Path, lives: bool) -> None:
+    """A client may have its id: it is not deleted, and a dead server is listed again."""
+    url = f"{shared_url()}?prefix={prefix_of(tmp_path)}"
+    async with open_redis(url, lease_s=LEASE_S) as store, Connection.open(url) as connection:
+        async with open_redis(url, lease_s=LEASE_S) as dead:
+            stream_id = (await begin(dead)).lease.stream_id
+        async with open_redis(url, lease_s=LEASE_S) as gone:
+            pass
+        epoch = store.epoch if lives else gone.epoch
+        keys = connection.keys.of_opening(stream_id, epoch)
+        assert await connection.run(TAKE, keys, dead.epoch, epoch, stream_id, 1) is not None
+        await connection.client.zrem(connection.keys.owned(0, dead.epoch), stream_id)  # by another server that looks
+        assert [lease.stream_id for lease in await takes(store)] == [stream_id]
+    delete_keys(prefix_of(tmp_path))
+
+
 async def test_its_key_is_repeated_too_late(tmp_path: Path) -> None:
     """Another server has found it, and meanwhile it is deleted."""
     async with unanswered(tmp_path) as (_, other, record, client):
@@ -160,6 +177,20 @@ async def test_a_stream_that_is_stored_too_late_has_lost_its_key(tmp_path: Path)
         assert not await claims.keep(late)
         assert await claims.keep(other)
         assert await claims.find(ANONYMOUS, _CLAIM) == other.stream_id
-        assert not await claims.keep(late, lifetime_s=0.001)
-        assert await connection.client.pttl(connection.keys.claim(ANONYMOUS, _CLAIM.key)) == -1  # without an end
+        await claims.end(late, 0.001)
+        assert await claims.find(ANONYMOUS, _CLAIM) == other.stream_id
+    delete_keys(prefix_of(tmp_path))
+
+
+async def test_a_server_that_keeps_the_key_of_an_ended_stream_too_late_changes_nothing(tmp_path: Path) -> None:
+    """It was frozen. Another server has taken the stream over and ended it."""
+    record = new_record(claim=_CLAIM)
+    async with Connection.open(f"{shared_url()}?prefix={prefix_of(tmp_path)}") as connection:
+        claims = Claims(connection)
+        await claims.take(record, _CLAIM)
+        await claims.end(record, 100.0)
+        await claims.take(record, _CLAIM)
+        assert await claims.keep(record)
+        assert await claims.find(ANONYMOUS, _CLAIM) == record.stream_id
+        assert 60_000 < await connection.client.pttl(connection.keys.claim(ANONYMOUS, _CLAIM.key)) <= 100_000
     delete_keys(prefix_of(tmp_path))

@@ -17,7 +17,7 @@ from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, se
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import until, wait_until
 
-from tailrace.errors import StorageError
+from tailrace.errors import StorageError, StreamExpired
 from tailrace.streams import Reader
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.types import ANONYMOUS
@@ -186,6 +186,27 @@ async def test_redis_loses_a_stream_that_has_no_event_yet(tmp_path: Path) -> Non
             await wait_until(lambda: bool(taken))
             taken[0].write(DONE)
             await seen(log, 1)
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["its server", "another server"])
+async def test_a_stream_is_deleted_whose_end_redis_has_lost(tmp_path: Path, is_own: bool) -> None:
+    """Its server deletes it: nobody would write the end again. Where another one writes it, it goes on."""
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with shared(url) as one, shared(url) as other:
+            stream_id = (await begin(one, delta(1), DONE)).lease.stream_id
+            if not is_own:
+                client.hset(f"{_BASE}stream:{stream_id}", "epoch", other.epoch)
+            client.hdel(f"{_BASE}stream:{stream_id}", "ended")
+            client.delete(f"{_BASE}gone:{stream_id}")
+            if is_own:
+                await one.delete(ANONYMOUS, stream_id)
+                for store in (one, other):
+                    with pytest.raises(StreamExpired):
+                        await store.read(ANONYMOUS, stream_id)
+            else:
+                with pytest.raises(StorageError):
+                    await one.delete(ANONYMOUS, stream_id)
+                assert (await one.read(ANONYMOUS, stream_id)).stream_id == stream_id
 
 
 async def test_the_clock_of_the_new_primary_is_minutes_behind(tmp_path: Path) -> None:

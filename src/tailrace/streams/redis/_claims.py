@@ -10,6 +10,7 @@ import msgspec
 from tailrace.errors import ClaimTaken, IdempotencyConflict
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._patience import CATCH_UP_S, RETRY_S
+from tailrace.streams.redis._redis_keys import DAY_MS
 from tailrace.streams.redis._scripts import CLAIM, RECALL
 from tailrace.types import Claim, Record
 
@@ -18,6 +19,7 @@ __all__ = ["TAKEN", "Claims"]
 TAKEN = "Another server began a stream with this Idempotency-Key."
 
 _UNUSED_MS = 60_000  # lifetime of a key whose stream is not stored yet
+_RUNNING_MS = 30 * DAY_MS  # of one whose stream runs; not forever: if its opening was given up, nobody ends it
 
 
 class _Row(msgspec.Struct, array_like=True):
@@ -73,17 +75,24 @@ class Claims:
             else:
                 await asyncio.sleep(RETRY_S)
 
-    async def keep(self, record: Record, *, lifetime_s: float | None = None) -> bool:
-        """Keep the key of a stored stream: as long as the stream runs, or for `lifetime_s`. Returns whether the stream
-        has its key: another one may have taken it before the stream was stored. Raises: StorageError."""
+    async def keep(self, record: Record) -> bool:
+        """Keep the key of a stored stream while the stream runs. Returns whether the stream has its key: another one
+        may have taken it before the stream was stored. Raises: StorageError."""
         if record.claim is None:
             return True
-        lifetime_ms = 0 if lifetime_s is None else max(1, int(1000 * lifetime_s))
-        return await self._claim(record, record.claim, lifetime_ms) is None
+        return await self._claim(record, record.claim, _RUNNING_MS) is None
 
-    async def _claim(self, record: Record, claim: Claim, lifetime_ms: int, unused: bytes = b"") -> bytes | None:
+    async def end(self, record: Record, lifetime_s: float) -> None:
+        """Keep the key of a stream that has ended: from the first such call on, for this time. Raises: StorageError."""
+        if record.claim is not None:
+            await self._claim(record, record.claim, max(1, int(1000 * lifetime_s)), has_ended=True)
+
+    async def _claim(
+        self, record: Record, claim: Claim, lifetime_ms: int, unused: bytes = b"", *, has_ended: bool = False
+    ) -> bytes | None:
         """Return the row of another stream that has the key and is not `unused`. Raises: StorageError."""
-        row = _encode(_Row(claim.fingerprint, record.stream_id))
+        fields = claim.fingerprint, record.stream_id
+        rows = _encode(fields), _encode((*fields, True))  # while the stream runs, and then
         keys = [self._keys.claim(record.owner, claim.key)]
-        other: bytes | None = await self._connection.run(CLAIM, keys, row, lifetime_ms, unused)
+        other: bytes | None = await self._connection.run(CLAIM, keys, *rows, unused, lifetime_ms, 1 + has_ended)
         return other

@@ -123,13 +123,17 @@ class FinishedStreams:
 
     # Redis
 
-    async def delete(self, stream_id: str) -> None:
-        """Raises: StorageError."""
-        await self._connection.run(DELETE, self._keys.of_owned(stream_id, self._members.epoch), stream_id)
+    async def delete(self, stream_id: str) -> bool:
+        """Return whether it is deleted: if Redis has lost its end, another server may write it. Raises:
+        StorageError."""
+        epoch = self._members.epoch
+        keys, tombstone_ms = self._keys.of_owned(stream_id, epoch), lifetimes_ms(self._retention_s)[1]
+        is_deleted = await self._connection.run(DELETE, keys, epoch, stream_id, tombstone_ms)
         if stream_id in self._cached:
             self._cached[stream_id].expires_s = None
         self._uncache(stream_id)
         self._forget(stream_id)
+        return bool(is_deleted)
 
     def _forget(self, stream_id: str) -> None:
         _, num_bytes = self._own.pop(stream_id, (0.0, 0))
@@ -164,8 +168,8 @@ class FinishedStreams:
             times = lifetimes_ms(self._retention_s)
             await self._connection.run(COMPACT, keys, epoch, record, events, log.stream_id, log.last_seq, *times)
         else:
-            await self._connection.run(DELETE, keys, log.stream_id)
+            await self._connection.run(DELETE, keys, epoch, log.stream_id, lifetimes_ms(self._retention_s)[1])
 
     async def keep_claim(self, record: Record) -> None:
         """Keep the idempotency key of an ended stream for as long as the stream. Raises: StorageError."""
-        await self._claims.keep(record, lifetime_s=self._retention_s)
+        await self._claims.end(record, self._retention_s)

@@ -97,7 +97,7 @@ class Orphans:
 
     async def _take(self, epoch: int, own: int, stream_id: str) -> Sequence[Any] | None:
         """Raises: StorageError."""
-        keys = self._keys.of_owned(stream_id, own)
+        keys = self._keys.of_opening(stream_id, own)
         position = next(self._members.positions)
         answer: Sequence[Any] | None = await self._connection.run(TAKE, keys, epoch, own, stream_id, position)
         return answer

@@ -115,10 +115,10 @@ end
 return {has[1], has[2], has[3] or '0', has[4], rows}
 """)
 
-# Keys: `of_stream`, `owned` of this server. Arguments: epoch of the dead server, epoch of this one, stream id, its
-# position in `owned`. Returns [record, rows, how often it was taken over without a new event since, 1 if it was to be
-# stopped]; nil if it has ended and was compacted, or belongs to another server. One that this server has taken already
-# is returned again, since it may have got no answer.
+# Keys: `of_opening`. Arguments: epoch of the dead server, epoch of this one, stream id, its position in `owned`.
+# Returns [record, rows, how often it was taken over without a new event since, 1 if it was to be stopped]; nil if it
+# has ended and was compacted, or belongs to another server. One that this server has taken already is returned again,
+# since it may have got no answer. Lists this server, as OPEN does.
 TAKE = script("""
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'record', 'last', 'taken_at', 'takes', 'stop', 'events')
 if has[8] or (has[1] ~= ARGV[1] and has[1] ~= ARGV[2]) then return false end
@@ -126,13 +126,14 @@ local takes = 0
 if not has[2] then takes = has[5] == has[4] and tonumber(has[6]) + 1 or 1 end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'taken_at', has[4], 'takes', takes)
 redis.call('ZADD', KEYS[4], ARGV[4], ARGV[3])
+redis.call('SADD', KEYS[5], ARGV[2])
 local rows = {}
 for i, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do rows[i] = entry[2][2] end
 return {has[3], rows, takes, has[7] or '0'}
 """)
 
-# Keys: `of_stream`, `owned` of this server. Arguments: epoch, record and events of the stream in one row each, stream
-# id, number of the last event, retention in ms, time of tombstones in ms. Ends the stream again if Redis has lost that.
+# Keys: `of_owned`. Arguments: epoch, record and events of the stream in one row each, stream id, number of the last
+# event, retention in ms, time of tombstones in ms. Ends the stream again if Redis has lost that.
 COMPACT = script("""
 redis.call('ZREM', KEYS[4], ARGV[4])
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'owner')
@@ -162,15 +163,15 @@ redis.call('HSET', KEYS[1], 'recalled', ARGV[1])
 return 1
 """)
 
-# Keys: `of_stream`, `owned` of this server. Arguments: epoch, stream id, the next position in `owned`, time of
-# tombstones in ms. Deletes a stream of this server that nobody writes. An OPEN that is still on its way then does
-# nothing: perhaps nobody is left to find that stream. One that somebody knows goes on: then this returns the epoch of
-# the server that gave its id to a client, or that of this server if it has events.
+# Keys: `of_owned`. Arguments: epoch, stream id, the next position in `owned`, time of tombstones in ms. Deletes a
+# stream of this server that nobody writes. An OPEN that is still on its way then does nothing: perhaps nobody is left
+# to find that stream. One that somebody knows goes on: then this returns the epoch of the server that gave its id to a
+# client, or that of this server if it has events or was taken over: a TAKE may have got no answer.
 DELETE_UNANSWERED = script("""
-local has = redis.call('HMGET', KEYS[1], 'epoch', 'recalled', 'last', 'events')
+local has = redis.call('HMGET', KEYS[1], 'epoch', 'recalled', 'last', 'events', 'takes')
 if has[1] == ARGV[1] and not has[4] then
   if has[2] then return has[2] end
-  if has[3] ~= '0' then return ARGV[1] end
+  if has[3] ~= '0' or has[5] then return ARGV[1] end
   redis.call('DEL', KEYS[1], KEYS[2])
 end
 redis.call('ZREM', KEYS[4], ARGV[2])
@@ -181,20 +182,28 @@ end
 return false
 """)
 
-# Keys: `of_stream`, `owned` of this server. Arguments: stream id. Deletes a stream that has ended.
+# Keys: `of_owned`. Arguments: epoch, stream id, time of tombstones in ms. Deletes a stream that has ended, also one of
+# this server whose end Redis has lost: nobody would write that again. Returns 1; 0 if another server writes it.
 DELETE = script("""
-redis.call('ZREM', KEYS[4], ARGV[1])
-if redis.call('HGET', KEYS[1], 'ended') then redis.call('DEL', KEYS[1], KEYS[2]) end
+redis.call('ZREM', KEYS[4], ARGV[2])
+local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'owner')
+if not has[1] then return 1 end
+if not has[2] then
+  if has[1] ~= ARGV[1] then return 0 end
+  redis.call('SET', KEYS[3], has[3], 'PX', ARGV[3])
+end
+redis.call('DEL', KEYS[1], KEYS[2])
 return 1
 """)
 
-# Keys: `claim`. Arguments: the row of a stream; how long in ms it is kept, 0 without an end; a row that it may replace.
-# Keeps the row if there is no other one. Returns the other one; nil if the row is kept.
+# Keys: `claim`. Arguments: the rows of a stream that runs and that has ended; the row of another one, which it may
+# replace; how long in ms the key is kept; 1 or 2: which row. The row of an ended stream stays as it is: a server may
+# hear too late that it has lost the stream. Returns the row of another stream; nil if the key is this one's.
 CLAIM = script("""
 local has = redis.call('GET', KEYS[1])
+if has == ARGV[2] then return false end
 if has and has ~= ARGV[1] and has ~= ARGV[3] then return has end
-redis.call('SET', KEYS[1], ARGV[1])
-if ARGV[2] ~= '0' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+redis.call('SET', KEYS[1], ARGV[tonumber(ARGV[5])], 'PX', ARGV[4])
 return false
 """)
 

@@ -234,7 +234,8 @@ class RedisLogStore:
         if log.end is None:
             return
         await self._finished.keep_claim(log.record)  # its server may be dead
-        await self._finished.delete(stream_id)
+        if not await self._finished.delete(stream_id):
+            raise StorageError("The log store has lost the end of this stream, which goes on.")
 
     async def streams_of(self, owner: str) -> list[str]:
         return await self._lookup.streams_of(owner)
