@@ -176,7 +176,14 @@ def _gemma3() -> tuple[Any, Any]:
     names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
     tokenizer = _tokenizer("<start_of_image>", list(names.values()), **names)
     begin, end, soft = tokenizer.convert_tokens_to_ids(list(names.values()))
-    text = _text(tokenizer, model_type="gemma3_text", head_dim=16, sliding_window=64, tie_word_embeddings=False)
+    text = _text(
+        tokenizer,
+        model_type="gemma3_text",
+        head_dim=16,
+        sliding_window=64,
+        tie_word_embeddings=False,
+        query_pre_attn_scalar=16,
+    )  # as in GGUF files
     config = Gemma3Config(
         vision_config=_EYES | {"model_type": "siglip_vision_model", "vision_use_head": False}, text_config=text,
         mm_tokens_per_image=4, boi_token_index=begin, eoi_token_index=end, image_token_index=soft,

@@ -143,6 +143,16 @@ def test_all_parts_of_a_model_are_in_one_directory(hub: Hub) -> None:
     assert sorted(hub.downloads) == sorted(files)
 
 
+def test_a_projector_comes_with_its_model(hub: Hub) -> None:
+    wanted = ["eyes-Q8_0.gguf", "mmproj-eyes-f16.gguf"]
+    hub.repos["org/eyes"] = {name: name.encode() for name in [*wanted, "mmproj-eyes-Q8_0.gguf", "README.md"]}
+    for source in ("hf:org/eyes", "hf:org/eyes:eyes-Q8_0.gguf"):
+        ((kind, path, _),) = hub.ask(source)
+        assert (kind, Path(path).name) == ("path", wanted[0])
+        assert sorted(file.name for file in Path(path).parent.iterdir()) == wanted
+    assert sorted(hub.downloads) == wanted
+
+
 def test_an_export_is_one_directory_without_other_weights(hub: Hub) -> None:
     wanted = ["openvino_model.xml", "openvino_model.bin", "tokenizer.json", "config.json", "chat_template.jinja"]
     others = ["model.safetensors", "README.md", "onnx/model.json"]

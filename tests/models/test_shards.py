@@ -14,7 +14,7 @@ from tailrace.errors import ModelError
 from tailrace.models import CATALOGUE, NoProgress
 from tailrace.models.fetch import fetch
 from tailrace.models.resolve import resolve
-from tailrace.models.shards import gguf_choices, part_of, parts_of
+from tailrace.models.shards import gguf_choices, part_of, parts_of, projector_of
 
 WriteGguf = Callable[..., Path]
 
@@ -102,3 +102,16 @@ def test_engines_run_a_model_in_parts(engine: str, tmp_path: Path) -> None:
             body = {"prompt": "A river is", "max_tokens": 20, "temperature": 0}
             texts.append(server.post("/v1/completions", body).json()["choices"][0]["text"])
     assert texts[0] == texts[1]
+
+
+def test_the_projector_of_a_model() -> None:
+    names = ["SmolVLM-256M-Q8_0.gguf", "mmproj-SmolVLM-256M-Q8_0.gguf", "mmproj-SmolVLM-256M-f16.gguf", "other-q4.gguf"]
+    assert projector_of("SmolVLM-256M-Q8_0.gguf", names) == "mmproj-SmolVLM-256M-f16.gguf"
+    assert projector_of("SmolVLM-256M-f32-00001-of-00002.gguf", names) == "mmproj-SmolVLM-256M-f16.gguf"
+    assert projector_of("other-q4.gguf", names) is None
+    assert projector_of("sub/SmolVLM-256M-Q8_0.gguf", names) is None
+    for general in ("mmproj-F16.gguf", "mmproj-model-f16.gguf", "mmproj.gguf"):
+        assert projector_of("other-q4.gguf", [*names, general]) == general
+        assert projector_of("SmolVLM-256M-Q8_0.gguf", [*names, general]) == "mmproj-SmolVLM-256M-f16.gguf"
+    assert projector_of("m.gguf", ["m-mmproj-bf16.gguf", "m.mmproj-Q8_0.gguf", "mmproj-m.bin"]) == "m-mmproj-bf16.gguf"
+    assert projector_of("m.gguf", ["mmproj-m2-f16.gguf", "m.gguf"]) is None

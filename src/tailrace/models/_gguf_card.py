@@ -10,7 +10,7 @@ from tailrace.models._vector_facts import ENCODERS, VectorFacts
 from tailrace.models._vocabulary import CONTROL, Vocabulary, is_end, read_vocabulary
 from tailrace.models.card import ModelCard, Pooling, recommended
 from tailrace.models.gguf_header import Metadata, read_metadata
-from tailrace.models.shards import part_of, parts_of, some_of
+from tailrace.models.shards import part_of, parts_of, projector_of, some_of
 
 __all__ = ["read", "read_parts"]
 
@@ -50,6 +50,7 @@ def read(path: Path, name: str) -> ModelCard:
     context_tokens = metadata.get(f"{architecture}.context_length", int)
     if not context_tokens or context_tokens < 0:
         raise ModelError(f"{path} does not say how long its context is ({architecture}.context_length).")
+    projector = _projector(path)
     return ModelCard(
         name=name,
         path=path,
@@ -66,6 +67,8 @@ def read(path: Path, name: str) -> ModelCard:
         pooling=vectors.pooling,
         num_dimensions=vectors.num_dimensions,
         pair_template=metadata.get("tokenizer.chat_template.rerank", str) or "",
+        has_vision=projector is not None,
+        projector=projector,
         tensor_types=tuple(sorted({tensor.type for tensor in metadata.tensors})),
         num_parameters=sum(tensor.num_elements for tensor in metadata.tensors),
         weight_bytes=sum(tensor.num_bytes for tensor in metadata.tensors),
@@ -114,6 +117,14 @@ def read_parts(path: Path) -> Metadata:
     for part in parts[1:]:
         metadata.tensors.extend(read_metadata(part).tensors)
     return metadata
+
+
+def _projector(path: Path) -> Path | None:
+    try:
+        found = projector_of(path.name, [file.name for file in path.parent.iterdir()])
+    except OSError:  # a directory that may be entered, but not listed
+        return None
+    return path.with_name(found) if found else None
 
 
 def _first(path: Path, count: int) -> str:

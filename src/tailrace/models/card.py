@@ -56,6 +56,7 @@ class ModelCard:
     quantized_by: str = ""  # of a Hugging Face directory: the method, such as gptq
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
     has_vision: bool = False  # it has a part that reads images
+    projector: Path | None = None  # that part, if it is a file of its own: beside a GGUF file
     num_parameters: int = 0  # 0: unknown
     weight_bytes: int = 0
     sampling: Mapping[str, float] = field(default_factory=dict)  # recommended by its makers, by the names in `Sampling`

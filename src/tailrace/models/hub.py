@@ -16,7 +16,7 @@ from tailrace.models._directory_card import EXPORT_FILES
 from tailrace.models.catalogue import HubSource
 from tailrace.models.progress import Progress
 from tailrace.models.safetensors import chosen_files
-from tailrace.models.shards import gguf_choices, part_names, some_of
+from tailrace.models.shards import gguf_choices, part_names, projector_of, some_of
 
 __all__ = ["fetch_from_hub"]
 
@@ -122,7 +122,8 @@ def _fetch_directory(
 
 
 def _fetch_gguf(repo: _Repository, file: str, progress: Progress) -> Path:
-    """Download a GGUF file, or all parts of a model. Returns the first one. Raises: ModelError."""
+    """Download a GGUF file, or all parts of a model, and its projector if there is one. Returns the first file. Raises:
+    ModelError."""
     first, *others = part_names(file)
     if file != first:
         raise ModelError(f"`{file}` is only one part of a model. Name its first part, {first}.")
@@ -130,7 +131,8 @@ def _fetch_gguf(repo: _Repository, file: str, progress: Progress) -> Path:
         raise ModelError(f"hf:{repo.name} lacks parts of this model: {some_of(missing)}.")
     path = repo.fetch(first, progress)
     commit = path.parents[len(PurePosixPath(first).parts) - 1].name  # all parts are of one commit, in one directory
-    for part in others:
+    projector = projector_of(first, repo.files)
+    for part in [*others, projector] if projector else others:
         repo.fetch(part, progress, revision=commit)
     return path
 

@@ -10,11 +10,14 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-__all__ = ["gguf_choices", "model_stem", "part_names", "part_of", "parts_of", "some_of"]
+__all__ = ["gguf_choices", "model_stem", "part_names", "part_of", "parts_of", "projector_of", "some_of"]
 
 _MAX_LISTED = 12
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _PROJECTOR = re.compile(r"(^|[-_.])mmproj([-_.]|$)", re.IGNORECASE)
+# The types of a projector's tensors, the best one first: 16 bits are exact enough, and quicker to load than 32.
+_TYPES = ("f16", "bf16", "f32", "q8_0")
+_TYPE = re.compile(r"[-_.]?(?<![a-z0-9])(b?f16|f32|q\d\w*)$", re.IGNORECASE)
 
 
 def part_of(name: str) -> tuple[int, int]:
@@ -52,6 +55,23 @@ def gguf_choices(names: Iterable[str]) -> list[str]:
         for path in paths
         if path.suffix == ".gguf" and part_of(path.name)[0] == 1 and not _PROJECTOR.search(path.stem)
     )
+
+
+def projector_of(model: str, names: Iterable[str]) -> str | None:
+    """Return which of several files is the projector (mmproj) of a model: one in the same directory whose name, without
+    `mmproj` and the type of its tensors, begins the model's. A projector without a name of its own is for all models
+    there."""
+    wanted = PurePosixPath(model)
+    found = []
+    for path in (PurePosixPath(name) for name in names):
+        if path.suffix != ".gguf" or path.parent != wanted.parent or not _PROJECTOR.search(path.stem):
+            continue
+        kind = _TYPE.search(path.stem)
+        own = _PROJECTOR.sub(" ", _TYPE.sub("", path.stem)).strip().lower()
+        if own in ("", "model") or wanted.stem.lower().startswith(own):
+            place = _TYPES.index(kind[1].lower()) if kind and kind[1].lower() in _TYPES else len(_TYPES)
+            found.append((-len(own), place, str(path)))
+    return min(found)[2] if found else None
 
 
 def some_of(names: list[str]) -> str:

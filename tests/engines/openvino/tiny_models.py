@@ -166,13 +166,14 @@ def write_gguf(
     path: Path,
     kind_of: Callable[[str], str] = lambda name: "F16",
     more: Callable[[gguf.GGUFWriter], object] = lambda writer: None,
+    add_vocabulary: Callable[[gguf.GGUFWriter, int], None] | None = None,
 ) -> Path:
     """Write a model by the rules of llama.cpp's convert_hf_to_gguf. `kind_of` gives the type of each matrix by its name
     in the file. The matrices of types other than F16 have other numbers than the model, see `random_rows`. `more` adds
     keys and tensors."""
     writer = gguf.GGUFWriter(path, tiny.architecture)
     _add_config(writer, tiny, model.config)
-    _add_vocabulary(writer, model.config.vocab_size)
+    (add_vocabulary or _add_vocabulary)(writer, model.config.vocab_size)
     more(writer)
     for name, values in _tensors(tiny, model):
         kind = gguf.GGMLQuantizationType["F32" if values.ndim == 1 else kind_of(name)]

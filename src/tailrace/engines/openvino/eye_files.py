@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ import numpy as np
 from tailrace.engines.openvino.eye_graph import Numbers
 from tailrace.engines.openvino.eye_pixels import Preparation, read_preparation
 from tailrace.engines.openvino.eye_shapes import EyeShape, read_eye
-from tailrace.engines.openvino.sources import Raw, eye_name, tensors_of
+from tailrace.engines.openvino.sources import Raw, eye_name, gguf_tensors_of, tensors_of
 from tailrace.engines.openvino.weights import floats
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
+from tailrace.models.gguf_header import Metadata, read_metadata
 
-__all__ = ["EyeFiles", "EyeTensors", "Spelling", "open_eye", "read_directory"]
+__all__ = ["EyeFiles", "EyeTensors", "Spelling", "open_eye"]
 
 Config = Mapping[str, Any]  # Any: JSON
 
@@ -39,6 +40,17 @@ _HF_LAYER = {
     "before_attention": "layer_norm1", "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
     "o": "self_attn.out_proj", "before_mlp": "layer_norm2", "up": "mlp.fc1", "down": "mlp.fc2",
 }  # fmt: skip
+# Source: gguf's constants, and llama.cpp's conversion.
+_GGUF_NAMES = {
+    "patch": "v.patch_embd", "positions": "v.position_embd", "last_norm": "v.post_ln",
+    "projector.norm": "mm.soft_emb_norm",
+}  # fmt: skip
+_GGUF_FIRST = {"shuffle": "mm.model.fc", "pool": "mm.input_projection"}
+_GGUF_LAYER = {
+    "before_attention": "ln1", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_out", "before_mlp": "ln2",
+    "up": "ffn_up", "down": "ffn_down",
+}  # fmt: skip
+_SWAPPED = {"up": "down", "down": "up"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +100,12 @@ class EyeTensors:
             values = floats(raw)
         except FloatingPointError as error:
             raise ModelError(f"The model file is damaged: {found} contains {error}.") from error
-        if values.size != np.prod(shape):
-            raise ModelError(f"{found} has {values.size:,} numbers, but the vision tower needs {np.prod(shape):,}.")
-        if name in self._turned:
-            return np.ascontiguousarray(values.reshape(shape[::-1]).T)
-        return values.reshape(shape)
+        in_file = shape[::-1] if name in self._turned else shape
+        if values.size != np.prod(shape) or (len(shape) > 1 and raw.columns != in_file[-1]):
+            has, needs = f"{len(raw.rows)} x {raw.columns}", " x ".join(map(str, in_file))
+            raise ModelError(f"{found} has {has} numbers, but the vision tower needs {needs}.")
+        values = values.reshape(in_file)
+        return np.ascontiguousarray(values.T) if name in self._turned else values
 
     def has(self, name: str, kind: str) -> bool:
         return self._name_of(name, kind) in self._tensors
@@ -115,18 +128,94 @@ class EyeFiles:
 
 def open_eye(card: ModelCard) -> EyeFiles:
     """Open the eye of a model. Raises: ModelError; OSError."""
+    if card.projector is not None:
+        return _open_projector(card, card.projector)
     config = json.loads((card.path / "config.json").read_text())
-    shape, preparation = read_directory(card)
+    shape = read_eye(config)
+    preparation = read_preparation(_processor(card.path), shape.image_side)
     tensors = {name: raw for found, raw in tensors_of(card.path).items() if (name := eye_name(found))}
     turned = frozenset({"projector.first"} if shape.projector == "pool" else ())
     weights = EyeTensors(tensors, lambda name, kind: _hf_name(shape, name, kind), turned)
     return EyeFiles(shape, preparation, _spelling(config, _contents(card)), weights)
 
 
-def read_directory(card: ModelCard) -> tuple[EyeShape, Preparation]:
-    """Read the eye of a Hugging Face directory without its tensors. Raises: ModelError; OSError; ValueError."""
-    shape = read_eye(json.loads((card.path / "config.json").read_text()))
-    return shape, read_preparation(_processor(card.path), shape.image_side)
+def _open_projector(card: ModelCard, path: Path) -> EyeFiles:
+    """Open a GGUF file that reads images for the model in another one."""
+    metadata = read_metadata(path)
+    config, processor = _projector_config(metadata)
+    shape = replace(read_eye(config), norm_offset=0.0)  # the conversion adds it
+    hidden_size = read_metadata(card.path).get(f"{card.architecture}.embedding_length", int)
+    if shape.output_size != hidden_size:
+        raise ModelError(f"{path.name} belongs to a model of the size {shape.output_size}, not {hidden_size}.")
+    tensors = gguf_tensors_of(metadata)
+    first = tensors.get("v.blk.0.ffn_up.weight")
+    # Earlier conversions have the names of the two layers the other way round.
+    is_swapped = first is not None and first.columns != shape.hidden_size
+    turned = frozenset({"projector.first"} if shape.projector == "pool" else ())
+    weights = EyeTensors(tensors, lambda name, kind: _gguf_name(shape, name, kind, is_swapped=is_swapped), turned)
+    contents = _contents(card)
+    numbers = {content: number for number, content in contents.items()}
+    tokens = {
+        "image_token_id": numbers.get(_IMAGE_TOKENS[config["model_type"]], -1),
+        "boi_token_index": numbers.get("<start_of_image>", -1),
+        "eoi_token_index": numbers.get("<end_of_image>", -1),
+    }
+    spelling = _spelling({**config, **tokens}, contents)
+    return EyeFiles(shape, read_preparation(processor, shape.image_side), spelling, weights)
+
+
+_IMAGE_TOKENS = {"idefics3": "<image>", "gemma3": "<image_soft_token>"}
+
+
+def _projector_config(metadata: Metadata) -> tuple[Config, Config]:
+    """Return the values of a projector's file under their names in `config.json`, and in that of an image processor.
+    Raises: ModelError."""
+
+    def whole(key: str) -> int | None:
+        return metadata.get(f"clip.vision.{key}", int)
+
+    kind = metadata.get("clip.projector_type", str) or ""
+    side = whole("image_size") or 0
+    tower = {
+        "model_type": "siglip_vision_model",
+        "num_hidden_layers": whole("block_count"),
+        "hidden_size": whole("embedding_length"),
+        "intermediate_size": whole("feed_forward_length"),
+        "num_attention_heads": whole("attention.head_count"),
+        "image_size": side,
+        "patch_size": whole("patch_size"),
+        "layer_norm_eps": metadata.get("clip.vision.attention.layer_norm_epsilon", float),
+        "hidden_act": "gelu_pytorch_tanh" if metadata.get("clip.use_gelu", bool) else "quick_gelu",
+    }
+    merged = whole("projector.scale_factor")
+    along = side // (whole("patch_size") or 1) // (merged or 4)  # as in llama.cpp: most files of Gemma 3 do not have it
+    config = {
+        "model_type": kind,
+        "vision_config": tower,
+        "text_config": {"hidden_size": whole("projection_dim")},
+        "scale_factor": merged,
+        "mm_tokens_per_image": along**2,
+    }
+    processor = {
+        "image_processor_type": f"{kind.capitalize()}ImageProcessor",
+        "size": {"longest_edge": whole("preproc_image_size") or 4 * side},
+        "max_image_size": {"longest_edge": side},
+        "image_mean": metadata.get("clip.vision.image_mean", list),
+        "image_std": metadata.get("clip.vision.image_std", list),
+    }
+    if kind == "gemma3":
+        processor["size"] = {"height": side, "width": side}
+    return config, processor
+
+
+def _gguf_name(shape: EyeShape, name: str, kind: str, *, is_swapped: bool) -> str:
+    if name == "projector.first":
+        return f"{_GGUF_FIRST[shape.projector]}.{kind}"
+    if name.startswith("layers."):
+        _, layer, short = name.split(".")
+        short = _SWAPPED.get(short, short) if is_swapped else short
+        return f"v.blk.{layer}.{_GGUF_LAYER[short]}.{kind}"
+    return f"{_GGUF_NAMES[name]}.{kind}"
 
 
 def _processor(path: Path) -> Config:

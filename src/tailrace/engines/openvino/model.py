@@ -45,7 +45,14 @@ def load_eye(spec: EngineSpec, card: ModelCard) -> VisionTower | None:
     if not sees(card):
         return None
     options = {name: value for name, value in _options(spec).items() if name in _EYE_OPTIONS}
-    return VisionTower(open_eye(card), device_of(spec.device), options)
+    try:
+        return VisionTower(open_eye(card), device_of(spec.device), options)
+    except ModelError as error:
+        if card.projector is None:
+            raise
+        # Nobody has asked for this file.
+        say(f"The model reads no images, because {card.projector.name} does not load: {error.message}")
+        return None
 
 
 def images_of(eye: VisionTower | None) -> Images:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Literal, cast
 
 from tailrace.engines.openvino.encoder_families import ARCHITECTURES as ENCODERS
@@ -13,6 +14,7 @@ from tailrace.engines.processor import has_eight_bit_products, processor_flags
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
+from tailrace.models.gguf_header import read_metadata
 from tailrace.wording import listed
 
 __all__ = [
@@ -23,6 +25,7 @@ __all__ = [
 # Of a weight. 0: those of the file where it has four, else eight. 32: float32 where the file has it, else float16.
 Bits = Literal[0, 4, 8, 16, 32]
 
+PROJECTORS = ("gemma3", "idefics3")  # of GGUF files
 TENSOR_TYPES = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
      "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
@@ -75,6 +78,8 @@ def _why_not_directory(card: ModelCard) -> str:
 
 def sees(card: ModelCard) -> bool:
     """Return whether OpenVINO reads images with a model that it can run."""
+    if card.projector is not None:
+        return _projector_type(card.projector) in PROJECTORS
     return card.has_vision and card.format == "huggingface" and card.architecture in EYES
 
 
@@ -87,6 +92,14 @@ def vector_bits(card: ModelCard, wanted: int) -> Bits:
     once, so reading weights is a small part of the time, and more exact ones cost little."""
     own: Bits = 32 if set(card.tensor_types) <= _FLOATS else 0
     return cast("Bits", wanted) if wanted else own
+
+
+def _projector_type(path: Path) -> str:
+    """Return what kind of projector a GGUF file has; "" if it cannot be read."""
+    try:
+        return read_metadata(path).get("clip.projector_type", str) or ""
+    except ModelError:
+        return ""
 
 
 def least_bits(file_bytes: int) -> int:
@@ -128,7 +141,7 @@ def weight_bytes(card: ModelCard, bits: int = 0) -> int:
     has_four_bits = bool(types) and types <= FOUR_BITS | {"Q6_K", "Q8_0"} and least_bits(card.weight_bytes) == 4
     if has_four_bits and not bits:
         return round(card.weight_bytes * _SHARE)
-    return round((card.num_parameters - _eye_parameters(card)) * _BYTES[bits or 8])
+    return round(_decoder_parameters(card) * _BYTES[bits or 8])
 
 
 def memory_bytes(card: ModelCard, spec: EngineSpec) -> int:
@@ -139,15 +152,21 @@ def memory_bytes(card: ModelCard, spec: EngineSpec) -> int:
         # The library keeps a second copy of float32, in the form of its kernels.
         return (1 + has_floats) * weights + _OTHER_BYTES
     if spec.weight_bits == 16:
-        num_parameters = card.num_parameters - _eye_parameters(card)
+        num_parameters = _decoder_parameters(card)
         weights, packed = round(num_parameters * _KEPT_BYTES), num_parameters * 2
     num_forms = (1 + has_lone_form(spec, packed)) * (1 + has_plain_form(spec, packed))
     return weights * num_forms + round(_eye_parameters(card) * _EYE_BYTES) + _OTHER_BYTES
 
 
+def _decoder_parameters(card: ModelCard) -> int:
+    return card.num_parameters - (0 if card.projector is not None else _eye_parameters(card))
+
+
 def _eye_parameters(card: ModelCard) -> int:
     """Return how many numbers the eye has, if the model has one."""
     try:
+        if card.projector is not None:
+            return sum(tensor.num_elements for tensor in read_metadata(card.projector).tensors) if sees(card) else 0
         return read_eye(json.loads((card.path / "config.json").read_text())).num_parameters if sees(card) else 0
     except (ModelError, OSError, ValueError):
         return 0  # `why_not` says why

@@ -22,10 +22,10 @@ from tailrace.engines.openvino.families import Decoder, gguf_config, read_decode
 from tailrace.errors import ModelError
 from tailrace.models._gguf_card import read_parts
 from tailrace.models.card import ModelCard
-from tailrace.models.gguf_header import GgufTensor
+from tailrace.models.gguf_header import GgufTensor, Metadata
 from tailrace.models.safetensors import read_head, weight_files
 
-__all__ = ["Raw", "TensorSource", "eye_name", "open_source", "tensors_of"]
+__all__ = ["Raw", "TensorSource", "eye_name", "gguf_tensors_of", "open_source", "tensors_of"]
 
 _DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 # Source of the names: gguf's constants, and transformers' models.
@@ -143,7 +143,7 @@ class _Gguf:
     def __init__(self, path: Path, context_tokens: int) -> None:
         metadata = read_parts(path)
         self._family = metadata.get("general.architecture", str) or ""
-        self._found = _Found({tensor.name: _of_gguf(tensor) for tensor in metadata.tensors})
+        self._found = _Found(gguf_tensors_of(metadata))
         config = gguf_config(metadata)
         self.decoder = read_decoder(config | self._rope_factors(config), context_tokens)
         self._fused = _Fused(self.decoder)
@@ -206,6 +206,11 @@ class _Headless:
 def _numbers(raw: Raw) -> list[float]:
     found: list[float] = raw.rows.reshape(-1).view(np.float32).tolist()
     return found
+
+
+def gguf_tensors_of(metadata: Metadata) -> dict[str, Raw]:
+    """Return the tensors of a GGUF file by name. Raises: OSError."""
+    return {tensor.name: _of_gguf(tensor) for tensor in metadata.tensors}
 
 
 def _of_gguf(tensor: GgufTensor) -> Raw:
