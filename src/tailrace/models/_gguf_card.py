@@ -50,7 +50,7 @@ def read(path: Path, name: str) -> ModelCard:
     context_tokens = metadata.get(f"{architecture}.context_length", int)
     if not context_tokens or context_tokens < 0:
         raise ModelError(f"{path} does not say how long its context is ({architecture}.context_length).")
-    projector = _projector(path)
+    projector = _projector(path) if vectors.task == "generate" else None
     return ModelCard(
         name=name,
         path=path,

@@ -75,13 +75,15 @@ _next_id = iter(range(1, 2**31))
 
 @pytest.fixture
 def ask(seeing_dir: Callable[[str], Path]) -> Callable[..., Sequence]:
-    def make(engine: Any, architecture: str, *pictures: bytes, text: str = "What is it?", **more: Any) -> Sequence:
+    def make(
+        engine: Any, architecture: str, *pictures: bytes, before: str = "user: ", text: str = "What is it?", **more: Any
+    ) -> Sequence:
         tokenizer = Tokenizer.from_file(str(seeing_dir(architecture) / "tokenizer.json"))
 
         def ids(text: str) -> tuple[int, ...]:
             return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
 
-        segments: list[Any] = [ids("user: ")]
+        segments: list[Any] = [ids(before)]
         attachments = {}
         for content in pictures:
             own = ids(engine.see(content).expansion)
@@ -170,6 +172,22 @@ def test_the_same_image_shares_blocks_and_another_does_not(engine_of: Engines, a
     assert _cached(engine, ask(engine, "idefics3", tall[0])) == 32
     assert _cached(engine, other) == 0
     assert _answer(engine, ask(engine, "idefics3", tall[0])) == expected  # from the cache
+
+
+def test_an_image_may_be_partly_cached(engine_of: Engines, ask: Callable[..., Sequence]) -> None:
+    """Its tokens see each other, and the first ones are in a block of the prefix cache."""
+    engine, plain = engine_of("gemma3"), engine_of("gemma3", prefix_cache=False)
+    pictures = [picture(seed) for seed in range(10, 16)]
+    before = "user: zzzzzz"
+    sequence = ask(engine, "gemma3", *pictures, before=before)
+    soft = [place for place, token_id in enumerate(sequence.prompt_ids) if token_id == 3]
+    assert {31, 32} <= set(soft)  # the first block ends in an image
+    expected = _answer(plain, sequence)
+    assert _answer(engine, sequence)[0] == expected[0]
+    assert _cached(engine, ask(engine, "gemma3", *pictures, before=before)) >= 32
+    ids, logprobs = _answer(engine, ask(engine, "gemma3", *pictures, before=before))
+    assert ids == expected[0]
+    assert np.allclose(logprobs, expected[1], atol=1e-4)
 
 
 def test_a_replay_gives_the_same_bits(engine_of: Engines, ask: Callable[..., Sequence]) -> None:

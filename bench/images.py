@@ -1,0 +1,225 @@
+"""Measures the default engine with images: the time of an image, and what texts alone cost beside a vision tower.
+
+    python bench/images.py [--rounds N] [--threads N] [--directory DIRECTORY]
+
+The model has random weights in the shape of SmolVLM-256M: a tower of 12 layers for squares of 512 pixels, which become
+64 tokens each, and a decoder of 30 layers. An image is cut into at most 16 squares, and is a square itself. The texts
+are read by two engines in turns: one with the tower, and one without it. The least and the median of all rounds are
+shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from machine import this_machine
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.interface import Sequence
+from tailrace.types import Attachment, Sampling
+
+DECODER = {
+    "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+    "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49_280, "rms_norm_eps": 1e-5,
+    "rope_theta": 100_000.0, "max_position_embeddings": 8192,
+}  # fmt: skip
+TOWER = {
+    "model_type": "idefics3", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+    "num_attention_heads": 12, "image_size": 512, "patch_size": 16,
+}  # fmt: skip
+PROCESSOR = {
+    "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 2048},
+    "max_image_size": {"longest_edge": 512},
+}  # fmt: skip
+ANSWER_TOKENS, PROMPT_TOKENS = 32, 256
+
+
+def tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the names and shapes of all weights."""
+    size, mlp, heads = DECODER["hidden_size"], DECODER["intermediate_size"], 64
+    yield "model.text_model.embed_tokens.weight", (DECODER["vocab_size"], size)
+    yield "model.text_model.norm.weight", (size,)
+    for layer in range(DECODER["num_hidden_layers"]):
+        name = f"model.text_model.layers.{layer}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            yield f"{name}.{norm}.weight", (size,)
+        for short, count in (("q", 9), ("k", 3), ("v", 3)):
+            yield f"{name}.self_attn.{short}_proj.weight", (count * heads, size)
+        yield f"{name}.self_attn.o_proj.weight", (size, size)
+        yield f"{name}.mlp.gate_proj.weight", (mlp, size)
+        yield f"{name}.mlp.up_proj.weight", (mlp, size)
+        yield f"{name}.mlp.down_proj.weight", (size, mlp)
+    size, mlp = TOWER["hidden_size"], TOWER["intermediate_size"]
+    name = "model.vision_model"
+    yield f"{name}.embeddings.patch_embedding.weight", (size, 3, 16, 16)
+    yield f"{name}.embeddings.patch_embedding.bias", (size,)
+    yield f"{name}.embeddings.position_embedding.weight", (1024, size)
+    for layer in range(TOWER["num_hidden_layers"]):
+        name = f"model.vision_model.encoder.layers.{layer}"
+        linear = [(f"self_attn.{short}_proj", size, size) for short in ("q", "k", "v", "out")]
+        for short, rows, columns in (*linear, ("mlp.fc1", mlp, size), ("mlp.fc2", size, mlp)):
+            yield f"{name}.{short}.weight", (rows, columns)
+            yield f"{name}.{short}.bias", (rows,)
+        for norm in ("layer_norm1", "layer_norm2"):
+            yield f"{name}.{norm}.weight", (size,)
+            yield f"{name}.{norm}.bias", (size,)
+    yield "model.vision_model.post_layernorm.weight", (size,)
+    yield "model.vision_model.post_layernorm.bias", (size,)
+    yield "model.connector.modality_projection.proj.weight", (DECODER["hidden_size"], 16 * size)
+
+
+def write_model(path: Path) -> None:
+    """Write the model in float16, with a tokenizer of single bytes and the tokens that stand for images."""
+    random = np.random.default_rng(0)
+    weights: dict[str, NDArray[np.float16]] = {}
+    for name, shape in tensors():
+        middle = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        spread = 0.02 if len(shape) == 1 else (shape[0] / np.prod(shape)) ** 0.5
+        weights[name] = (middle + random.normal(0, spread, shape)).astype(np.float16)
+    head: dict[str, Any] = {}
+    end = 0
+    for name, values in weights.items():
+        head[name] = {"dtype": "F16", "shape": list(values.shape), "data_offsets": [end, end + values.nbytes]}
+        end += values.nbytes
+    text = json.dumps(head).encode()
+    with (path / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for values in weights.values():
+            file.write(values.tobytes())
+    alphabet = {byte: number for number, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(alphabet, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    cells = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    special = ["<end>", "<image>", "<fake_token_around_image>", "<global-img>", *cells]
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(path / "tokenizer.json"))
+    image = tokenizer.token_to_id("<image>")
+    config = {"model_type": "idefics3", "text_config": DECODER, "vision_config": TOWER, "scale_factor": 4}
+    (path / "config.json").write_text(json.dumps(config | {"image_token_id": image}))
+    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    (path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
+
+
+def picture(width: int, height: int, seed: int) -> bytes:
+    """Return the PNG of a picture of noise."""
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "PNG")
+    return file.getvalue()
+
+
+class Asker:
+    """Asks an engine, and says how long it took."""
+
+    def __init__(self, engine: Any, tokenizer: Tokenizer) -> None:  # Any: an engine that may see
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._number = 0
+
+    def about(self, content: bytes) -> tuple[float, int]:
+        """Return the time until the first token of an answer about a picture, in s, and the tokens of the picture."""
+        ids = tuple(self._tokenizer.encode(self._engine.see(content).expansion, add_special_tokens=False).ids)
+        digest = Attachment.of(content, "image/png", 0).digest
+        segments = ((40, 41, 42), Attachment(digest, "image/png", len(ids), ids), (43, 44, 45))
+        sampling = Sampling(temperature=0.0, seed=1, max_tokens=1, ignore_eos=True)
+        self._number += 1
+        began_s = time.perf_counter()
+        self._run([Sequence(self._number, segments, sampling, attachments={digest: content})])
+        return time.perf_counter() - began_s, len(ids)
+
+    def texts(self, num_sequences: int, num_prompt: int, num_answer: int, seed: int) -> float:
+        """Return the time of answers to prompts of random tokens, in s."""
+        prompts = np.random.default_rng(seed).integers(0, 256, (num_sequences, num_prompt)).tolist()
+        sampling = Sampling(temperature=0.0, seed=1, max_tokens=num_answer, ignore_eos=True)
+        sequences = [Sequence(self._number + n + 1, (tuple(ids),), sampling) for n, ids in enumerate(prompts)]
+        self._number += num_sequences
+        began_s = time.perf_counter()
+        self._run(sequences)
+        return time.perf_counter() - began_s
+
+    def _run(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._engine.submit(sequence)
+        left = len(sequences)
+        while left:
+            left -= sum(delta.finish_reason is not None for delta in self._engine.step())
+
+
+def memory_bytes() -> int:
+    """Return the anonymous memory of this process."""
+    fields = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
+def compare(name: str, ask: Callable[[Asker, int], float], both: list[Asker], rounds: int) -> None:
+    """Ask two engines in turns, and print how long the first took, relative to the second."""
+    times: list[list[float]] = [[], []]
+    for number in range(rounds):
+        for place in (0, 1) if number % 2 else (1, 0):
+            times[place].append(ask(both[place], number))
+    least, middle = ([of(own) for own in times] for of in (min, statistics.median))
+    print(f"{name:36s} least {least[0] / least[1]:.3f}, median {middle[0] / middle[1]:.3f}, {least[1] * 1000:,.0f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures the default engine with images, and with texts beside them.")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--directory", type=Path, help="of the model; default: one that is removed")
+    options = parser.parse_args()
+    print(json.dumps(this_machine()))
+    with tempfile.TemporaryDirectory(prefix="tailrace-images-") as scratch:
+        path = options.directory or Path(scratch) / "seeing"
+        path.mkdir(exist_ok=True)
+        write_model(path)
+        blind = Path(scratch) / "blind"  # without the configuration of the processor it is a model of texts
+        blind.mkdir()
+        for file in path.iterdir():
+            if file.name != "preprocessor_config.json":
+                (blind / file.name).symlink_to(file)
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        both, before = [], memory_bytes()
+        for one in (path, blind):
+            began_s = time.perf_counter()
+            spec = EngineSpec(
+                "openvino", str(one), context_tokens=4096, kv_tokens=16_384, threads=options.threads, exact=True,
+                cache_path=scratch, prefix_cache=False,
+            )  # fmt: skip
+            both.append(Asker(load_engine(spec), tokenizer))
+            took_s, now = time.perf_counter() - began_s, memory_bytes()
+            print(f"{one.name}: loaded in {took_s:.1f} s, {(now - before) / 1e6:,.0f} MB")
+            before = now
+        for width, height in ((512, 512), (1024, 512), (2048, 256)):
+            content = picture(width, height, width + height)
+            cpu_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+            first_s, num_tokens = both[0].about(content)
+            cpu_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime - cpu_s
+            again_s, _ = both[0].about(content)
+            print(
+                f"{width} x {height}: {num_tokens:,} tokens, first token after {first_s:.2f} s "
+                f"({cpu_s:.1f} s of processors), again {again_s:.2f} s"
+            )
+        both[0].texts(4, 64, 8, 0), both[1].texts(4, 64, 8, 0)
+        print("texts alone, with the tower ÷ without:")
+        compare("prompts of 256 tokens, 4", lambda one, n: one.texts(4, PROMPT_TOKENS, 1, n), both, options.rounds)
+        for count in (1, 8):
+            name = f"answers of {ANSWER_TOKENS} tokens, streams: {count}"
+            compare(name, lambda one, n, count=count: one.texts(count, 8, ANSWER_TOKENS, n), both, options.rounds)
+
+
+if __name__ == "__main__":
+    main()
