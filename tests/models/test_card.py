@@ -229,6 +229,9 @@ def test_without_configs_the_eos_token_is_the_end(export: Path) -> None:
     write_json(export / "config.json", {"text_config": {"max_position_embeddings": 100}})
     card = read_card(export, "x")
     assert (card.eos_token_ids, card.context_tokens) == ((7,), 100)
+    write_json(export / "config.json", {"model_type": "gemma3", "text_config": {"sliding_window": 1024}})
+    write_json(export / "tokenizer_config.json", {"model_max_length": 10**30})
+    assert read_card(export, "").context_tokens == 131_072
 
 
 def test_chat_template_from_a_list_or_a_file(export: Path) -> None:

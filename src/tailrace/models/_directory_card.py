@@ -25,6 +25,8 @@ EXPORT_FILES = ("openvino_model.xml", "openvino_model.bin")
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")  # how images are prepared
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
+# Of models whose files leave it out. Source: the defaults of transformers' configuration classes.
+_CONTEXTS = {"gemma3": 131_072}
 _UNSET_LENGTH = 10**9  # transformers writes 10**30 for "no limit known"
 
 
@@ -252,7 +254,8 @@ def _context_tokens(path: Path, tokenizer_config: _TokenizerConfig) -> int:
         raise ModelError(f"{path} lacks config.json. Copy it from the repository that the model comes from.")
     config = _decode(file, _Config)
     nested = config.text_config.max_position_embeddings if config.text_config else None
-    limit = config.max_position_embeddings or config.n_positions or nested or tokenizer_config.model_max_length
+    limit = config.max_position_embeddings or config.n_positions or nested or _CONTEXTS.get(config.model_type)
+    limit = limit or tokenizer_config.model_max_length
     if not limit or not 0 < limit < _UNSET_LENGTH:
         raise ModelError(
             f"{path} does not say how long its context is: config.json lacks max_position_embeddings. "

@@ -15,7 +15,8 @@ import pytest
 from tests.api.process import Server
 from tests.engines.shared import run_all
 from tests.missing import needs
-from tests.seeing import ARCHITECTURES, answered, generated, picture, seeing_dir
+from tests.seeing import ARCHITECTURES, answered, data_url, generated, picture, seeing_dir
+from tests.waiting import until
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
@@ -199,6 +200,26 @@ def test_a_replay_gives_the_same_bits(engine_of: Engines, ask: Callable[..., Seq
     schedule = Schedule.of([(len(delta.token_ids), delta.is_alone) for delta in deltas])
     again = msgspec.structs.replace(ask(other, "idefics3", picture(7), **sampled), schedule=schedule)
     assert _answer(other, again) == _joined(deltas)
+
+
+def test_a_stream_about_an_image_survives_its_engine(engine_of: Engines, seeing_dir: Callable[[str], Path]) -> None:
+    """Two choices with the same image go on with the same tokens, where the engine promises it."""
+    path = seeing_dir("idefics3")
+    content = [{"type": "image_url", "image_url": {"url": data_url(picture(1))}}, {"type": "text", "text": "Tell."}]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1500, "seed": 3, "n": 2}
+    body |= {"temperature": 1.0, "ignore_eos": True}
+    with contextlib.closing(Server(str(path), "--engine", "openvino", "--threads", "1")) as server:
+        server.wait_ready()
+        kept = server.wait_state(server.create(body), "done")
+        stream_id = server.create(body)
+        until(lambda: len(server.state(stream_id)["text"]) > 20)
+        server.worker().kill()
+        state = server.wait_state(stream_id, "done")
+        events = server.http.get(f"/v1/streams/{stream_id}/events").text
+    assert len(state["text"]) > 20
+    if engine_of("idefics3", kv_precision="").capabilities.exact:
+        assert '"continuity":"replayed"' in events
+        assert state["text"] == kept["text"]
 
 
 def test_guessed_tokens_change_no_answer(engine_of: Engines, ask: Callable[..., Sequence]) -> None:
