@@ -4,8 +4,8 @@
 
 The model has random weights in the shape of SmolVLM-256M: a tower of 12 layers for squares of 512 pixels, which become
 64 tokens each, and a decoder of 30 layers. An image is cut into at most 16 squares, and is a square itself. The texts
-are read by two engines in turns: one with the tower, and one without it. The least and the median of all rounds are
-shown.
+are read by three engines in turns: one with the tower, and two without it, whose ratio shows how far equal engines
+differ. Processor time is that of all threads: other programs change it little.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,16 @@ from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Sequence
 from tailrace.types import Attachment, Sampling
 
-DECODER = {
+DECODER: dict[str, Any] = {  # Any: JSON, also below
     "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
     "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49_280, "rms_norm_eps": 1e-5,
     "rope_theta": 100_000.0, "max_position_embeddings": 8192,
 }  # fmt: skip
-TOWER = {
+TOWER: dict[str, Any] = {
     "model_type": "idefics3", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
     "num_attention_heads": 12, "image_size": 512, "patch_size": 16,
 }  # fmt: skip
-PROCESSOR = {
+PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 2048},
     "max_image_size": {"longest_edge": 512},
 }  # fmt: skip
@@ -130,26 +130,27 @@ class Asker:
         self._tokenizer = tokenizer
         self._number = 0
 
-    def about(self, content: bytes) -> tuple[float, int]:
-        """Return the time until the first token of an answer about a picture, in s, and the tokens of the picture."""
+    def about(self, content: bytes) -> tuple[float, float, int]:
+        """Return the time until the first token of an answer about a picture, on the clock and of the processors, in s,
+        and the tokens of the picture."""
         ids = tuple(self._tokenizer.encode(self._engine.see(content).expansion, add_special_tokens=False).ids)
         digest = Attachment.of(content, "image/png", 0).digest
         segments = ((40, 41, 42), Attachment(digest, "image/png", len(ids), ids), (43, 44, 45))
         sampling = Sampling(temperature=0.0, seed=1, max_tokens=1, ignore_eos=True)
         self._number += 1
-        began_s = time.perf_counter()
+        began_s, of_processors_s = time.perf_counter(), time.process_time()
         self._run([Sequence(self._number, segments, sampling, attachments={digest: content})])
-        return time.perf_counter() - began_s, len(ids)
+        return time.perf_counter() - began_s, time.process_time() - of_processors_s, len(ids)
 
     def texts(self, num_sequences: int, num_prompt: int, num_answer: int, seed: int) -> float:
-        """Return the time of answers to prompts of random tokens, in s."""
+        """Return the processor time of answers to prompts of random tokens, in s."""
         prompts = np.random.default_rng(seed).integers(0, 256, (num_sequences, num_prompt)).tolist()
         sampling = Sampling(temperature=0.0, seed=1, max_tokens=num_answer, ignore_eos=True)
         sequences = [Sequence(self._number + n + 1, (tuple(ids),), sampling) for n, ids in enumerate(prompts)]
         self._number += num_sequences
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         self._run(sequences)
-        return time.perf_counter() - began_s
+        return time.process_time() - began_s
 
     def _run(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
@@ -165,14 +166,15 @@ def memory_bytes() -> int:
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
-def compare(name: str, ask: Callable[[Asker, int], float], both: list[Asker], rounds: int) -> None:
-    """Ask two engines in turns, and print how long the first took, relative to the second."""
-    times: list[list[float]] = [[], []]
+def compare(name: str, ask: Callable[..., float], askers: list[Asker], rounds: int) -> None:
+    """Ask engines in turns, and print how long they took relative to the last one: the least and the median."""
+    times: list[list[float]] = [[] for _ in askers]
     for number in range(rounds):
-        for place in (0, 1) if number % 2 else (1, 0):
-            times[place].append(ask(both[place], number))
-    least, middle = ([of(own) for own in times] for of in (min, statistics.median))
-    print(f"{name:36s} least {least[0] / least[1]:.3f}, median {middle[0] / middle[1]:.3f}, {least[1] * 1000:,.0f} ms")
+        for place in np.random.default_rng(number).permutation(len(askers)):
+            times[place].append(ask(askers[place], seed=number))
+    least, middle = ([of(own) / of(times[-1]) for own in times[:-1]] for of in (min, statistics.median))
+    ratios = "; ".join(f"{a:.3f}, {b:.3f}" for a, b in zip(least, middle, strict=True))
+    print(f"{name:36s} {ratios}; {min(times[-1]) * 1000:,.0f} ms", flush=True)
 
 
 def main() -> None:
@@ -192,33 +194,37 @@ def main() -> None:
             if file.name != "preprocessor_config.json":
                 (blind / file.name).symlink_to(file)
         tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        both, before = [], memory_bytes()
-        for one in (path, blind):
+        askers, before = [], memory_bytes()
+        for one in (path, blind, blind):
             began_s = time.perf_counter()
             spec = EngineSpec(
                 "openvino", str(one), context_tokens=4096, kv_tokens=16_384, threads=options.threads, exact=True,
                 cache_path=scratch, prefix_cache=False,
             )  # fmt: skip
-            both.append(Asker(load_engine(spec), tokenizer))
+            askers.append(Asker(load_engine(spec), tokenizer))
             took_s, now = time.perf_counter() - began_s, memory_bytes()
             print(f"{one.name}: loaded in {took_s:.1f} s, {(now - before) / 1e6:,.0f} MB")
             before = now
         for width, height in ((512, 512), (1024, 512), (2048, 256)):
             content = picture(width, height, width + height)
-            cpu_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime
-            first_s, num_tokens = both[0].about(content)
-            cpu_s = resource.getrusage(resource.RUSAGE_SELF).ru_utime - cpu_s
-            again_s, _ = both[0].about(content)
+            first_s, of_processors_s, num_tokens = askers[0].about(content)
+            again_s, again_of_processors_s, _ = askers[0].about(content)
             print(
                 f"{width} x {height}: {num_tokens:,} tokens, first token after {first_s:.2f} s "
-                f"({cpu_s:.1f} s of processors), again {again_s:.2f} s"
+                f"({of_processors_s:.1f} s of processors), again {again_s:.2f} s ({again_of_processors_s:.1f} s)",
+                flush=True,
             )
-        both[0].texts(4, 64, 8, 0), both[1].texts(4, 64, 8, 0)
-        print("texts alone, with the tower ÷ without:")
-        compare("prompts of 256 tokens, 4", lambda one, n: one.texts(4, PROMPT_TOKENS, 1, n), both, options.rounds)
-        for count in (1, 8):
-            name = f"answers of {ANSWER_TOKENS} tokens, streams: {count}"
-            compare(name, lambda one, n, count=count: one.texts(count, 8, ANSWER_TOKENS, n), both, options.rounds)
+        for asker in askers:
+            asker.texts(4, 64, 8, 0)
+        print("texts alone, processor time ÷ that of an engine without the tower (least, median): with it; without it")
+        for count, num_prompt, num_answer in ((4, PROMPT_TOKENS, 1), (1, 8, ANSWER_TOKENS), (8, 8, ANSWER_TOKENS)):
+            name = f"{count} x {num_prompt} tokens, answers of {num_answer}"
+            compare(
+                name,
+                partial(Asker.texts, num_sequences=count, num_prompt=num_prompt, num_answer=num_answer),
+                askers,
+                options.rounds,
+            )
 
 
 if __name__ == "__main__":

@@ -193,7 +193,8 @@ def test_an_image_may_be_partly_cached(engine_of: Engines, ask: Callable[..., Se
 
 def test_a_replay_gives_the_same_bits(engine_of: Engines, ask: Callable[..., Sequence]) -> None:
     """Also on another engine, as after a crash: without the prefix cache, the image and its rows of the first."""
-    engine, other = engine_of("idefics3", kv_precision=""), engine_of("idefics3", kv_precision="", prefix_cache=False)
+    default = {"kv_precision": "", "weight_bits": 0, "threads": 2}
+    engine, other = engine_of("idefics3", **default), engine_of("idefics3", prefix_cache=False, **default)
     sampled = {"temperature": 1.0, "seed": 5}
     sequence = ask(engine, "idefics3", picture(7), **sampled)
     deltas = run_all(engine, sequence, ask(engine, "idefics3", picture(8)))[sequence.sequence_id]
