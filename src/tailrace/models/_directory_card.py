@@ -254,8 +254,8 @@ def _context_tokens(path: Path, tokenizer_config: _TokenizerConfig) -> int:
         raise ModelError(f"{path} lacks config.json. Copy it from the repository that the model comes from.")
     config = _decode(file, _Config)
     nested = config.text_config.max_position_embeddings if config.text_config else None
-    limit = config.max_position_embeddings or config.n_positions or nested or _CONTEXTS.get(config.model_type)
-    limit = limit or tokenizer_config.model_max_length
+    own = config.max_position_embeddings or config.n_positions or nested or _CONTEXTS.get(config.model_type)
+    limit = own or tokenizer_config.model_max_length
     if not limit or not 0 < limit < _UNSET_LENGTH:
         raise ModelError(
             f"{path} does not say how long its context is: config.json lacks max_position_embeddings. "
