@@ -207,12 +207,13 @@ class Settings:
     body_bytes: int = _setting(2_000_000, "Largest request body.", least=1)
     image_body_bytes: int = _setting(
         20_000_000,
-        "Largest request body with images, where a model reads them. Besides the images it has at most --body-bytes.",
+        "Largest request body with images, where a model reads them; at most an eighth of --pending-body-bytes. Besides "
+        "the images it has at most --body-bytes.",
         least=1,
     )
     pending_body_bytes: int = _setting(
         256 * 2**20,
-        "Memory for the bodies of all requests without an answer yet, at least that of one; beyond it 429. When less "
+        "Memory for the bodies of all requests without an answer yet, at least --body-bytes; beyond it 429. When less "
         "than half is free, large bodies are refused first.",
     )
     fetch_images: str = _setting(

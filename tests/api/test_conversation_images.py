@@ -14,6 +14,7 @@ from tests.api.keyed import House, serving_with_keys
 from tests.api.oracle import Answer, chat_ids
 from tests.seeing import data_url, picture
 
+from tailrace.access.quota import Quota
 from tailrace.engines.scripted.engine import CONTROL_TOKENS, read_ids
 from tailrace.images.reader import ImageReader
 from tailrace.types import Attachment, Image, Segment
@@ -263,3 +264,23 @@ async def test_of_many_images_the_model_sees_the_newest_again(house: House) -> N
     expected = [(await _shown(picture(seed))).digest for seed in (*range(3, 18), 99)]
     assert list(live.record.attachments) == expected
     assert live.record.prompts[0].text.count("[image omitted]") == 3
+
+
+async def test_the_limits_of_a_key_come_before_its_images(house: House) -> None:
+    client = house.client(house.key("me", quota=Quota(requests_per_minute=1)))
+    asked = {"messages": [_question(data_url(picture(1)))], "max_tokens": 1}
+    assert (await client.post("/v1/chat/completions", json=asked)).status_code == 200
+    cut = {"messages": [_question(data_url(picture(2)[:-3000]))], "max_tokens": 1}
+    assert (await client.post("/v1/chat/completions", json=cut)).status_code == 429  # nobody has looked at the picture
+
+
+async def test_counting_images_is_work_for_who_may_generate(house: House) -> None:
+    picture_of = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(picture(1)).decode()}
+    messages = [{"role": "user", "content": [{"type": "image", "source": picture_of}]}]
+    path, body = "/v1/messages/count_tokens", {"model": "default", "messages": messages}
+    reader = house.client(house.key("me", scopes=("read",)))
+    found = await reader.post(path, json=body)
+    assert (found.status_code, "generate" in found.text) == (403, True)
+    text = {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}
+    assert (await reader.post(path, json=text)).status_code == 200
+    assert (await house.client(house.key("me")).post(path, json=body)).status_code == 200

@@ -165,11 +165,11 @@ async def test_the_list(river: Server, open_tab: OpenTab, tmp_path: Path) -> Non
     await tab.button("Delete").click()
     await expect(tab.titles).to_have_count(0)
     await expect(tab.page.locator("#welcome")).to_be_visible()
-    await tab.page.locator("input[type=file]").set_input_files(file)
+    await tab.page.locator("#sidebar input[type=file]").set_input_files(file)
     await expect(tab.note).to_contain_text("imported.")
     await expect(tab.titles).to_have_text(["Dogs at the river"])
     (tmp_path / "no.json").write_text("{}")
-    await tab.page.locator("input[type=file]").set_input_files(tmp_path / "no.json")
+    await tab.page.locator("#sidebar input[type=file]").set_input_files(tmp_path / "no.json")
     await expect(tab.alarm).not_to_be_empty()
 
 

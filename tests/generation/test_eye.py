@@ -112,12 +112,31 @@ async def test_a_server_that_stops_lets_no_image_wait() -> None:
 def test_few_images_are_kept_in_mind() -> None:
     blame = Blame()
     for number in range(1200):
-        blame.add_image(str(number))
-    assert len(blame.images) == 1000
-    blame.add_image("1199")
+        blame.add_image(str(number), str(number))
+    assert len(blame.images) == len(blame.image_kills) == 1000
+    blame.add_image("1199", "1199")
     with pytest.raises(PoisonRequest):
-        blame.check_image("1199")
-    blame.check_image("1")
+        blame.check_image("1199", "another")
+    blame.check_image("1", "1199")
+
+
+async def test_ever_new_images_that_kill_engines_are_those_of_their_caller() -> None:
+    harness = Harness()
+    seen = await harness.generator.create(replace(_about(picture(99)), caller="bad"))
+    harness.finish(seen)
+    harness.engine.death_of_image = CRASH
+    for number in range(4):
+        with pytest.raises(EngineLost):
+            await harness.generator.create(replace(_about(picture(number)), caller="bad"))
+        harness.engine.restart()
+    with pytest.raises(PoisonRequest, match="Your images"):
+        await harness.generator.create(replace(_about(picture(5)), caller="bad"))
+    assert len(harness.engine.asked) == 5
+    harness.engine.death_of_image = None
+    known = await harness.generator.create(replace(_about(picture(99)), caller="bad"))
+    other = await harness.generator.create(replace(_about(picture(5)), caller="good"))
+    again = await harness.generator.create(replace(_about(picture(5)), caller="bad"))  # an engine has read it now
+    harness.finish(known, other, again)
 
 
 class _SlowStore(MemoryLogStore):

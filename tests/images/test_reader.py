@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import io
 import struct
+import subprocess
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
 from PIL import Image as Pillow
 from tests.seeing import picture
-from tests.waiting import wait_until
+from tests.waiting import turn, wait_until
 
 from tailrace.errors import QueueFull, RequestError
-from tailrace.images import reader
 from tailrace.images.decode_one import MAX_PIXELS
 from tailrace.images.fetch import ImageFetcher
 from tailrace.images.reader import MAX_IMAGES, ImageReader
@@ -146,15 +147,22 @@ async def test_an_animation_with_large_frames_costs_one_frame() -> None:
     assert _pixels((await _read(_many_frames())).content)[0] == (4000, 4000)
 
 
-async def test_few_requests_are_read_at_once() -> None:
-    images = ImageReader()
-    async with images.turn(60), images.turn(60):
+async def test_few_are_read_at_once_and_owners_take_turns() -> None:
+    images, order = ImageReader(), list[str]()
+
+    async def read(owner: str, number: int) -> None:
+        image = Image(picture(number, 300, 300), "where")
+        await images.read((image,), as_sent=False, owner=owner, on_read=lambda *_: order.append(owner))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(12):
+            group.create_task(read("greedy", number))
+        await turn(1)
+        group.create_task(read("modest", 99))
         with pytest.raises(QueueFull) as caught:
-            async with images.turn(0):
-                raise AssertionError
+            await images.read((Image(picture(98), "where"),), as_sent=False, within_s=0)
         assert caught.value.retry_after_s
-    async with images.turn(0):
-        pass
+    assert order.index("modest") <= 4
 
 
 async def test_a_slow_host_keeps_only_other_fetches_waiting() -> None:
@@ -172,25 +180,38 @@ async def test_a_slow_host_keeps_only_other_fetches_waiting() -> None:
     images = ImageReader(ImageFetcher("*", resolve=resolve, transport=Silent()))
     far, near = Image(b"", "where", url="http://a.example/1"), Image(picture(1), "where")
     async with asyncio.TaskGroup() as group:
-        slow = [group.create_task(images.fetch((far,), 60)) for _ in range(8)]
+        slow = [group.create_task(images.fetch((far,), 60, owner=str(number % 2))) for number in range(8)]
         await wait_until(lambda: len(started) == len(slow))
         with pytest.raises(QueueFull):
             await images.fetch((far,), 0)
         assert await images.fetch((near,), 0) == (near,)
-        async with images.turn(0):
-            assert (await images.read((near,), as_sent=True))[0].content == near.content
+        assert (await images.read((near,), as_sent=True))[0].content == near.content
         for one in slow:
             one.cancel()
 
 
-async def test_a_request_has_few_images_of_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_has_few_images_of_few_bytes() -> None:
     image = Image(picture(1), "where")
     with pytest.raises(RequestError, match=f"at most {MAX_IMAGES} images"):
         await ImageReader().fetch((image,) * (MAX_IMAGES + 1), 0)
     same = await ImageReader().read((image,) * MAX_IMAGES, as_sent=False)
     assert len({one.digest for one in same}) == 1
-    monkeypatch.setattr(reader, "MAX_BYTES", 2 * len(same[0].content) - 1)
     other = Image(picture(2), "other")
     with pytest.raises(RequestError, match="MiB") as caught:
-        await ImageReader().read((image, other), as_sent=False)
+        await ImageReader().read((image, other), as_sent=False, most_bytes=2 * len(same[0].content) - 1)
     assert caught.value.param == "other"
+
+
+async def test_what_was_read_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations have the same images in each turn."""
+    images, sent = ImageReader(), Image(picture(1, kind="JPEG"), "where")
+    (canonical,) = await images.read((sent,), as_sent=False)
+    (as_sent,) = await images.read((sent,), as_sent=True)
+    monkeypatch.setattr(subprocess, "run", None)
+    assert await images.read((Image(canonical.content, "later"),), as_sent=False) == (
+        replace(canonical, param="later"),
+    )
+    assert await images.read((Image(canonical.content, "later"),), as_sent=True) == (replace(canonical, param="later"),)
+    assert await images.read((sent,), as_sent=True) == (as_sent,)
+    with pytest.raises(TypeError):
+        await images.read((sent,), as_sent=False)

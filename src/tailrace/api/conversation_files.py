@@ -67,12 +67,12 @@ class ConversationFileRoutes:
         with self._bodies.reader(request.scope, has_images=self._intake.is_wanted()) as reader:
             text = await reader.read_json(request.headers, request.receive)
             drafts, files = await asyncio.to_thread(lambda: _read(text))
-            images = await self._intake.read_files(files)
-        found = {name: image for name, (image, _) in images.items()}
-        given = [(draft.conversation, with_images(draft.items, found)) for draft in drafts]
-        created = await self._conversations.ask(
-            lambda store: store.take_in(owner, given, images=dict(images.values()), key_id=key_id)
-        )
+            async with self._intake.reading_file(owner, files) as images:
+                found = {name: image for name, (image, _) in images.items()}
+                given = [(draft.conversation, with_images(draft.items, found)) for draft in drafts]
+                created = await self._conversations.ask(
+                    lambda store: store.take_in(owner, given, images=dict(images.values()), key_id=key_id)
+                )
         note("conversation.import", "done", request.scope, conversations=len(created))
         return JsonAnswer(to_json(_imported(created, drafts)))
 

@@ -13,18 +13,20 @@ from starlette.types import ASGIApp
 
 from tailrace.access.principal import owner_of, principal_of
 from tailrace.api.routes import route
-from tailrace.conversations.item_images import ID_PREFIX
+from tailrace.conversations.item_images import ID_PREFIX, MAX_BYTES
 from tailrace.dialects.bodies import to_json
-from tailrace.errors import RequestError, UnknownConversation, UnsupportedMediaType
+from tailrace.errors import QueueFull, RequestError, UnknownConversation, UnsupportedMediaType
 from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.images.reader import ImageReader
+from tailrace.images.turns import OwnerTurns
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.types import Image, KeptImage
 
 __all__ = ["ConversationImageRoutes", "ImageIntake"]
 
 _ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{64}})", re.ASCII)
+_AT_ONCE = 4  # requests whose images are in memory
 _WAIT_S = 60.0  # for the turn of a request
 _HEADERS = {
     "cache-control": "private, no-cache",  # kept by the browser, which asks each time whether it may still show it
@@ -43,6 +45,7 @@ class ImageIntake:
         self.is_wanted = is_wanted
         self._conversations = conversations
         self._reader = reader
+        self._turns = OwnerTurns(_AT_ONCE, _AT_ONCE // 2)
 
     @contextlib.asynccontextmanager
     async def reading(self, owner: str, images: Sequence[Image]) -> AsyncIterator[list[tuple[KeptImage, bytes]]]:
@@ -53,22 +56,40 @@ class ImageIntake:
         if not images:
             yield []
             return
-        images = await self._reader.fetch(tuple(images), _WAIT_S)
-        async with self._reader.turn(_WAIT_S):
+        images = await self._reader.fetch(tuple(images), _WAIT_S, owner=owner)
+        async with self._turn(owner):
             own = await self._conversations.find_images(owner, images)
-            read = await self._reader.read(tuple(one for one in own if not one.kept), as_sent=False)
-            rest = iter(read)
+            new = [one for one in own if not one.kept]
+            rest = iter(await self._reader.read(new, as_sent=False, owner=owner))
             whole = [one if one.kept else next(rest) for one in own]
-            yield [(one.kept or KeptImage(one.digest, one.media_type, len(one.content)), one.content) for one in whole]
+            yield [(one.kept or _as_kept(one), one.content) for one in whole]
 
-    async def read_files(self, contents: Mapping[str, bytes]) -> dict[str, tuple[KeptImage, bytes]]:
-        """Read the images of a file, by their names in it. Raises: as `reading`."""
-        found = {}
-        for name, content in contents.items():
-            async with self._reader.turn(_WAIT_S):
-                (read,) = await self._reader.read((Image(content, "images"),), as_sent=False)
-            found[name] = (KeptImage(read.digest, read.media_type, len(read.content)), read.content)
-        return found
+    @contextlib.asynccontextmanager
+    async def reading_file(
+        self, owner: str, contents: Mapping[str, bytes]
+    ) -> AsyncIterator[dict[str, tuple[KeptImage, bytes]]]:
+        """As `reading`, for the images of a file, by their names in it."""
+        if not contents:
+            yield {}
+            return
+        async with self._turn(owner):
+            images = [Image(content, "images") for content in contents.values()]
+            read = await self._reader.read(images, as_sent=False, owner=owner, most_bytes=MAX_BYTES)
+            yield {name: (_as_kept(one), one.content) for name, one in zip(contents, read, strict=True)}
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        """Raises: QueueFull."""
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                await held.enter_async_context(self._turns.turn(owner, _WAIT_S))
+            except TimeoutError:
+                raise QueueFull("Too many images are being read. Try again later.", retry_after_s=1.0) from None
+            yield
+
+
+def _as_kept(image: Image) -> KeptImage:
+    return KeptImage(image.digest, image.media_type, len(image.content))
 
 
 class ConversationImageRoutes:

@@ -53,11 +53,12 @@ from tailrace.errors import (
     UnknownStream,
     UnsupportedParameter,
 )
-from tailrace.generation import Generator, without_images
+from tailrace.generation import Generator, images_of, without_images
 from tailrace.http.asgi_answers import JsonAnswer, WholeAnswer, WithHeaders, unless_left
 from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.http.stream_actions import StreamActions, id_header
 from tailrace.http.wires import ServedWires, is_meant
+from tailrace.images.turns import OwnerTurns
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
@@ -66,7 +67,8 @@ from tailrace.types import Claim, GenerateRequest, Task
 __all__ = ["Routes", "route"]
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_SLOW_AT_ONCE = 2  # operations in threads; more wait
+_SLOW_AT_ONCE = 3  # operations in threads; more wait
+_SLOW_OF_OWNER = 2
 _SLOW_WAITING = 32
 _INLINE_BYTES = 65_536  # of vectors, written as JSON in a few milliseconds
 
@@ -94,7 +96,7 @@ class Routes:
         self._bodies = bodies
         self._keys_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._conversations_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._slow = asyncio.Semaphore(_SLOW_AT_ONCE)
+        self._slow = OwnerTurns(_SLOW_AT_ONCE, _SLOW_OF_OWNER)
         self._num_slow = 0
 
     def table(self) -> list[Route]:
@@ -147,15 +149,17 @@ class Routes:
                     opened = partial(self._open, view)
                     answer = await self._streams.act(request.scope, stream_id, verb, opened)
                 case Show(render, is_slow):
-                    answer = self._reply(await self._show_slowly(render, parsed) if is_slow else render(parsed))
+                    answer = self._reply(
+                        await self._show_slowly(owner_of(request.scope), render, parsed) if is_slow else render(parsed)
+                    )
         return WithHeaders(answer, headers) if headers else answer
 
-    async def _show_slowly(self, render: Callable[[ParsedRequest], Reply], parsed: ParsedRequest) -> Reply:
+    async def _show_slowly(self, owner: str, render: Callable[[ParsedRequest], Reply], parsed: ParsedRequest) -> Reply:
         if self._num_slow >= _SLOW_WAITING:
             raise QueueFull("Too many requests of this kind are waiting.", retry_after_s=1.0)
         self._num_slow += 1
         try:
-            async with self._slow:
+            async with self._slow.turn(owner):
                 return await asyncio.to_thread(render, parsed)
         finally:
             self._num_slow -= 1
@@ -179,6 +183,7 @@ class Routes:
         first, *others = sorted(self._models.names, key=lambda one: one.task != _task_of(operation))
         running = partial(running_streams, self._models, owner_of(request.scope))
         parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
+        parsed = replace(parsed, attributed=partial(_attributed, request.scope, wire.name, first.model))
         meant = wire.find_model(parsed)
         if meant is None and others:
             raise self._models.unknown()
@@ -337,6 +342,14 @@ class Routes:
 
     def _open(self, view: View, log: StreamLog) -> Encoder:
         return view.open(facts_of(self._models.of(log), log))
+
+
+def _attributed(scope: Scope, wire: str, model: str, request: GenerateRequest) -> GenerateRequest:
+    """Return a request that does not run with its sender. Raises: Forbidden for images without the scope `generate`:
+    the engine has to look at them."""
+    if images_of(request):
+        principal_of(scope).require("generate")
+    return sent_by(scope, request, wire=wire, model=model)
 
 
 def _action_of(operation: Operation) -> str:

@@ -189,6 +189,8 @@ class ParsedRequest:
     past: tuple[StreamFacts, Sequence[Event]] | None = None  # the stream that `Generate.past` names, if it exists
     # The caller's unfinished streams, the oldest first, each with its number of events.
     running: Callable[[], Sequence[tuple[StreamFacts, int]]] = field(default=tuple)
+    # Returns a request that does not run with its sender. Raises: Forbidden if it needs a scope that the sender lacks.
+    attributed: Callable[[GenerateRequest], GenerateRequest] = field(default=lambda request: request)
     branch: Branch | None = None  # of the conversation that `Generate.conversation` names
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,6 +22,7 @@ _KILLS_TO_SLOW = 3  # within that time
 _MAX_BANS = 1000
 _MAX_CALLERS = 1000
 _MAX_IMAGES = 1000
+_IMAGE_KILLS_TO_REFUSE = 4  # two images, or ever new ones, within that time
 _KILLS_TO_REFUSE = 2  # a stream may have killed one of the engines while it read the image
 
 
@@ -43,6 +45,7 @@ class Blame:
     def __init__(self) -> None:
         self.bans: OrderedDict[Culprit, float] = OrderedDict()  # until when; monotonic
         self.kills: OrderedDict[str, list[float]] = OrderedDict()  # times of kills, by caller; monotonic
+        self.image_kills: OrderedDict[str, list[float]] = OrderedDict()  # as `kills`, by images
         self.images: OrderedDict[str, tuple[int, float]] = OrderedDict()  # engines, and until when; by digest
 
     def check(self, record: Record) -> None:
@@ -60,21 +63,20 @@ class Blame:
         self.bans.move_to_end(culprit)
         if len(self.bans) > _MAX_BANS:
             self.bans.popitem(last=False)
-        kills = self.kills.setdefault(culprit.caller, [])
-        kills[:] = [*kills, now_s][-_KILLS_TO_SLOW:]
-        self.kills.move_to_end(culprit.caller)
-        if len(self.kills) > _MAX_CALLERS:
-            self.kills.popitem(last=False)
+        _add_kill(self.kills, culprit.caller, now_s, _KILLS_TO_SLOW)
 
-    def check_image(self, digest: str) -> None:
-        """Raises: PoisonRequest if this image is refused."""
+    def check_image(self, digest: str, caller: str) -> None:
+        """Raises: PoisonRequest if this image is refused, or every image of this caller that no engine has read yet."""
         num_kills, until_s = self.images.get(digest, (0, 0.0))
         if num_kills >= _KILLS_TO_REFUSE and time.monotonic() < until_s:
             raise PoisonRequest("This image has stopped the engine, and is refused for some minutes.")
+        if _has_recent(self.image_kills.get(caller, ()), _IMAGE_KILLS_TO_REFUSE):
+            raise PoisonRequest("Your images have stopped the engine. New ones are refused for some minutes.")
 
-    def add_image(self, digest: str) -> None:
-        """Record that an engine died while it read this image."""
+    def add_image(self, digest: str, caller: str) -> None:
+        """Record that an engine died while it read this image of a caller."""
         now_s = time.monotonic()
+        _add_kill(self.image_kills, caller, now_s, _IMAGE_KILLS_TO_REFUSE)
         num_kills, until_s = self.images.pop(digest, (0, 0.0))
         self.images[digest] = (num_kills + 1 if now_s < until_s else 1, now_s + _BAN_S)
         if len(self.images) > _MAX_IMAGES:
@@ -82,5 +84,18 @@ class Blame:
 
     def is_slowed(self, caller: str) -> bool:
         """Return whether this caller has recently killed so many engines that its requests start one at a time."""
-        kills = self.kills.get(caller, ())
-        return len(kills) >= _KILLS_TO_SLOW and kills[-_KILLS_TO_SLOW] > time.monotonic() - _WINDOW_S
+        return _has_recent(self.kills.get(caller, ()), _KILLS_TO_SLOW)
+
+
+def _add_kill(kills: OrderedDict[str, list[float]], caller: str, now_s: float, most: int) -> None:
+    """Add a kill to the newest ones of a caller."""
+    times = kills.setdefault(caller, [])
+    times[:] = [*times, now_s][-most:]
+    kills.move_to_end(caller)
+    if len(kills) > _MAX_CALLERS:
+        kills.popitem(last=False)
+
+
+def _has_recent(times: Sequence[float], number: int) -> bool:
+    """Return whether so many of the times, in order, are recent."""
+    return len(times) >= number and times[-number] > time.monotonic() - _WINDOW_S

@@ -11,6 +11,7 @@ from tailrace.engines.interface import Sight
 from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineLost, QueueTimeout, RequestRefused
 from tailrace.generation.blame import Blame
+from tailrace.images.turns import OwnerTurns
 from tailrace.types import Image
 
 __all__ = ["Eye"]
@@ -26,26 +27,33 @@ class Eye:
         self._supervisor = supervisor
         self._gate = gate
         self._blame = blame
-        self._turn = asyncio.Lock()
+        self._turns = OwnerTurns(1)
         self._known: OrderedDict[str, Sight] = OrderedDict()  # by digest, the last used one last
 
-    async def see(self, image: Image, within_s: float) -> Image:
-        """Return an image with how it is written. Waits at most `within_s` seconds until the gate is open: before,
-        streams may run alone to find the one that kills engines, and would be blamed for this image.
+    async def see(self, image: Image, within_s: float, *, owner: str, caller: str) -> Image:
+        """Return an image with how it is written. Owners take turns. Waits at most `within_s` seconds for the turn, and
+        then until the gate is open: before, streams may run alone to find the one that kills engines, and would be
+        blamed for this image.
 
-        Raises: RequestRefused if the model cannot read it, PoisonRequest if it has killed engines, AdmissionError,
-        EngineLost.
+        Raises: RequestRefused if the model cannot read it, PoisonRequest if it has killed engines, or others of this
+        caller have; AdmissionError, EngineLost.
         """
-        async with self._turn:
-            digest = image.digest
-            sight = self._known.pop(digest, None) or await self._ask(image, digest, within_s)
+        digest = image.digest
+        if (sight := self._known.get(digest)) is not None:
+            self._known.move_to_end(digest)
+        else:
+            try:
+                async with self._turns.turn(owner, within_s):
+                    sight = self._known.get(digest) or await self._ask(image, digest, caller, within_s)
+            except TimeoutError:
+                raise QueueTimeout("Too many images are waiting to be read.") from None
             self._known[digest] = sight
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
         return replace(image, placeholder=sight.placeholder, expansion=sight.expansion)
 
-    async def _ask(self, image: Image, digest: str, within_s: float) -> Sight:
-        self._blame.check_image(digest)
+    async def _ask(self, image: Image, digest: str, caller: str, within_s: float) -> Sight:
+        self._blame.check_image(digest, caller)
         try:
             async with asyncio.timeout(within_s):
                 await self._gate.wait_open()
@@ -58,5 +66,5 @@ class Eye:
             raise
         except EngineLost as error:
             if error.is_crash:
-                self._blame.add_image(digest)
+                self._blame.add_image(digest, caller)
             raise

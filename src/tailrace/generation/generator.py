@@ -280,28 +280,55 @@ class Generator:
                 raise UnsupportedParameter(f"{image.param}: send the image itself here.", param=image.param)
         if capabilities is None or self.is_unloaded:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
-        images = await self._images.fetch(images, self.limits.queue_s)
-        with self._room(images):
-            async with self._images.turn(self.limits.queue_s):
-                read = await self._images.read(images, as_sent=not capabilities.sees)
-                if capabilities.sees:
-                    read = tuple([await self._eye.see(image, self.limits.queue_s) for image in read])
-        held.enter_context(self._room(read))
+        self._check_quota(request, len(images))
+        owner, within_s = request.owner, self.limits.queue_s
+        images = await self._images.fetch(images, within_s, owner=owner)
+        read = await self._images.read(
+            images,
+            as_sent=not capabilities.sees,
+            owner=owner,
+            within_s=within_s,
+            on_read=held.enter_context(self._room(images)),
+        )
+        if capabilities.sees:
+            seen = [await self._eye.see(image, within_s, owner=owner, caller=request.caller) for image in read]
+            read = tuple(seen)
         return with_images(request, read)
 
+    def _check_quota(self, request: GenerateRequest, num_images: int) -> None:
+        """Check that the limits of a key leave room for the smallest request with so many images, before the work of
+        reading them begins. Raises: AdmissionError, RequestError."""
+        if self.meter is not None:
+            smallest = Record(
+                new_stream_id(),
+                time.time(),
+                sampling=Sampling(max_tokens=1),
+                num_prompt_tokens=num_images,
+                **request.kept(),
+            )
+            self.meter.reserve(smallest)
+            self.meter.release(smallest)
+
     @contextlib.contextmanager
-    def _room(self, images: Iterable[Image]) -> Iterator[None]:
-        """Reserve the bytes of the images of a request that is no stream yet. Raises: QueueFull if they are too many
-        beside those of all streams and requests."""
-        num_bytes = sum(map(len, {image.content for image in images}))
-        held = sum(len(content) for run in self.live for content in run.record.attachments.values())
-        if held + self._coming_bytes + num_bytes > self.limits.image_bytes:
-            raise QueueFull("Too many images are in use. Try again later.", retry_after_s=5.0)
-        self._coming_bytes += num_bytes
+    def _room(self, images: Iterable[Image]) -> Iterator[Callable[[Image, Image], None]]:
+        """Reserve the bytes of the images of a request that is no stream yet. Yields what to call when an image has
+        been read, with the image before and after. Raises: QueueFull if they are too many beside those of all streams
+        and requests."""
+        reserved = 0
+
+        def reserve(num_bytes: int) -> None:
+            nonlocal reserved
+            held = sum(len(content) for run in self.live for content in run.record.attachments.values())
+            if held + self._coming_bytes + num_bytes > self.limits.image_bytes:
+                raise QueueFull("Too many images are in use. Try again later.", retry_after_s=5.0)
+            self._coming_bytes += num_bytes
+            reserved += num_bytes
+
+        reserve(sum(map(len, {image.content for image in images})))
         try:
-            yield
+            yield lambda before, after: reserve(len(after.content) - len(before.content))
         finally:
-            self._coming_bytes -= num_bytes
+            self._coming_bytes -= reserved
 
     async def _with_grammar(self, request: GenerateRequest, grammar: Grammar) -> GenerateRequest:
         """Return the request with a grammar that the engine takes. Raises: as `create`."""

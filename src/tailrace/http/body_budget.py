@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 
 from starlette.datastructures import Headers
@@ -36,9 +37,10 @@ class BodyBudget:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        largest_bytes = max(settings.body_bytes, settings.image_body_bytes)
-        self._limit_bytes = max(settings.pending_body_bytes, largest_bytes)
-        self._share_bytes = max(self._limit_bytes // 4, largest_bytes)  # of one caller
+        self._limit_bytes = max(settings.pending_body_bytes, settings.body_bytes)
+        self._share_bytes = max(self._limit_bytes // 4, settings.body_bytes)  # of one caller
+        # One such body must fit into half of a share, so that others of this caller fit beside it.
+        self._image_bytes = max(settings.body_bytes, min(settings.image_body_bytes, self._share_bytes // 2))
         self._num_bytes = 0
         self._by_caller: Counter[str] = Counter()  # bytes
 
@@ -50,35 +52,35 @@ class BodyBudget:
         """
         limit_bytes = self._settings.body_bytes
         if has_images:
-            limit_bytes = max(limit_bytes, self._settings.image_body_bytes)
+            limit_bytes = self._image_bytes
         if is_small or not principal_of(scope).has("generate"):
             limit_bytes = min(limit_bytes, SMALL_BYTES)
         return BodyReader(self, self._settings, caller_of(scope), limit_bytes)
 
-    def take(self, caller: str, num_bytes: int, own_bytes: int, most_bytes: int = 0) -> None:
-        """Reserve memory for a body that has `own_bytes` already, and may have `most_bytes` if that is more than usual.
-        Raises: AdmissionError if it would be too large now."""
-        wanted_bytes, most_bytes = own_bytes + num_bytes, max(most_bytes, self._settings.body_bytes)
-        fits = _fits(wanted_bytes, most_bytes, self._num_bytes - own_bytes, self._limit_bytes)
+    def take(self, caller: str, num_bytes: int, own_bytes: int) -> None:
+        """Reserve memory for a body that has `own_bytes` already. Raises: AdmissionError if it would be too large
+        now."""
+        wanted_bytes = own_bytes + num_bytes
+        fits = self._fits(wanted_bytes, self._num_bytes - own_bytes, self._limit_bytes)
         if fits and not is_loopback(caller):
-            fits = _fits(wanted_bytes, most_bytes, self._by_caller[caller] - own_bytes, self._share_bytes)
+            fits = self._fits(wanted_bytes, self._by_caller[caller] - own_bytes, self._share_bytes)
         if not fits:
             raise AdmissionError("Too many request bodies are being read. Try later.", retry_after_s=_RETRY_S)
         self._num_bytes += num_bytes
         self._by_caller[caller] += num_bytes
+
+    def _fits(self, wanted_bytes: int, other_bytes: int, limit_bytes: int) -> bool:
+        """Return whether a body of this size fits beside the others that share its limit. One with images fits while
+        any other would, whatever its size."""
+        free_bytes, usual_bytes = limit_bytes - other_bytes, self._settings.body_bytes
+        is_crowded = min(wanted_bytes, usual_bytes) * limit_bytes > 2 * usual_bytes * free_bytes
+        return not is_crowded and wanted_bytes <= free_bytes
 
     def give_back(self, caller: str, num_bytes: int) -> None:
         self._num_bytes -= num_bytes
         self._by_caller[caller] -= num_bytes
         if not self._by_caller[caller]:
             del self._by_caller[caller]
-
-
-def _fits(wanted_bytes: int, most_bytes: int, other_bytes: int, limit_bytes: int) -> bool:
-    """Return whether a body of this size fits beside the others that share its limit; `most_bytes` is the largest."""
-    free_bytes = limit_bytes - other_bytes
-    is_crowded = wanted_bytes * limit_bytes > 2 * most_bytes * free_bytes
-    return not is_crowded and wanted_bytes <= free_bytes
 
 
 class BodyReader:
@@ -111,23 +113,28 @@ class BodyReader:
 
     async def read_json(self, headers: Headers, receive: Receive) -> bytes:
         """As `read`, for JSON: of a body that is larger than others may be, the part above that must be images."""
-        text = await self.read(headers, receive)
-        if len(text) > self._settings.body_bytes and len_without_images(text) > self._settings.body_bytes:
-            most = self._settings.body_bytes
-            raise BodyTooLarge(f"Without its images, the request body is larger than {most} bytes.")
+        text = await self.read(headers, receive, check=self._check_images)
+        self._check_images(text)
         return text
 
-    async def read(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body.
+    def _check_images(self, text: bytes) -> None:
+        """Check a body, or its beginning. Raises: BodyTooLarge if it is too large without its images."""
+        most_bytes = self._settings.body_bytes
+        if len(text) > most_bytes and len_without_images(text) > most_bytes:
+            raise BodyTooLarge(f"Without its images, the request body is larger than {most_bytes} bytes.")
 
-        Raises: BodyTooLarge; BodyTimeout; AdmissionError if the budget is used up; ConnectionError if the client
-        disconnected.
+    async def read(self, headers: Headers, receive: Receive, *, check: Callable[[bytes], None] | None = None) -> bytes:
+        """Read the whole body. `check` gets its beginning, a few times.
+
+        Raises: what `check` raises; BodyTooLarge; BodyTimeout; AdmissionError if the budget is used up; ConnectionError
+        if the client disconnected.
         """
         declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared[:20]) > self._limit_bytes:
             await _discard(receive)
             raise self._too_large()
         chunks: list[bytes] = []
+        check_bytes = 2 * self._settings.body_bytes
         deadline_s = time.monotonic() + self._settings.body_s
         while True:
             try:
@@ -142,7 +149,7 @@ class BodyReader:
                 await _discard(receive)
                 raise self._too_large()
             try:
-                self._budget.take(self._caller, len(chunk), self._num_bytes, self._limit_bytes)
+                self._budget.take(self._caller, len(chunk), self._num_bytes)
             except AdmissionError:
                 chunks.clear()
                 self.__exit__(None, None, None)
@@ -150,6 +157,14 @@ class BodyReader:
                 raise
             self._num_bytes += len(chunk)
             chunks.append(chunk)
+            if check is not None and self._num_bytes > check_bytes:
+                check_bytes = 2 * self._num_bytes
+                chunks = [b"".join(chunks)]
+                try:
+                    check(chunks[0])
+                except BodyTooLarge:
+                    await _discard(receive)
+                    raise
             if not message.get("more_body"):
                 return b"".join(chunks)
 

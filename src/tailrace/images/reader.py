@@ -7,14 +7,14 @@ import contextlib
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tailrace.errors import EngineLost, QueueFull, RequestError
 from tailrace.images import decode_one
 from tailrace.images.fetch import ImageFetcher
+from tailrace.images.turns import OwnerTurns
 from tailrace.types import Image
 
 __all__ = ["CANONICAL_TYPE", "MAX_BYTES", "MAX_IMAGES", "ImageReader", "check_count"]
@@ -38,49 +38,68 @@ _TOO_SLOW = "it takes too much time"
 class ImageReader:
     """Brings images into their canonical form. For one event loop, which it never blocks.
 
-    Few requests are read at once, so few decoded images are in memory that are not those of a stream yet. Images of
-    addresses are fetched before, so a slow host keeps only other fetches waiting.
+    Few are read at once, and owners take turns: one owner's many images keep another owner's image waiting for one of
+    them. Those of addresses are fetched before, so a slow host keeps only other fetches waiting.
     """
 
     def __init__(self, fetcher: ImageFetcher | None = None) -> None:
         self._fetcher = fetcher or ImageFetcher("")
         self._known: OrderedDict[str, tuple[str, bool]] = OrderedDict()  # by digest, the last used one last
-        self._turns = asyncio.Semaphore(_AT_ONCE)
-        self._fetches = asyncio.Semaphore(_FETCHED_AT_ONCE)
+        self._turns = OwnerTurns(_AT_ONCE)
+        self._fetches = OwnerTurns(_FETCHED_AT_ONCE, _FETCHED_AT_ONCE // 2)
 
-    def turn(self, within_s: float) -> AbstractAsyncContextManager[None]:
-        """Wait for the turn of a request, at most `within_s` seconds. Raises: QueueFull."""
-        return _one_of(self._turns, within_s)
-
-    async def fetch(self, images: tuple[Image, ...], within_s: float) -> tuple[Image, ...]:
-        """Return the images with the bytes at their addresses. Waits at most `within_s` seconds for its turn.
+    async def fetch(self, images: tuple[Image, ...], within_s: float, *, owner: str = "") -> tuple[Image, ...]:
+        """Return the images with the bytes at their addresses. Waits at most `within_s` seconds for the owner's turn.
 
         Raises: RequestError if there are too many or one cannot be fetched, QueueFull.
         """
         check_count(len(images))
         if not any(image.url for image in images):
             return images
-        async with _one_of(self._fetches, within_s):
+        async with self._turn(self._fetches, owner, within_s):
             return await self._fetcher.fetch(images)
 
-    async def read(self, images: tuple[Image, ...], *, as_sent: bool) -> tuple[Image, ...]:
-        """Check images, and return them in their canonical form; `as_sent`: in the form in which they came.
+    async def read(
+        self,
+        images: Sequence[Image],
+        *,
+        as_sent: bool,
+        owner: str = "",
+        within_s: float = _TIMEOUT_S,
+        most_bytes: int = MAX_BYTES,
+        on_read: Callable[[Image, Image], object] = lambda before, after: None,
+    ) -> tuple[Image, ...]:
+        """Check images, and return them in their canonical form; `as_sent`: in the form in which they came. Each waits
+        at most `within_s` seconds for its turn. `on_read` gets each different image, as it came and as it was read.
 
-        Raises: RequestError if one of them cannot be used, EngineLost if it cannot be checked.
+        Raises: RequestError if one of them cannot be used, QueueFull, EngineLost if it cannot be checked; whatever
+        `on_read` raises.
         """
         known: dict[bytes, Image] = {}
         num_bytes = 0
         for image in images:
             if image.content not in known:
-                read = await self._checked(image, as_sent=as_sent)
+                async with self._turn(self._turns, owner, within_s):
+                    read = await self._checked(image, as_sent=as_sent)
+                    on_read(image, read)
                 known[image.content] = read
                 num_bytes += len(read.content)
-                if num_bytes > MAX_BYTES:
+                if num_bytes > most_bytes:
                     raise RequestError(
-                        f"The images of a request have at most {MAX_BYTES // 2**20} MiB as PNG. Send smaller ones.",
+                        f"The images of a request have at most {most_bytes // 2**20} MiB as PNG. Send smaller ones.",
                         param=image.param,
                     )
         return tuple(replace(known[image.content], param=image.param) for image in images)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, turns: OwnerTurns, owner: str, within_s: float) -> AsyncIterator[None]:
+        """Raises: QueueFull."""
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                await held.enter_async_context(turns.turn(owner, within_s))
+            except TimeoutError:
+                raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
+            yield
 
     async def _checked(self, image: Image, *, as_sent: bool) -> Image:
         """As `read`, for one image. What has left this reader is not decoded again: each turn of a conversation has
@@ -103,19 +122,6 @@ class ImageReader:
             raise RequestError(f"{image.param}: this image cannot be used: {reason}.", param=image.param)
         media_type, _, content = output.partition(b"\n")
         return replace(image, content=content, media_type=media_type.decode())
-
-
-@contextlib.asynccontextmanager
-async def _one_of(places: asyncio.Semaphore, within_s: float) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(within_s):
-            await places.acquire()
-    except TimeoutError:
-        raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
-    try:
-        yield
-    finally:
-        places.release()
 
 
 def check_count(num_images: int) -> None:

@@ -181,7 +181,8 @@ def count_tokens(request: ParsedRequest) -> Reply:
     fields, unused = read_known(request.body, CountBody, _UNUSED_IN_COUNTS)
     notes = list(unused)
     generate, _ = _prompt(fields, request.server, notes)
-    return Reply(to_json({"input_tokens": request.server.generator.count_tokens(generate)}), ignored=tuple(notes))
+    count = request.server.generator.count_tokens(request.attributed(generate))
+    return Reply(to_json({"input_tokens": count}), ignored=tuple(notes))
 
 
 def _prompt(fields: CountBody, server: ServerFacts, notes: list[str]) -> tuple[GenerateRequest, ChosenTools]:

@@ -29,14 +29,15 @@ export function whenSignedOut(call) {
   onSignedOut = call;
 }
 
-/** The server's response. `body` is text, or becomes JSON. Throws: Refusal; anything else means that the server was not
- * reached, or that `signal` ended it. */
+/** The server's response. `body` is text or a file, or becomes JSON. Throws: Refusal; anything else means that the server
+ * was not reached, or that `signal` ended it. */
 export async function request(method, path, body, { headers = {}, signal } = {}) {
-  const isText = typeof body === "string";
+  const isFile = body instanceof Blob;
+  const isReady = isFile || typeof body === "string";
   const answer = await fetch(at(path), {
     method,
-    headers: { ...(body !== undefined && { "content-type": "application/json" }), ...headers },
-    body: isText ? body : body && JSON.stringify(body),
+    headers: { ...(body !== undefined && { "content-type": isFile ? body.type : "application/json" }), ...headers },
+    body: isReady ? body : body && JSON.stringify(body),
     cache: "no-store",
     signal,
   });

@@ -3,7 +3,7 @@
 import { render } from "./lib/preact.js";
 import { useEffect, useRef } from "./lib/preact-hooks.js";
 import { effect } from "./lib/signals.js";
-import { Composer, focusComposer } from "./composer.js";
+import { Composer, focusComposer, takeDrop } from "./composer.js";
 import { Dialogs, SignIn, dialog } from "./dialogs.js";
 import { html } from "./html.js";
 import { listenToKeys } from "./keys.js";
@@ -104,6 +104,8 @@ function Announcer() {
   const text = isOver ? (awaited.current && awaited.current === openId.value ? "End of the answer." : "") : phrases[phase];
   return html`<div id="announcer" class="unseen" aria-live="polite">${text}</div>`;
 }
+
+for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => !isSignedOut.value && takeDrop(event));
 
 function watchTime() {
   setInterval(() => document.visibilityState === "visible" && refresh(), REFRESH_MS);

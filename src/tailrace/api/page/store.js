@@ -23,10 +23,12 @@ export const tree = signal(new Tree([]));
 export const settings = signal(NO_SETTINGS);
 export const live = signal(new Map()); // by the id of the stream
 export const asking = signal(null); // a question that the server has not taken yet: {conversationId, parentId, text, state}
+export const unsentText = signal(""); // of a question whose images were lost on their way
 export const alarm = signal(""); // what went wrong, until something else is done
 export const note = signal(""); // what happened, for a moment
 export const isLoading = signal(false);
 
+export const seesImages = computed(() => model.value?.capabilities?.includes("vision") ?? false);
 export const model = computed(() => models.value.find(({ id }) => id === settings.value.model) ?? models.value[0] ?? null);
 /** The answer that the open branch ends in, if it is being written. */
 export const running = computed(() => live.value.get(tree.value.last?.stream_id) ?? null);
@@ -275,26 +277,33 @@ export async function changeSettings(changed) {
   conversation.value = await call("POST", `/v1/conversations/${openId.value}`, { metadata });
 }
 
-export const textOf = (item) => item.content?.map((part) => part.text).join("") ?? item.output ?? item.arguments ?? "";
+/** The ids of the images of a message. */
+export const imagesOf = (item) => (item.content ?? []).filter(({ type }) => type === "input_image").map((part) => part.file_id);
+export const imagePath = (id) => at(`/v1/conversations/${openId.value}/images/${id}`);
+
+export const textOf = (item) => item.content?.map((part) => part.text ?? "").join("") ?? item.output ?? item.arguments ?? "";
 
 // Asking
 
 /** Ask behind an item, or at the beginning where that is null. Without a text, the answer to what stands there is given
- * anew, or goes on. Returns whether the server has the question. */
-export async function ask(parentId, text = null, { modelId = null } = {}) {
+ * anew, or goes on. `images` are ids of images that the server has, `pictures` are sent first. Returns whether the server
+ * has the question. */
+export async function ask(parentId, text = null, { modelId = null, images = [], pictures = [] } = {}) {
   if (isBusy.value) return false;
   alarm.value = "";
   const chosen = settings.value;
-  const question = { key: randomName(), conversationId: openId.value, parentId, text, modelId, settings: chosen };
-  return send(question);
+  const question = { key: randomName(), conversationId: openId.value, parentId, text, modelId, images, settings: chosen };
+  return send(question, pictures);
 }
 
-async function send(question) {
+async function send(question, pictures = []) {
   const hurry = new AbortController();
-  keepQuestion(question); // after a reload it is asked again, under the same key
-  asking.value = { ...question, state: signal("sending"), stop: () => hurry.abort() };
+  keepQuestion({ ...question, numUnsent: pictures.length }); // after a reload it is asked again, under the same key
+  asking.value = { ...question, pictures, state: signal("sending"), stop: () => hurry.abort() };
   try {
-    if (!question.conversationId) await begin(question, hurry.signal);
+    if (!question.conversationId) await begin(question, hurry.signal, pictures.length > 0);
+    if (pictures.length) keepQuestion({ ...question, numUnsent: pictures.length });
+    await sendPictures(question, pictures, hurry.signal);
     keepQuestion(question);
     const headers = { "idempotency-key": question.key };
     const asked_ms = performance.now();
@@ -322,22 +331,36 @@ async function send(question) {
 }
 
 /** Create the conversation of a first question, together with it: so it stays if the page is closed now. */
-async function begin(question, hurry) {
-  const items = [{ role: "user", content: question.text }];
+async function begin(question, hurry, hasPictures) {
+  const items = hasPictures ? [] : [{ role: "user", content: question.text }]; // with images, it comes after them
   const body = { metadata: metadataOf(question.settings), items };
   const made = await untilReached(() => call("POST", "/v1/conversations", body), hurry);
-  Object.assign(question, { conversationId: made.id, parentId: made.head, text: null });
+  Object.assign(question, { conversationId: made.id, parentId: made.head, ...(!hasPictures && { text: null }) });
   const isShown = !openId.value;
   batch(() => {
     asking.value = { ...asking.value, ...question };
     if (!isShown) return;
     openId.value = made.id;
     conversation.value = made;
+    if (hasPictures) return;
     const item = { id: made.head, type: "message", role: "user", parent_id: null, content: [{ text: items[0].content }] };
     tree.value = new Tree([item], made.head);
   });
   if (isShown) history.pushState(null, "", `#${made.id}`);
   loadList().catch(() => {});
+}
+
+/** Send the images of a question, one after the other. Throws: as `untilReached`. */
+async function sendPictures(question, pictures, hurry) {
+  const path = `/v1/conversations/${question.conversationId}/images`;
+  for (const [place, { blob }] of pictures.entries()) {
+    const { state } = asking.value;
+    state.value = pictures.length > 1 ? `Sending image ${place + 1} of ${pictures.length}…` : "Sending the image…";
+    const sent = await untilReached(() => call("POST", path, blob, { wait_ms: 120_000 }), hurry);
+    if (hurry.aborted) throw STOPPED;
+    question.images = [...question.images, sent.id];
+  }
+  if (pictures.length) asking.value.state.value = "sending";
 }
 
 const STOPPED = new Error("stopped");
@@ -360,11 +383,11 @@ async function untilReached(act, hurry) {
   }
 }
 
-function bodyOf({ conversationId, parentId, text, modelId, settings: chosen }) {
+function bodyOf({ conversationId, parentId, text, modelId, images = [], settings: chosen }) {
   const name = modelId ?? chosen.model;
   return {
     conversation: { id: conversationId, parent_id: parentId },
-    messages: text === null ? [] : [{ role: "user", content: text }],
+    messages: text === null ? [] : [{ role: "user", content: contentOf(text, images) }],
     ...(chosen.system && { instructions: chosen.system }),
     ...(models.value.some(({ id }) => id === name) && { model: name }),
     temperature: chosen.temperature,
@@ -374,10 +397,20 @@ function bodyOf({ conversationId, parentId, text, modelId, settings: chosen }) {
   };
 }
 
-/** A question that was on its way when the page was left. */
+function contentOf(text, images) {
+  if (!images.length) return text;
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return text ? [...parts, { type: "text", text }] : parts;
+}
+
+/** A question that was on its way when the page was left. Its images are gone with the page, if they were not sent. */
 async function resendQuestion() {
   const question = recallQuestion();
-  if (question) await send(question);
+  if (!question?.numUnsent) return question && send(question);
+  keepQuestion(null);
+  unsentText.value = question.text;
+  alarm.value = "The images of your last message were not sent. Attach them again.";
+  return false;
 }
 
 export function stop() {

@@ -4,7 +4,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "./lib/preact-hooks
 import { html } from "./html.js";
 import { MarkdownView } from "./markdown.js";
 import { unwatchSight, watchSight } from "./frames.js";
-import { ask, asking, factsOf, isBusy, live, models, showBranch, textOf, tree } from "./store.js";
+import { ask, asking, factsOf, imagePath, imagesOf, isBusy, live, models, showBranch, textOf, tree } from "./store.js";
 
 const COPIED_MS = 1500;
 const LONG = 4000; // characters of an answer from which on it is not kept as nodes out of sight
@@ -29,7 +29,13 @@ function Item({ item, isLast }) {
 function Asking({ question }) {
   const isReached = question.state.value !== "unreachable";
   return html`
-    ${question.text !== null && html`<article class="question" aria-label="You"><p dir="auto">${question.text}</p></article>`}
+    ${question.text !== null &&
+    html`<article class="question" aria-label="You">
+      ${question.pictures.length > 0
+        ? html`<div class="images">${question.pictures.map(({ key, name, thumb }) => html`<img key=${key} src=${thumb} alt=${name} />`)}</div>`
+        : html`<${Images} ids=${question.images ?? []} />`}
+      ${question.text && html`<p dir="auto">${question.text}</p>`}
+    </article>`}
     <article class="answer" aria-label="Answer" aria-busy="true" data-mood="waiting">
       <div class="text"></div>
       <footer><p class="state">${isReached ? stateOfModel(question) : "The server cannot be reached. Trying again…"}</p></footer>
@@ -38,6 +44,7 @@ function Asking({ question }) {
 }
 
 function stateOfModel(question) {
+  if (question.state.value !== "sending") return question.state.value; // of its images
   const name = question.modelId ?? question.settings.model;
   const wanted = models.value.find(({ id }) => id === name) ?? models.value[0];
   return wanted && ["unloaded", "loading"].includes(wanted.state) ? "The model is being loaded…" : "Sending…";
@@ -48,6 +55,24 @@ function Tool({ item }) {
   return html`<details class="aside"><summary>${title}</summary><p dir="auto">${textOf(item)}</p></details>`;
 }
 
+/** The images of a message; each leads to the file. */
+function Images({ ids, remove }) {
+  if (!ids.length) return null;
+  const nameOf = (place) => (ids.length > 1 ? `image ${place + 1} of ${ids.length}` : "image");
+  return html`
+    <div class="images">
+      ${ids.map(
+        (id, place) => html`<span key=${id}>
+          <a href=${imagePath(id)} target="_blank" rel="noopener" aria-label="Open ${nameOf(place)}">
+            <img src=${imagePath(id)} alt="Your ${nameOf(place)}" decoding="async" />
+          </a>
+          ${remove && html`<button type="button" aria-label="Remove ${nameOf(place)}" onClick=${() => remove(id)}>✕</button>`}
+        </span>`,
+      )}
+    </div>
+  `;
+}
+
 function Question({ item, isLast }) {
   const [isEdited, setEdited] = useState(false);
   if (item.role !== "user") {
@@ -56,7 +81,8 @@ function Question({ item, isLast }) {
   if (isEdited) return html`<${Edit} item=${item} close=${() => setEdited(false)} />`;
   return html`
     <article class="question" aria-label="You">
-      <p dir="auto">${textOf(item)}</p>
+      <${Images} ids=${imagesOf(item)} />
+      ${(textOf(item) || !imagesOf(item).length) && html`<p dir="auto">${textOf(item)}</p>`}
       <footer>
         <${Branches} item=${item} />
         <button type="button" class="quiet edit" disabled=${isBusy.value} onClick=${() => setEdited(true)}>Edit</button>
@@ -68,6 +94,7 @@ function Question({ item, isLast }) {
 
 function Edit({ item, close }) {
   const field = useRef();
+  const [images, setImages] = useState(imagesOf(item));
   useLayoutEffect(() => {
     field.current.focus();
     field.current.setSelectionRange(field.current.value.length, field.current.value.length);
@@ -76,7 +103,7 @@ function Edit({ item, close }) {
     event.preventDefault();
     const text = field.current.value.trim();
     close();
-    if (text) await ask(item.parent_id, text);
+    if (text || images.length) await ask(item.parent_id, text, { images });
   };
   const onKeyDown = (event) => {
     if (event.key === "Escape") {
@@ -86,6 +113,7 @@ function Edit({ item, close }) {
   };
   return html`
     <form class="edit-question" onSubmit=${submit}>
+      <${Images} ids=${images} remove=${(id) => setImages(images.filter((one) => one !== id))} />
       <textarea ref=${field} aria-label="Edit your message" rows="3" dir="auto" onKeyDown=${onKeyDown}>${textOf(item)}</textarea>
       <footer>
         <button type="button" class="quiet" onClick=${close}>Cancel</button>
