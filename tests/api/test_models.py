@@ -99,6 +99,14 @@ def test_each_model_may_have_its_own_settings(serve: Serve) -> None:
     assert lengths["scripted"] == 500 < lengths["short"]
 
 
+def test_a_window_for_all_models_is_at_most_that_of_each(serve: Serve, tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text('{"rules": [{"say": "Hello."}]}')
+    server = serve("scripted", "--model", f"long=scripted:script={script}", "--context-tokens", "100000")
+    lengths = {one["id"]: one["max_model_len"] for one in server.http.get("/v1/models").json()["data"]}
+    assert (lengths["scripted"] <= 65_536, lengths["long"]) == (True, 100_000)
+
+
 def test_every_wire_that_names_a_model_finds_it(three: Server) -> None:
     def answer(path: str, body: object) -> object:
         found = three.post(path, body)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tailrace.admission import Gate
@@ -73,7 +73,7 @@ async def start_service(
     Raises: ModelError if an engine cannot load its model, or the journal cannot be written.
     """
     sources = [source, *more]
-    served = [_served(one, settings, cache_path=cache_path) for one in sources]
+    served = [_served(one, settings, cache_path=cache_path, shares=bool(more)) for one in sources]
     _check_names(served)
     async with open_log_store(settings, data_path) as store, asyncio.TaskGroup() as group:
         served[0].start(group)
@@ -106,9 +106,12 @@ async def _take_over_orphans(models: Models) -> None:
             await models.recover(waits=True)
 
 
-def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
-    """Raises: ModelError if its settings contradict the model or the engine."""
+def _served(source: Source, settings: Settings, *, cache_path: str, shares: bool) -> Served:
+    """`shares` says whether the settings are also those of other models. Raises: ModelError if they contradict the
+    model or the engine."""
     own = settings.of_model(source.own)
+    if shares and "context_tokens" not in source.own and own.context_tokens > source.card.context_tokens:
+        own = replace(own, context_tokens=0)  # meant for a model with a larger window, as beside one of embeddings
     try:
         spec = engine_spec(source, own, cache_path=cache_path)
     except ModelError as error:
