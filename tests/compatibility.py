@@ -22,12 +22,15 @@ from openai.types.completion_create_params import CompletionCreateParamsBase as 
 from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
-from tailrace.dialects import embeddings, native, ollama, ollama_embeddings, openai, rerank, responses, tei
+from tailrace.dialects import embeddings, native, openai, rerank, responses
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.fields import SamplingFields
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
 from tailrace_plugins.llama_server import llama_server_wire as llama_server
+from tailrace_plugins.ollama import ollama_embeddings
+from tailrace_plugins.ollama import ollama_wire as ollama
+from tailrace_plugins.tei import tei_wire as tei
 from tailrace_plugins.tgi import tgi_wire as tgi
 from tailrace_plugins.triton import triton_wire as triton
 

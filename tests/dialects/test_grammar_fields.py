@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects.fake_server import chat, completion, generate, parsed
 
-from tailrace.dialects import GenerateCall, ollama
+from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.grammar_fields import ANY_OBJECT, grammar_of_regex, grammar_of_schema, read_response_format
 from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
 from tailrace.types import Grammar
+from tailrace_plugins.ollama import ollama_wire as ollama
 from tailrace_plugins.tgi.tgi_wire import read_grammar as read_tgi_grammar
 
 CANARY = "kanarienvogel"  # whatever a client made up; no message may say it again

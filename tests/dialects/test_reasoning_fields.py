@@ -9,7 +9,7 @@ from tests.dialects.fake_server import FakeServer, chat, native, parsed, tutoria
 
 from tailrace.conversations.items import Item, messages_of
 from tailrace.conversations.turns import Spoken, read_turn
-from tailrace.dialects import GenerateCall, ollama, openai, responses
+from tailrace.dialects import GenerateCall, openai, responses
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import ChatView
 from tailrace.dialects.responses_items import items_from
@@ -18,6 +18,7 @@ from tailrace.errors import RequestError
 from tailrace.types import Message
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
+from tailrace_plugins.ollama import ollama_wire as ollama
 from tailrace_plugins.triton import triton_wire as triton
 
 HI = {"role": "user", "content": "Hi"}

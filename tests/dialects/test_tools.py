@@ -11,12 +11,13 @@ from tests.dialects.fake_server import FakeServer, chat, parsed
 from tests.dialects.sse import parse as parse_sse
 from tests.dialects.transcripts import facts
 
-from tailrace.dialects import GenerateCall, ollama, openai, responses
+from tailrace.dialects import GenerateCall, openai, responses
 from tailrace.dialects.bodies import JsonBody
 from tailrace.errors import RequestError
 from tailrace.text.custom_calls import CustomCallReader
 from tailrace.types import End, Event, TextDelta, Usage
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
+from tailrace_plugins.ollama import ollama_wire as ollama
 
 CHAT: JsonBody = {"messages": [{"role": "user", "content": "Hi"}]}
 LOOK: JsonBody = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}

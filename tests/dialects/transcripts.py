@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import structs
 from tests.dialects.fake_server import chat, completion, generate, native, parsed, tutorial, view_of, vocabulary
 
-from tailrace.dialects import Encoder, StreamFacts, View, ollama, responses
+from tailrace.dialects import Encoder, StreamFacts, View, responses
 from tailrace.dialects.native import NativeView
 from tailrace.engines.scripted.engine import EOS_ID
 from tailrace.types import (
@@ -31,6 +31,7 @@ from tailrace.types import (
 )
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
+from tailrace_plugins.ollama import ollama_wire as ollama
 from tailrace_plugins.tgi import tgi_wire as tgi
 from tailrace_plugins.triton import triton_wire as triton
 

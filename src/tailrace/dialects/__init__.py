@@ -8,8 +8,16 @@ plugins under the entry point `tailrace.wires`. This module exports what their a
 
 from __future__ import annotations
 
-from tailrace.dialects import native, ollama, openai, responses, tei
-from tailrace.dialects.answers import EventStreamView, ToolsView, finite, readiness, show_live
+from tailrace.dialects import native, openai, responses
+from tailrace.dialects.answers import (
+    EventStreamView,
+    ToolsView,
+    finite,
+    logprobs_json,
+    readiness,
+    show_live,
+    unsupported,
+)
 from tailrace.dialects.bare import BareTextView, bare_request, bare_sampling
 from tailrace.dialects.bodies import (
     JsonBody,
@@ -21,17 +29,21 @@ from tailrace.dialects.bodies import (
     time_of,
     to_json,
 )
-from tailrace.dialects.facts import ServerFacts, StreamFacts, TokenVocabulary
+from tailrace.dialects.embeddings import Dimensions, Inputs, read_inputs, vectors_json
+from tailrace.dialects.facts import ServerFacts, StreamFacts, TokenVocabulary, capabilities_of
 from tailrace.dialects.fields import (
     MAX_STOPS,
     AnswerTokens,
+    CommonFields,
     Fraction,
     ReasoningTokens,
+    RepetitionPenalty,
     SamplingFields,
     Temperature,
     TemplateValues,
     TopK,
     sampling_of,
+    seed_of,
     stops,
 )
 from tailrace.dialects.grammar_fields import grammar_of_regex, grammar_of_schema, unwrapped_schema
@@ -44,13 +56,15 @@ from tailrace.dialects.messages import (
     ReasoningDetail,
     ToolCallBody,
     read_messages,
+    with_images,
 )
 from tailrace.dialects.native import RETRY_MS, encode_error
-from tailrace.dialects.parts import ImagePart, TextPart, eyes_of, first_asked, text_of
+from tailrace.dialects.parts import ImagePart, TextPart, eyes_of, first_asked, omit, text_of
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.reasoning_fields import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
+from tailrace.dialects.rerank import ranked
 from tailrace.dialects.shapes import Other, ignored, note, read_fields, read_known, refused, without_unused
-from tailrace.dialects.tools import ChosenTools, Offer, ToolChoice, choose_tools, left_out
+from tailrace.dialects.tools import ChosenTools, Offer, Tool, ToolChoice, choose_tools, left_out, read_tools
 from tailrace.dialects.wire import (
     SSE,
     CumulativeEncoder,
@@ -59,12 +73,14 @@ from tailrace.dialects.wire import (
     Following,
     Generate,
     GenerateCall,
+    MakeVectors,
     OnStream,
     Operation,
     ParsedRequest,
     Reply,
     Show,
     SocketChat,
+    VectorCall,
     View,
     Wire,
     conformity_json,
@@ -89,7 +105,9 @@ __all__ = [
     "CallPart",
     "ChatMessage",
     "ChosenTools",
+    "CommonFields",
     "CumulativeEncoder",
+    "Dimensions",
     "Effort",
     "Encoder",
     "EventStreamView",
@@ -100,7 +118,9 @@ __all__ = [
     "Generate",
     "GenerateCall",
     "ImagePart",
+    "Inputs",
     "JsonBody",
+    "MakeVectors",
     "Messages",
     "Offer",
     "OnStream",
@@ -109,6 +129,7 @@ __all__ = [
     "ParsedRequest",
     "ReasoningDetail",
     "ReasoningTokens",
+    "RepetitionPenalty",
     "Reply",
     "SamplingFields",
     "ServerFacts",
@@ -119,17 +140,20 @@ __all__ = [
     "TemplateValues",
     "TextPart",
     "TokenVocabulary",
+    "Tool",
     "ToolCallBody",
     "ToolCallReader",
     "ToolChoice",
     "ToolsView",
     "TopK",
+    "VectorCall",
     "View",
     "WholeCall",
     "WholeCallReader",
     "Wire",
     "bare_request",
     "bare_sampling",
+    "capabilities_of",
     "choose_tools",
     "conformity_json",
     "deltas_by_choice",
@@ -148,22 +172,28 @@ __all__ = [
     "image_of_base64",
     "image_of_url",
     "left_out",
+    "logprobs_json",
     "named_model",
     "note",
+    "omit",
     "parse_cursor",
     "printable",
     "quote",
+    "ranked",
     "read_count",
     "read_fields",
+    "read_inputs",
     "read_json",
     "read_known",
     "read_messages",
+    "read_tools",
     "readiness",
     "reasoning_budget",
     "refused",
     "require_json",
     "require_json_or_curl",
     "sampling_of",
+    "seed_of",
     "show_live",
     "stops",
     "switch_values",
@@ -171,7 +201,10 @@ __all__ = [
     "time_of",
     "to_json",
     "unread_reasoning",
+    "unsupported",
     "unwrapped_schema",
+    "vectors_json",
+    "with_images",
     "without_unused",
 ]
 
@@ -182,6 +215,4 @@ WIRES: tuple[Wire, ...] = (
     native.WIRE,
     openai.WIRE,
     responses.WIRE,
-    ollama.WIRE,
-    tei.WIRE,
 )

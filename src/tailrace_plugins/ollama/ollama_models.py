@@ -9,10 +9,17 @@ import hashlib
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, time_of, to_json
-from tailrace.dialects.facts import ServerFacts, capabilities_of
-from tailrace.dialects.shapes import read_fields
-from tailrace.dialects.wire import ParsedRequest, Reply, find_model
+from tailrace.dialects import (
+    JsonBody,
+    ParsedRequest,
+    Reply,
+    ServerFacts,
+    capabilities_of,
+    find_model,
+    read_fields,
+    time_of,
+    to_json,
+)
 from tailrace.errors import RequestError, UnknownModel
 
 __all__ = [

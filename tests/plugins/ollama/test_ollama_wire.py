@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.dialects.fake_server import FakeServer, parsed, prompt_of, view_of
 from tests.dialects.transcripts import GOLDEN, facts
 
-from tailrace.dialects import GenerateCall, ollama, ollama_models
+from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.ollama_answers import OllamaEncoder, OllamaView, encode_error
 from tailrace.dialects.wire import Reply, Show
 from tailrace.errors import (
     ContextLengthExceeded,
@@ -26,6 +25,9 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.types import NO_LIMIT, CallReading, Message, Sampling, TextDelta, ToolCall
+from tailrace_plugins.ollama import ollama_models
+from tailrace_plugins.ollama import ollama_wire as ollama
+from tailrace_plugins.ollama.ollama_answers import OllamaEncoder, OllamaView, encode_error
 
 HI: JsonBody = {"model": "scripted", "prompt": "Hi"}
 CHAT: JsonBody = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}

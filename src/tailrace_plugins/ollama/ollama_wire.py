@@ -23,31 +23,56 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec.structs import asdict, replace
 
-from tailrace.dialects import ollama_models as models
-from tailrace.dialects.answers import unsupported
-from tailrace.dialects.bare import bare_request
-from tailrace.dialects.bodies import JsonBody, require_json_or_curl, time_of, to_json
-from tailrace.dialects.facts import ServerFacts
-from tailrace.dialects.fields import (
+from tailrace.dialects import (
+    MAX_MESSAGES,
+    ChatMessage,
     CommonFields,
+    Effort,
+    Generate,
+    GenerateCall,
+    JsonBody,
+    Operation,
+    Other,
+    ParsedRequest,
     RepetitionPenalty,
+    Reply,
     SamplingFields,
+    ServerFacts,
+    Show,
     TemplateValues,
+    Tool,
+    ToolCallBody,
+    ToolChoice,
+    Wire,
+    bare_request,
+    choose_tools,
+    effort_values,
+    eyes_of,
+    first_asked,
+    grammar_of_schema,
+    ignored,
+    image_of_base64,
+    note,
+    omit,
+    read_known,
+    read_messages,
+    read_tools,
+    refused,
+    require_json_or_curl,
     sampling_of,
     seed_of,
+    switch_values,
+    time_of,
+    to_json,
+    unread_reasoning,
+    unsupported,
+    with_images,
 )
-from tailrace.dialects.grammar_fields import grammar_of_schema
-from tailrace.dialects.images import image_of_base64
-from tailrace.dialects.messages import MAX_MESSAGES, ChatMessage, ToolCallBody, read_messages, with_images
-from tailrace.dialects.ollama_answers import OllamaView, encode_error
-from tailrace.dialects.ollama_embeddings import OPERATIONS
-from tailrace.dialects.parts import eyes_of, first_asked, omit
-from tailrace.dialects.reasoning_fields import Effort, effort_values, switch_values, unread_reasoning
-from tailrace.dialects.shapes import Other, ignored, note, read_known, refused
-from tailrace.dialects.tools import Tool, ToolChoice, choose_tools, read_tools
-from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire
 from tailrace.errors import RequestError
 from tailrace.types import IMAGE_MARK, SHAPING, GenerateRequest, Grammar, Image, Infill, Message, Sampling
+from tailrace_plugins.ollama import ollama_models as models
+from tailrace_plugins.ollama.ollama_answers import OllamaView, encode_error
+from tailrace_plugins.ollama.ollama_embeddings import OPERATIONS
 
 __all__ = ["WIRE"]
 

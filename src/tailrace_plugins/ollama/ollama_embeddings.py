@@ -7,10 +7,20 @@ from typing import Annotated
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, require_json_or_curl, to_json
-from tailrace.dialects.embeddings import Dimensions, vectors_json
-from tailrace.dialects.shapes import ignored, read_known
-from tailrace.dialects.wire import MakeVectors, Operation, ParsedRequest, Reply, VectorCall
+from tailrace.dialects import (
+    Dimensions,
+    JsonBody,
+    MakeVectors,
+    Operation,
+    ParsedRequest,
+    Reply,
+    VectorCall,
+    ignored,
+    read_known,
+    require_json_or_curl,
+    to_json,
+    vectors_json,
+)
 from tailrace.types import VectorForm, VectorRequest, Vectors
 
 __all__ = ["OPERATIONS", "EmbedBody", "OldEmbeddingsBody"]

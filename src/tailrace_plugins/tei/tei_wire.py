@@ -11,11 +11,22 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, to_json
-from tailrace.dialects.embeddings import Dimensions, Inputs, read_inputs, vectors_json
-from tailrace.dialects.rerank import ranked
-from tailrace.dialects.shapes import read_known, refused
-from tailrace.dialects.wire import MakeVectors, Operation, ParsedRequest, VectorCall, Wire
+from tailrace.dialects import (
+    Dimensions,
+    Inputs,
+    JsonBody,
+    MakeVectors,
+    Operation,
+    ParsedRequest,
+    VectorCall,
+    Wire,
+    ranked,
+    read_inputs,
+    read_known,
+    refused,
+    to_json,
+    vectors_json,
+)
 from tailrace.errors import AdmissionError, ContextLengthExceeded, EngineError, RequestError, TailraceError
 from tailrace.types import VectorForm, VectorRequest, Vectors
 

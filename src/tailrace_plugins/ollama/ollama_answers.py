@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.dialects.answers import logprobs_json
-from tailrace.dialects.bodies import JsonBody, quote, time_of, to_json
-from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.wire import Encoder, conformity_json, deltas_by_choice, failure_of, finished_end
+from tailrace.dialects import (
+    Encoder,
+    JsonBody,
+    StreamFacts,
+    WholeCall,
+    WholeCallReader,
+    conformity_json,
+    deltas_by_choice,
+    failure_of,
+    finished_end,
+    logprobs_json,
+    quote,
+    time_of,
+    to_json,
+)
 from tailrace.errors import AdmissionError, ContextLengthExceeded, QuotaExceeded, TailraceError
-from tailrace.text.calls import WholeCall, WholeCallReader
 from tailrace.types import CallReading, End, Event, FinishReason, Released, TextDelta
 
 __all__ = ["OllamaEncoder", "OllamaView", "encode_error"]
