@@ -133,10 +133,10 @@ def _waiting(text: str) -> Iterator[None]:
 
 
 def _engines(card: ModelCard | None) -> list[_Engine]:
-    from tailrace.engines import KINDS, all_kinds
+    from tailrace.engines import all_kinds, own_kinds
 
     kinds = [
-        kind for kind in all_kinds().values() if kind.packages or kind.name not in KINDS
+        kind for kind in all_kinds().values() if kind.packages or kind.name not in own_kinds()
     ]  # the others need no packages
     return [_Engine(kind.name, _version(kind), kind.remedy, kind.why_not(card) if card else "") for kind in kinds]
 

@@ -104,9 +104,9 @@ class _EngineName(click.Choice[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # Any: as click's
         if value in self.choices:
             return str(value)
-        from tailrace.engines import KINDS, all_kinds
+        from tailrace.engines import all_kinds, own_kinds
 
-        others = [name for name in all_kinds() if name not in KINDS]
+        others = [name for name in all_kinds() if name not in own_kinds()]
         return click.Choice([*self.choices, *others]).convert(value, param, ctx)
 
 

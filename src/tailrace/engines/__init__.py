@@ -20,7 +20,6 @@ from tailrace.engines.interface import (
 )
 from tailrace.engines.kinds import (
     ENGINES_GROUP,
-    KINDS,
     OPTIONAL_SETTINGS,
     EngineChoice,
     Kind,
@@ -31,7 +30,7 @@ from tailrace.engines.kinds import (
     own_kinds,
 )
 from tailrace.engines.protocol import EngineSpec
-from tailrace.schemas import GUIDANCE
+from tailrace.schemas import GUIDANCE, PASSED_ON
 from tailrace.wording import in_one_line
 
 __all__ = [
@@ -39,8 +38,8 @@ __all__ = [
     "ENGINES_GROUP",
     "GRAMMAR_TOO_COMPLEX",
     "GUIDANCE",
-    "KINDS",
     "OPTIONAL_SETTINGS",
+    "PASSED_ON",
     "Capabilities",
     "Delta",
     "Engine",

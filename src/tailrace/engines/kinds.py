@@ -26,7 +26,7 @@ from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.packages.requirements import install_command
-from tailrace.schemas import GUIDANCE, PASSED_ON, PORTABLE, Reach
+from tailrace.schemas import GUIDANCE, PORTABLE, Reach
 from tailrace.wording import listed
 
 if TYPE_CHECKING:
@@ -165,16 +165,6 @@ KINDS = {
             refuses=openvino.why_not,
             weight_bytes=openvino.weight_bytes,
             memory_bytes=openvino.memory_bytes,
-        ),
-        Kind(
-            "upstream",
-            "a server that already runs",
-            formats=("upstream",),
-            preference=5,
-            cls="tailrace.engines.upstream.engine:UpstreamEngine",
-            reach=PASSED_ON,
-            may_be_silent=True,  # the model may reason, or the server may queue the request
-            sees=lambda card: True,  # that server knows
         ),
         Kind(
             "scripted",

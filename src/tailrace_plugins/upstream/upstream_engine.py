@@ -14,16 +14,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from tailrace.engines import Capabilities, Delta, EngineSpec, Prefill, Sequence
 from tailrace.engines.inner_loop import InnerLoop
-from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
-from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.upstream.decoders import AnswerEvent, UpstreamError
-from tailrace.engines.upstream.requests import PARAMETERS, UpstreamRequest, make_request
-from tailrace.engines.upstream.upstream_answers import Timeouts, follow, new_client
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models.upstream import KEY_VARIABLE, Address
 from tailrace.text.packed import END_ID, pack
 from tailrace.types import FinishReason
+from tailrace_plugins.upstream.upstream_answers import Timeouts, follow, new_client
+from tailrace_plugins.upstream.upstream_decoders import AnswerEvent, UpstreamError
+from tailrace_plugins.upstream.upstream_requests import PARAMETERS, UpstreamRequest, make_request
 
 __all__ = ["UpstreamEngine"]
 

@@ -14,8 +14,14 @@ from email.utils import parsedate_to_datetime
 import httpx
 import msgspec
 
-from tailrace.engines.upstream.decoders import AnswerEvent, OpenAIDecoder, TgiDecoder, UpstreamError, short_reason
-from tailrace.engines.upstream.requests import UpstreamRequest
+from tailrace_plugins.upstream.upstream_decoders import (
+    AnswerEvent,
+    OpenAIDecoder,
+    TgiDecoder,
+    UpstreamError,
+    short_reason,
+)
+from tailrace_plugins.upstream.upstream_requests import UpstreamRequest
 
 __all__ = ["Timeouts", "follow", "new_client"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.engines.interface import Sequence
+from tailrace.engines import Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.models.upstream import Address
 from tailrace.text.packed import ATTACHMENT, CHAT_ID, ChatBody, unpack
