@@ -1,11 +1,11 @@
-"""Measures the default engine with images: the time of an image, and what texts alone cost beside a vision tower.
+"""Measures the time of an image with the default engine, and the memory of its vision tower.
 
-    python bench/images.py [--rounds N] [--threads N] [--directory DIRECTORY]
+    python bench/images.py [--threads N] [--weights 0|16] [--directory DIRECTORY]
 
 The model has random weights in the shape of SmolVLM-256M: a tower of 12 layers for squares of 512 pixels, which become
-64 tokens each, and a decoder of 30 layers. An image is cut into at most 16 squares, and is a square itself. The texts
-are read by three engines in turns: one with the tower, and two without it, whose ratio shows how far equal engines
-differ. Processor time is that of all threads: other programs change it little.
+64 tokens each, and a decoder of 30 layers. An image is cut into at most 16 squares, and is a square itself. Processor
+time is that of all threads: other programs change it little. `again` is the same question, whose image is still known.
+With --weights 16 the tower computes in float32.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +42,6 @@ PROCESSOR: dict[str, Any] = {
     "image_processor_type": "Idefics3ImageProcessor", "size": {"longest_edge": 2048},
     "max_image_size": {"longest_edge": 512},
 }  # fmt: skip
-ANSWER_TOKENS, PROMPT_TOKENS = 32, 256
 
 
 def tensors() -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -111,7 +108,6 @@ def write_model(path: Path) -> None:
     config = {"model_type": "idefics3", "text_config": DECODER, "vision_config": TOWER, "scale_factor": 4}
     (path / "config.json").write_text(json.dumps(config | {"image_token_id": image}))
     (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
-    (path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
 
 
 def picture(width: int, height: int, seed: int) -> bytes:
@@ -139,25 +135,13 @@ class Asker:
         sampling = Sampling(temperature=0.0, seed=1, max_tokens=1, ignore_eos=True)
         self._number += 1
         began_s, of_processors_s = time.perf_counter(), time.process_time()
-        self._run([Sequence(self._number, segments, sampling, attachments={digest: content})])
+        self._run(Sequence(self._number, segments, sampling, attachments={digest: content}))
         return time.perf_counter() - began_s, time.process_time() - of_processors_s, len(ids)
 
-    def texts(self, num_sequences: int, num_prompt: int, num_answer: int, seed: int) -> float:
-        """Return the processor time of answers to prompts of random tokens, in s."""
-        prompts = np.random.default_rng(seed).integers(0, 256, (num_sequences, num_prompt)).tolist()
-        sampling = Sampling(temperature=0.0, seed=1, max_tokens=num_answer, ignore_eos=True)
-        sequences = [Sequence(self._number + n + 1, (tuple(ids),), sampling) for n, ids in enumerate(prompts)]
-        self._number += num_sequences
-        began_s = time.process_time()
-        self._run(sequences)
-        return time.process_time() - began_s
-
-    def _run(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            self._engine.submit(sequence)
-        left = len(sequences)
-        while left:
-            left -= sum(delta.finish_reason is not None for delta in self._engine.step())
+    def _run(self, sequence: Sequence) -> None:
+        self._engine.submit(sequence)
+        while not any(delta.finish_reason is not None for delta in self._engine.step()):
+            pass
 
 
 def memory_bytes() -> int:
@@ -166,21 +150,10 @@ def memory_bytes() -> int:
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
-def compare(name: str, ask: Callable[..., float], askers: list[Asker], rounds: int) -> None:
-    """Ask engines in turns, and print how long they took relative to the last one: the least and the median."""
-    times: list[list[float]] = [[] for _ in askers]
-    for number in range(rounds):
-        for place in np.random.default_rng(number).permutation(len(askers)):
-            times[place].append(ask(askers[place], seed=number))
-    least, middle = ([of(own) / of(times[-1]) for own in times[:-1]] for of in (min, statistics.median))
-    ratios = "; ".join(f"{a:.3f}, {b:.3f}" for a, b in zip(least, middle, strict=True))
-    print(f"{name:36s} {ratios}; {min(times[-1]) * 1000:,.0f} ms", flush=True)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Measures the default engine with images, and with texts beside them.")
-    parser.add_argument("--rounds", type=int, default=12)
+    parser = argparse.ArgumentParser(description="Measures the time of an image with the default engine.")
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--weights", type=int, choices=(0, 16), default=0)
     parser.add_argument("--directory", type=Path, help="of the model; default: one that is removed")
     options = parser.parse_args()
     print(json.dumps(this_machine()))
@@ -188,42 +161,28 @@ def main() -> None:
         path = options.directory or Path(scratch) / "seeing"
         path.mkdir(exist_ok=True)
         write_model(path)
-        blind = Path(scratch) / "blind"  # without the configuration of the processor it is a model of texts
-        blind.mkdir()
-        for file in path.iterdir():
-            if file.name != "preprocessor_config.json":
-                (blind / file.name).symlink_to(file)
-        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        askers, before = [], memory_bytes()
-        for one in (path, blind, blind):
+        tokenizer, before = Tokenizer.from_file(str(path / "tokenizer.json")), memory_bytes()
+        for has_tower in (False, True):
+            if has_tower:  # without this file it is a model of texts
+                (path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
             began_s = time.perf_counter()
             spec = EngineSpec(
-                "openvino", str(one), context_tokens=4096, kv_tokens=16_384, threads=options.threads, exact=True,
-                cache_path=scratch, prefix_cache=False,
+                "openvino", str(path), context_tokens=4096, kv_tokens=16_384, threads=options.threads, exact=True,
+                cache_path=scratch, prefix_cache=False, weight_bits=options.weights,
             )  # fmt: skip
-            askers.append(Asker(load_engine(spec), tokenizer))
+            engine: Any = load_engine(spec)
             took_s, now = time.perf_counter() - began_s, memory_bytes()
-            print(f"{one.name}: loaded in {took_s:.1f} s, {(now - before) / 1e6:,.0f} MB")
+            print(f"{'with' if has_tower else 'without'} the tower: {took_s:.1f} s, {(now - before) / 1e6:,.0f} MB")
             before = now
+        asker = Asker(engine, tokenizer)
         for width, height in ((512, 512), (1024, 512), (2048, 256)):
             content = picture(width, height, width + height)
-            first_s, of_processors_s, num_tokens = askers[0].about(content)
-            again_s, again_of_processors_s, _ = askers[0].about(content)
+            first_s, of_processors_s, num_tokens = asker.about(content)
+            again_s, again_of_processors_s, _ = asker.about(content)
             print(
                 f"{width} x {height}: {num_tokens:,} tokens, first token after {first_s:.2f} s "
                 f"({of_processors_s:.1f} s of processors), again {again_s:.2f} s ({again_of_processors_s:.1f} s)",
                 flush=True,
-            )
-        for asker in askers:
-            asker.texts(4, 64, 8, 0)
-        print("texts alone, processor time ÷ that of an engine without the tower (least, median): with it; without it")
-        for count, num_prompt, num_answer in ((4, PROMPT_TOKENS, 1), (1, 8, ANSWER_TOKENS), (8, 8, ANSWER_TOKENS)):
-            name = f"{count} x {num_prompt} tokens, answers of {num_answer}"
-            compare(
-                name,
-                partial(Asker.texts, num_sequences=count, num_prompt=num_prompt, num_answer=num_answer),
-                askers,
-                options.rounds,
             )
 
 
