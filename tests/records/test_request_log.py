@@ -18,6 +18,7 @@ from tailrace.errors import EngineLost, QuotaExceeded, StorageError, UnknownMode
 from tailrace.generation.observers import Observers
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.records.conversation_store import ConversationStore
+from tailrace.records.kept_images import KeptImages
 from tailrace.records.kept_streams import KeptStreams
 from tailrace.records.record_database import RecordDatabase
 from tailrace.records.request_log import RequestLog
@@ -46,8 +47,8 @@ class _House:
         self._directory = directory / "spool"
         self.with_text = False
         self._conversations = ConversationKeeper(
-            lambda: ConversationStore(self.database), lambda: KeptStreams(self.database), lambda: False, _nothing,
-            DatabaseThreads(1), DatabaseThreads(1),
+            lambda: ConversationStore(self.database), lambda: KeptStreams(self.database),
+            lambda: KeptImages(self.database, 0), lambda: False, False, _nothing, DatabaseThreads(1), DatabaseThreads(1),
         )  # fmt: skip
         self._conversations.observe([self.harness.generator], self.harness.store)
 
