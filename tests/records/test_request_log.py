@@ -48,7 +48,8 @@ class _House:
         self.with_text = False
         self._conversations = ConversationKeeper(
             lambda: ConversationStore(self.database), lambda: KeptStreams(self.database),
-            lambda: KeptImages(self.database, 0), lambda: False, False, _nothing, DatabaseThreads(1), DatabaseThreads(1),
+            lambda: KeptImages(self.database, 0), lambda: False, False, _nothing,
+            DatabaseThreads(1), DatabaseThreads(1),
         )  # fmt: skip
         self._conversations.observe([self.harness.generator], self.harness.store)
 
