@@ -28,6 +28,7 @@ from tailrace.text import Tokenizer
 __all__ = ["Source", "find_named", "find_source"]
 
 _DEFAULTS = Settings()
+_MOST_DIMENSIONS = 65_536
 _MOST_UNUSED = 1024  # tokens at the end of a vocabulary, which fill it up to a round number
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
@@ -73,7 +74,7 @@ def find_source(source: str, progress: Progress, settings: Settings = _DEFAULTS)
     address = ""
     if kind == "scripted":
         options, script = _options(rest)
-        card = _scripted_card(thinks=bool(options.get("thinks")), script=script)
+        card = _scripted_card(options, script)
     elif kind in ("openai", "tgi"):
         card, found = find_upstream(source)
         options, address = {}, str(found)
@@ -183,9 +184,12 @@ def _pair(text: str) -> tuple[str, str]:
     return name, source.strip()
 
 
-def _scripted_card(*, thinks: bool, script: Path | None) -> ModelCard:
-    """Raises: ModelError if the script is none."""
-    template = THINKING_TEMPLATE if thinks else CHAT_TEMPLATE
+def _scripted_card(options: Mapping[str, float], script: Path | None) -> ModelCard:
+    """Raises: ModelError if the script is none, or for a number of dimensions that it does not have."""
+    template = THINKING_TEMPLATE if options.get("thinks") else CHAT_TEMPLATE
+    num_dimensions = options.get("embeds", 0)
+    if not 0 <= num_dimensions <= _MOST_DIMENSIONS:  # also NaN
+        raise ModelError(f"The scripted engine makes embeddings of 1 to {_MOST_DIMENSIONS} dimensions.")
     if script is not None:
         read_script(script)
         template = SCRIPT_TEMPLATE
@@ -201,6 +205,8 @@ def _scripted_card(*, thinks: bool, script: Path | None) -> ModelCard:
         eos_token_ids=(EOS_ID,),
         # Its tokens are bytes, and prompts of agents have a hundred thousand.
         context_tokens=65_536 if script is None else 1_048_576,
+        task="embed" if num_dimensions else "rank" if options.get("ranks") else "generate",
+        num_dimensions=int(num_dimensions),
     )
 
 

@@ -172,6 +172,7 @@ KINDS = {
             formats=("scripted",),
             preference=6,
             cls="tailrace.engines.scripted.engine:ScriptedEngine",
+            vector_cls="tailrace.engines.scripted.vectors:ScriptedVectors",
             sees=lambda card: True,
             settings=("adapter", "adapter_scale", "kv_tokens"),
         ),

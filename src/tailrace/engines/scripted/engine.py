@@ -11,7 +11,8 @@ never), `thinks` (tokens between `<think>` and `</think>` before the answer, unl
 `text` (the index of the text in `TEXTS` to recite; -1 takes the index from the prompt, and larger indexes are the
 faults in the order above, for wires that do not parse control tokens), `caches` (how many earlier prompts count as
 cached; without it, the engine does not say how much of a prompt was cached), `drift` (how many of a thousand tokens
-differ between processes, so that a replay differs). `script=FILE` says what a script says (`script`).
+differ between processes, so that a replay differs), `embeds` and `ranks` (`vectors`). `script=FILE` says what a script
+says (`script`).
 
 An adapter changes the words of an answer by its name; its files are not read. An image is read as equal token ids,
 which depend on its digest: one for each 1,024 pixels. Images of two sizes kill or hang the worker (`CRASH_SIZE`,
@@ -42,13 +43,16 @@ from tailrace.types import Attachment, FinishReason, Segment, ids_of
 __all__ = [
     "CHAT_TEMPLATE",
     "CONTROL_TOKENS",
+    "CRASH_ID",
     "CRASH_SIZE",
     "EOS_ID",
     "OPTIONS",
     "PLACEHOLDER",
+    "STALL_ID",
     "STALL_SIZE",
     "TEXTS",
     "THINKING_TEMPLATE",
+    "VOCAB_SIZE",
     "ScriptedEngine",
     "read_ids",
     "recited_tokens",
@@ -67,7 +71,8 @@ CONTROL_TOKENS = (
     "<|system|>",
 )
 OPTIONS = (
-    "caches", "drift", "eos_after", "fault_after", "prefill_tokens_per_s", "text", "thinks", "tokens_per_s", "utf8",
+    "caches", "drift", "embeds", "eos_after", "fault_after", "prefill_tokens_per_s", "ranks", "text", "thinks",
+    "tokens_per_s", "utf8",
 )  # fmt: skip
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
@@ -78,6 +83,7 @@ _WORDS = [
     "warm", "light", "near", "water", "mills", "turn", "slow", "wheels", "send", "clear", "songs", "down", "to",
     "green", "fields", "where", "children", "count", "boats", "fish", "birds", "clouds", "hours", "stars",
 ]  # fmt: skip
+VOCAB_SIZE = _FIRST_WORD_ID + len(_WORDS) + len(PIECES) + len(_LAST_TOKENS)
 _FIRST_IMAGE_ID = 1 << 32  # of those that stand for the digests of images
 _PIXELS = 1024  # for each token of an image
 CRASH_SIZE = (13, 13)  # an image of this size kills the worker that reads it
