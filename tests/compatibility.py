@@ -62,6 +62,9 @@ class Api:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+_TEI_CUTS = ("prompt_name", "truncate", "truncation_direction")
+
+
 def fields_of(shape: type[msgspec.Struct], *inside: str) -> set[str]:
     """Return the names of a body's fields. A field named in `inside` is replaced by its own fields."""
     struct = inspect.type_info(shape)
@@ -294,6 +297,20 @@ APIS = [
             "truncation_direction": "Left",
         },
         {"truncation_direction": {"truncate": True}},
+    ),
+    Api(
+        "Text Embeddings Inference",
+        "POST /similarity",
+        {"inputs": {"source_sentence": "Hi", "sentences": ["Ho"]}},
+        {"inputs.sentences", "inputs.source_sentence", *(f"parameters.{name}" for name in _TEI_CUTS)},
+        {
+            "inputs.sentences": ["Hu"],
+            "inputs.source_sentence": "Hu",
+            "parameters.prompt_name": "x",
+            "parameters.truncate": True,
+            "parameters.truncation_direction": "Left",
+        },
+        {"parameters.truncation_direction": {"parameters": {"truncate": True}}},
     ),
     Api(
         "Text Embeddings Inference",

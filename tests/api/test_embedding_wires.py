@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import ollama
 import openai
 import pytest
@@ -122,6 +123,17 @@ def test_text_embeddings_inference(server: Server) -> None:
         answer = server.post("/embed", body)
         assert answer.status_code == 422, answer.text
         assert answer.json()["error_type"] == "validation"
+
+
+def test_text_embeddings_inference_compares(server: Server) -> None:
+    first, *others = (np.array(_openai(server, text)) for text in (QUERY, *TEXTS))
+    asked: dict[str, Any] = {"inputs": {"source_sentence": QUERY, "sentences": TEXTS}}
+    assert _answer(server, "/similarity", asked) == [pytest.approx(float(first @ one), abs=1e-5) for one in others]
+    long = {"inputs": {"source_sentence": QUERY, "sentences": ["word " * 400]}}
+    assert server.post("/similarity", long).status_code == 413
+    assert len(_answer(server, "/similarity", {**long, "parameters": {"truncate": True}})) == 1
+    for body in ({}, {"inputs": QUERY}, {"inputs": {"source_sentence": QUERY, "sentences": []}}):
+        assert server.post("/similarity", body).status_code == 422
 
 
 def test_text_embeddings_inference_ranks(server: Server, scores: list[float]) -> None:

@@ -38,7 +38,16 @@ def examples(document: Document) -> Iterator[tuple[str, str, Any]]:
 
 
 # Of models that the scripted one is not.
-_OF_OTHER_MODELS = ("/api/embed", "/api/embeddings", "/embed", "/rerank", "/v1/embeddings", "/v1/rerank", "/v2/rerank")
+_OF_OTHER_MODELS = (
+    "/api/embed",
+    "/api/embeddings",
+    "/embed",
+    "/rerank",
+    "/similarity",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v2/rerank",
+)
 
 
 def test_every_example_works_when_pasted(server: Server, document: Document) -> None:

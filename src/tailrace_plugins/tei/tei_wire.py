@@ -1,4 +1,4 @@
-"""The wire of Text Embeddings Inference: `/embed` and `/rerank`. Its `/info` is here that of TGI.
+"""The wire of Text Embeddings Inference: `/embed`, `/similarity` and `/rerank`. Its `/info` is here that of TGI.
 
 1. An input that is too long gets 413, as there; `truncate` cuts it.
 2. `prompt_name` is refused unless it is null: put the prompt before the text.
@@ -21,6 +21,7 @@ from tailrace.dialects import (
     VectorCall,
     Wire,
     ranked,
+    read_fields,
     read_inputs,
     read_known,
     refused,
@@ -30,7 +31,7 @@ from tailrace.dialects import (
 from tailrace.errors import AdmissionError, ContextLengthExceeded, EngineError, RequestError, TailraceError
 from tailrace.types import VectorForm, VectorRequest, Vectors
 
-__all__ = ["WIRE", "EmbedInputsBody", "RerankTextsBody"]
+__all__ = ["WIRE", "CompareBody", "EmbedInputsBody", "RerankTextsBody"]
 
 _UNUSED = {"prompt_name": refused()}
 _Direction = Literal["Left", "Right", "left", "right"]
@@ -53,6 +54,20 @@ class EmbedInputsBody(_Cut, kw_only=True):
     dimensions: Dimensions | None = None
 
 
+class _Compared(msgspec.Struct):
+    source_sentence: str
+    sentences: Annotated[list[str], msgspec.Meta(min_length=1)]
+
+
+class _CompareSettings(_Cut):
+    prompt_name: None = None  # refused, as above
+
+
+class CompareBody(msgspec.Struct):
+    inputs: _Compared
+    parameters: _CompareSettings | None = None
+
+
 class RerankTextsBody(_Cut, kw_only=True):
     query: str
     texts: Annotated[list[str], msgspec.Meta(min_length=1)]
@@ -64,6 +79,15 @@ class RerankTextsBody(_Cut, kw_only=True):
 class EmbedInputsView:
     def encode(self, vectors: Vectors) -> bytes:
         return to_json(vectors_json(vectors))
+
+
+@dataclass(frozen=True, slots=True)
+class CompareView:
+    """The cosines between the first text and the others."""
+
+    def encode(self, vectors: Vectors) -> bytes:
+        first, *others = (vectors.numbers(index) for index in range(len(vectors.vectors)))
+        return to_json([sum(a * b for a, b in zip(first, other, strict=True)) for other in others])
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +112,14 @@ def parse_embed(request: ParsedRequest) -> VectorCall:
         truncate=fields.side,
     )
     return VectorCall(wanted, EmbedInputsView(), unused)
+
+
+def parse_similarity(request: ParsedRequest) -> VectorCall:
+    """Raises: RequestError."""
+    fields, unused = read_fields(request.body, CompareBody)
+    texts = (fields.inputs.source_sentence, *fields.inputs.sentences)
+    side = fields.parameters.side if fields.parameters is not None else ""
+    return VectorCall(VectorRequest(inputs=texts, truncate=side), CompareView(), unused)
 
 
 def parse_rerank(request: ParsedRequest) -> VectorCall:
@@ -123,6 +155,19 @@ WIRE = Wire(
             "Make embeddings of texts.",
             body=EmbedInputsBody,
             example={"inputs": ["The river runs over stones."]},
+        ),
+        Operation(
+            "POST",
+            "/similarity",
+            MakeVectors(parse_similarity, "embed"),
+            "Compare texts by their embeddings.",
+            body=CompareBody,
+            example={
+                "inputs": {
+                    "source_sentence": "Where do dogs sleep?",
+                    "sentences": ["A dog sleeps near the water.", "Mills turn slowly."],
+                }
+            },
         ),
         Operation(
             "POST",
