@@ -5,7 +5,8 @@
 `--python` is an interpreter with sentence-transformers. Both compute `minilm`. A turn makes the embeddings of 1, 8 and
 64 texts, and of 64 texts of different lengths, with each of them. It prints the medians as JSON, and the largest
 difference of a number. On a busy machine the clock shows little; `processor_ms` is the processor time of a request in
-all processes, the median over the turns. The threads of torch do not spin while they wait, which would slow both on few cores.
+all processes, the median over the turns. The threads of torch do not spin while they wait, which would slow both on few
+cores.
 """
 
 from __future__ import annotations

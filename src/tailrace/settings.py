@@ -207,8 +207,8 @@ class Settings:
     body_bytes: int = _setting(2_000_000, "Largest request body.", least=1)
     image_body_bytes: int = _setting(
         20_000_000,
-        "Largest request body with images, where a model reads them; at most an eighth of --pending-body-bytes. Besides "
-        "the images it has at most --body-bytes.",
+        "Largest request body with images, where a model reads them; at most an eighth of --pending-body-bytes. "
+        "Besides the images it has at most --body-bytes.",
         least=1,
     )
     pending_body_bytes: int = _setting(
