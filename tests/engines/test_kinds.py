@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import gguf
+import numpy as np
 import pytest
 
 from tailrace.engines import EngineSpec, choose, kinds, load_engine, own_kinds
@@ -201,3 +203,27 @@ def test_a_setting_that_an_engine_does_not_have_is_refused() -> None:
         ModelError, match=r"The engine openvino does not support --dtype\. It is supported by vllm and transformers"
     ):
         own_kinds()["openvino"].check(["dtype"])
+
+
+def test_a_model_with_a_projector_is_read_with_its_images(installed: set[str], tmp_path: Path) -> None:
+    """Also for one stream, for which llamacpp would come first."""
+    projector = tmp_path / "mmproj.gguf"
+    _write_projector(projector, "idefics3")
+    seeing = replace(GGUF, has_vision=True, projector=projector)
+    found = choose(seeing, for_one=True)
+    assert (found.kind.name, found.why) == ("openvino", "a GGUF file; llamacpp reads no images")
+    installed.discard("openvino")
+    assert choose(seeing, for_one=True).kind.name == "llamacpp"
+    installed.add("openvino")
+    _write_projector(projector, "pixtral")
+    assert choose(seeing, for_one=True).kind.name == "llamacpp"
+
+
+def _write_projector(path: Path, kind: str) -> None:
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_clip_projector_type(kind)
+    writer.add_tensor("v.patch_embd.bias", np.zeros(4, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

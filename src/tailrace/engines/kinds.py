@@ -250,7 +250,8 @@ def choose(
     able = [kind for kind in _preferred(card) if not kind.why_not(card)]
     if device := str(changed.get("device", "")).lower():
         able = [kind for kind in able if device.startswith(kind.devices)] or able
-    rivals = {kind.name: _unfit_for_one(kind, changed) for kind in able if kind.is_for_one}
+    has_eyes = any(kind.sees(card) for kind in able if not kind.missing)
+    rivals = {kind.name: _unfit_for_one(kind, card, changed, has_eyes) for kind in able if kind.is_for_one}
     has_mac_gpu = has_metal() and device != "cpu"
     if for_one or has_mac_gpu:
         able.sort(key=lambda kind: rivals.get(kind.name) != "")
@@ -268,8 +269,11 @@ def choose(
     )
 
 
-def _unfit_for_one(kind: Kind, changed: Mapping[str, object]) -> str:
-    """Return why `auto` does not prefer this engine for one stream, or ""."""
+def _unfit_for_one(kind: Kind, card: ModelCard, changed: Mapping[str, object], has_eyes: bool) -> str:
+    """Return why `auto` does not prefer this engine for one stream, or "". `has_eyes`: an engine reads images with this
+    model."""
+    if has_eyes and not kind.sees(card):
+        return f"{kind.name} reads no images"
     if unknown := sorted(OPTIONAL_SETTINGS & changed.keys() - set(kind.settings)):
         return f"{kind.name} does not support --{unknown[0].replace('_', '-')}"
     return f"{kind.name} is slow with --exact" if changed.get("exact") and not kind.exact else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 from tests.api.process import Server
 from tests.engines.openvino.projectors import write_pair
@@ -70,6 +71,7 @@ def test_projectors_of_other_kinds_are_not_loaded(seeing_dir: Callable[[str], Pa
     (projector,) = tmp_path.glob("mmproj-*")
     writer = gguf.GGUFWriter(projector, "clip")
     writer.add_clip_projector_type("pixtral")
+    writer.add_tensor("v.patch_embd.bias", np.zeros(4, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
