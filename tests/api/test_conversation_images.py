@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -284,3 +285,16 @@ async def test_counting_images_is_work_for_who_may_generate(house: House) -> Non
     text = {"model": "default", "messages": [{"role": "user", "content": "Hi"}]}
     assert (await reader.post(path, json=text)).status_code == 200
     assert (await house.client(house.key("me")).post(path, json=body)).status_code == 200
+
+
+async def test_images_of_earlier_turns_have_their_place_among_those_in_use(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = house.client(house.key())
+    its_id = await _new(client)
+    await _chat(client, its_id, _question(data_url(picture(1))))
+    limits = house.service.generator.limits
+    monkeypatch.setattr(house.service.generator, "limits", replace(limits, image_bytes=1000))
+    assert "Too many images are in use" in await _chat(client, its_id, {"role": "user", "content": "?"}, status=429)
+    monkeypatch.setattr(house.service.generator, "limits", limits)
+    await _chat(client, its_id, {"role": "user", "content": "?"})

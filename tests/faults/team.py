@@ -119,10 +119,12 @@ class Team(Generic[ServerT]):
 
 
 @contextmanager
-def team(directory: Path, *, size: int = 2, seed: int = 1) -> Iterator[tuple[Team[Server], OwnRedis]]:
+def team(
+    directory: Path, *, size: int = 2, seed: int = 1, flags: Sequence[str] = ()
+) -> Iterator[tuple[Team[Server], OwnRedis]]:
     """Servers on loopback. Leaving it checks all streams."""
     with own_redis(directory / "redis") as (url, redis):
-        servers = Team(directory, url, Server, seed=seed)
+        servers = Team(directory, url, Server, seed=seed, flags=flags)
         try:
             starting = [servers.launch() for _ in range(size)]
             servers.servers += [server.wait_ready() for server in starting]

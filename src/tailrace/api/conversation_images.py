@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.access.principal import owner_of, principal_of
 from tailrace.api.routes import route
@@ -27,6 +28,7 @@ __all__ = ["ConversationImageRoutes", "ImageIntake"]
 
 _ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{64}})", re.ASCII)
 _AT_ONCE = 4  # requests whose images are in memory
+_SHOWN_AT_ONCE = 12  # browsers ask for six at once
 _WAIT_S = 60.0  # for the turn of a request
 _HEADERS = {
     "cache-control": "private, no-cache",  # kept by the browser, which asks each time whether it may still show it
@@ -57,7 +59,7 @@ class ImageIntake:
             yield []
             return
         images = await self._reader.fetch(tuple(images), _WAIT_S, owner=owner)
-        async with self._turn(owner):
+        async with _turn_of(self._turns, owner):
             own = await self._conversations.find_images(owner, images)
             new = [one for one in own if not one.kept]
             rest = iter(await self._reader.read(new, as_sent=False, owner=owner))
@@ -72,20 +74,21 @@ class ImageIntake:
         if not contents:
             yield {}
             return
-        async with self._turn(owner):
+        async with _turn_of(self._turns, owner):
             images = [Image(content, "images") for content in contents.values()]
             read = await self._reader.read(images, as_sent=False, owner=owner, most_bytes=MAX_BYTES)
             yield {name: (_as_kept(one), one.content) for name, one in zip(contents, read, strict=True)}
 
-    @contextlib.asynccontextmanager
-    async def _turn(self, owner: str) -> AsyncIterator[None]:
-        """Raises: QueueFull."""
-        async with contextlib.AsyncExitStack() as held:
-            try:
-                await held.enter_async_context(self._turns.turn(owner, _WAIT_S))
-            except TimeoutError:
-                raise QueueFull("Too many images are being read. Try again later.", retry_after_s=1.0) from None
-            yield
+
+@contextlib.asynccontextmanager
+async def _turn_of(turns: OwnerTurns, owner: str) -> AsyncIterator[None]:
+    """Raises: QueueFull."""
+    async with contextlib.AsyncExitStack() as held:
+        try:
+            await held.enter_async_context(turns.turn(owner, _WAIT_S))
+        except TimeoutError:
+            raise QueueFull("Too many images are in use. Try again later.", retry_after_s=1.0) from None
+        yield
 
 
 def _as_kept(image: Image) -> KeptImage:
@@ -99,6 +102,7 @@ class ConversationImageRoutes:
         self._conversations = conversations
         self._bodies = bodies
         self._intake = intake
+        self._showing = OwnerTurns(_SHOWN_AT_ONCE, _SHOWN_AT_ONCE // 2)
 
     def table(self) -> list[Route]:
         path = "/v1/conversations/{conversation_id}/images"
@@ -131,9 +135,30 @@ class ConversationImageRoutes:
         found = _ID.fullmatch(path["image_id"])
         if found is None:
             raise UnknownConversation("The conversation has no image with this id.", param="image_id")
-        owner, digest = owner_of(request.scope), found[1]
-        image, content = await self._conversations.image(owner, path["conversation_id"], digest)
-        headers = {**_HEADERS, "etag": f'"{digest}"'}
+        digest, headers = found[1], {**_HEADERS, "etag": f'"{found[1]}"'}
+        find = partial(self._conversations.image, owner_of(request.scope), path["conversation_id"], digest)
         if f'"{digest}"' in request.headers.get("if-none-match", ""):
+            await find()
             return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=image.media_type)
+        return _File(find, self._showing, owner_of(request.scope), headers)
+
+
+class _File:
+    """The answer with an image. Few are in memory at once, also if their readers are slow."""
+
+    def __init__(
+        self,
+        find: Callable[[], Awaitable[tuple[KeptImage, bytes]]],
+        turns: OwnerTurns,
+        owner: str,
+        headers: Mapping[str, str],
+    ) -> None:
+        self._find = find
+        self._turns = turns
+        self._owner = owner
+        self._headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with _turn_of(self._turns, self._owner):
+            image, content = await self._find()
+            await Response(content, headers=self._headers, media_type=image.media_type)(scope, receive, send)

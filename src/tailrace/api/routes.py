@@ -262,8 +262,6 @@ class Routes:
                 return Response(headers={"content-type": call.view.media_type})
             generation = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=named.model)
             generation, left_out = fitted(generation, served.generator, is_strict=self._settings.strict)
-            if self._conversations is not None:
-                generation = await self._conversations.with_images(owner, generation)
             notes = [*call.ignored, *(name_on_wire(name, wire, parsed) for name in left_out)]
             try:
                 if meant is None:
@@ -327,10 +325,7 @@ class Routes:
     ) -> StreamLog:
         if parsed.branch is not None:
             parsed.branch.require_free()
-        kept = self._conversations
-        is_kept = kept is not None and (generation.turn or (generation.keep and kept.may_keep_images_of_responses))
-        keep_images = kept.keep_images if kept is not None and is_kept else None
-        return (await generator.create(generation, claim, keep_images)).log
+        return (await generator.create(generation, claim, self._conversations)).log
 
     async def _follow(self, owner: str, following: Following) -> ASGIApp:
         log = await self._streams.find(owner, following.stream_id, following.after)

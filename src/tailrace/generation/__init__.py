@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tailrace.generation.generator import Generator, Limits
 from tailrace.generation.observers import Meter, Observer, Times
-from tailrace.generation.prompts import PromptEncoder, images_of, with_images, without_images
+from tailrace.generation.prompts import PromptEncoder, images_of, without_images
 from tailrace.generation.run import Run
 
 __all__ = [
@@ -21,6 +21,5 @@ __all__ = [
     "Run",
     "Times",
     "images_of",
-    "with_images",
     "without_images",
 ]

@@ -8,10 +8,10 @@ import functools
 import itertools
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -40,6 +40,7 @@ from tailrace.generation.run import Run
 from tailrace.generation.vector_run import VectorRun
 from tailrace.images.fetch import ImageFetcher
 from tailrace.images.reader import CANONICAL_TYPE, ImageReader
+from tailrace.images.turns import OwnerTurns
 from tailrace.schemas import PORTABLE
 from tailrace.schemas.answer_check import AnswerCheck
 from tailrace.streams import Lease, LogStore, StreamLog
@@ -63,6 +64,7 @@ from tailrace.types import (
 
 __all__ = ["Generator", "Limits"]
 
+_FOUND_AT_ONCE = 4  # requests whose images are read from where they are kept
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
 _TASKS: dict[Task, str] = {
     "generate": "write text", "embed": "make embeddings", "rank": "rank documents",
@@ -75,7 +77,17 @@ _COMMON_PARAMETERS = frozenset(
 )
 
 
-KeepImages: TypeAlias = Callable[[Record], Awaitable[None]]
+class ImageKeeper(Protocol):
+    """Where images are that are kept for longer than a stream runs."""
+
+    def keeps(self, request: GenerateRequest) -> bool:
+        """Return whether the images of a request are to be kept, with its turn or its response."""
+
+    async def find_images(self, owner: str, images: tuple[Image, ...]) -> list[Image]:
+        """Return images with the content of those that are kept. Raises: RequestError if one is not, StorageError."""
+
+    async def keep_images(self, record: Record) -> None:
+        """Keep the images of a stream that is about to begin. Raises: RequestError, StorageError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +152,7 @@ class Generator:
         self._grammars = GrammarFitter(GrammarCheck(), reach, prompts.tokenizer.control_tokens)
         self._answer_check = AnswerCheck()
         self._images = ImageReader(ImageFetcher(limits.fetch_images))
+        self._finding = OwnerTurns(_FOUND_AT_ONCE, _FOUND_AT_ONCE // 2)
         self._coming_bytes = 0  # of the images of requests that are no streams yet
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__
@@ -199,22 +212,22 @@ class Generator:
         return next((run.num_ahead for run in self.live if run.log is log), 0)
 
     async def create(
-        self, request: GenerateRequest, claim: Claim | None = None, keep_images: KeepImages | None = None
+        self, request: GenerateRequest, claim: Claim | None = None, keeper: ImageKeeper | None = None
     ) -> Run:
-        """Start a stream. `claim` is its idempotency key. `keep_images` is awaited before a stream begins whose images
-        are to be kept with its turn or its response.
+        """Start a stream. `claim` is its idempotency key. `keeper` has images of earlier requests, and keeps those of
+        this one if they are to be kept.
 
         Raises: RequestError if the request cannot be served, AdmissionError if it cannot be served now, EngineLost if
         there is no engine, StorageError if the stream cannot be kept. Then no stream exists.
         """
         with contextlib.ExitStack() as held:  # until a run holds its images itself
-            return await self._create(request, claim, keep_images, held)
+            return await self._create(request, claim, keeper, held)
 
     async def _create(
         self,
         request: GenerateRequest,
         claim: Claim | None,
-        keep_images: KeepImages | None,
+        keeper: ImageKeeper | None,
         held: contextlib.ExitStack,
     ) -> Run:
         arrived_s = time.monotonic()
@@ -225,7 +238,7 @@ class Generator:
             # Outside `gate.coming`: requests that wait here must not take slots of requests without a grammar.
             request = await self._with_grammar(request, request.sampling.grammar)
         with self.gate.coming(request.owner):
-            request = await self._with_images(request, held)
+            request = await self._with_images(request, keeper, held)
             prompts = await self.prompts.encode(request)
         longest = max(prompt.num_tokens for prompt in prompts)
         num_choices = len(prompts) * request.sampling.n
@@ -233,6 +246,7 @@ class Generator:
         allowance = self.meter.allowance(request.key_id, request.owner) if self.meter is not None else Allowance()
         sampling = self._fill_in(request, longest, num_prompt_tokens, num_choices, allowance)
         assert sampling.max_tokens is not None
+        is_kept = keeper is not None and keeper.keeps(request)
         linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
         record = Record(
             new_stream_id(),
@@ -245,17 +259,17 @@ class Generator:
             linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
             claim=claim,
             attachments={image.digest: image.content for image in images_of(request)},
-            images=tuple(map(_as_kept, images_of(request))) if keep_images is not None else (),
+            images=tuple(map(_as_kept, images_of(request))) if is_kept else (),
             **request.kept(),
         )
         self._blame.check(record)
         is_slowed = self._blame.is_slowed(request.caller)
         self.used_s = time.monotonic()
         with self.reserved(record):
-            if keep_images is not None and record.images:
+            if keeper is not None and record.images:
                 self._check_queue(record, longest, is_slowed=is_slowed)
                 with self.gate.coming(record.owner):
-                    await keep_images(record)
+                    await keeper.keep_images(record)
             return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
 
     def _with_token_ids(self, request: GenerateRequest) -> GenerateRequest:
@@ -268,7 +282,9 @@ class Generator:
             sampling = replace(sampling, stop_token_ids=ends)
         return replace(request, bad_words=(), sampling=sampling) if sampling is not request.sampling else request
 
-    async def _with_images(self, request: GenerateRequest, held: contextlib.ExitStack) -> GenerateRequest:
+    async def _with_images(
+        self, request: GenerateRequest, keeper: ImageKeeper | None, held: contextlib.ExitStack
+    ) -> GenerateRequest:
         """Return the request with its images as the engine takes them, and how they are written in the prompt. Their
         room is reserved until `held` is closed. Raises: as `create`."""
         images = images_of(request)
@@ -276,19 +292,21 @@ class Generator:
         if not images:
             return request
         for image in images:
-            if image.kept is not None and not image.content:
+            if image.kept is not None and keeper is None:
                 raise UnsupportedParameter(f"{image.param}: send the image itself here.", param=image.param)
         if capabilities is None or self.is_unloaded:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
         self._check_quota(request, len(images))
         owner, within_s = request.owner, self.limits.queue_s
         images = await self._images.fetch(images, within_s, owner=owner)
+        try:
+            async with self._finding.turn(owner, within_s):  # so few are in memory before their room is reserved
+                images = tuple(await keeper.find_images(owner, images)) if keeper is not None else images
+                on_read = held.enter_context(self._room(images))
+        except TimeoutError:
+            raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
         read = await self._images.read(
-            images,
-            as_sent=not capabilities.sees,
-            owner=owner,
-            within_s=within_s,
-            on_read=held.enter_context(self._room(images)),
+            images, as_sent=not capabilities.sees, owner=owner, within_s=within_s, on_read=on_read
         )
         if capabilities.sees:
             seen = [await self._eye.see(image, within_s, owner=owner, caller=request.caller) for image in read]
@@ -582,7 +600,7 @@ class Generator:
     async def _with_sights(self, request: GenerateRequest) -> GenerateRequest:
         """As `_with_images`, for a request that does not run."""
         with contextlib.ExitStack() as held:
-            return await self._with_images(request, held)
+            return await self._with_images(request, None, held)
 
     def _fill_in(
         self, request: GenerateRequest, longest: int, num_prompt_tokens: int, num_choices: int, allowance: Allowance

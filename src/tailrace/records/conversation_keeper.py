@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tailrace.conversations.items import Branch, Place
 from tailrace.conversations.turns import Spoken, read_turn
 from tailrace.errors import JournalDamaged, ModelError, RequestError, StorageError, StreamError
-from tailrace.generation import Generator, Observer, Times, images_of, with_images
+from tailrace.generation import Generator, Observer, Times
 from tailrace.records.threads import UNREACHABLE, DatabaseThreads
 from tailrace.streams import LogStore, StreamLog
 from tailrace.types import GenerateRequest, Image, KeptImage, Record, TextDelta
@@ -61,7 +61,7 @@ class ConversationKeeper(Observer):
         self._open_kept = open_kept
         self._open_images = open_images
         self._may_keep = may_keep
-        self.may_keep_images_of_responses = may_keep_images_of_responses
+        self._may_keep_images_of_responses = may_keep_images_of_responses
         self._on_opened = on_opened
         self._threads = threads
         self._background = background
@@ -108,18 +108,13 @@ class ConversationKeeper(Observer):
 
     # Images
 
-    async def with_images(self, owner: str, request: GenerateRequest) -> GenerateRequest:
-        """Return a request with the content of its images that the database has.
-
-        Raises: RequestError if the owner does not have one of them any more; StorageError.
-        """
-        images = images_of(request)
-        if all(image.kept is None for image in images):
-            return request
-        return with_images(request, await self.find_images(owner, images))
+    def keeps(self, request: GenerateRequest) -> bool:
+        """As in `generation.ImageKeeper`, also the next ones."""
+        return bool(request.turn) or (request.keep and self._may_keep_images_of_responses)
 
     async def find_images(self, owner: str, images: Sequence[Image]) -> list[Image]:
-        """Return the images, with the content of those that the database has. Raises: as `with_images`."""
+        """Return images with the content of those that the database has. Raises: RequestError if the owner does not
+        have one of them, StorageError."""
         digests = {one.kept.digest for one in images if one.kept is not None}
         if not digests:
             return list(images)
