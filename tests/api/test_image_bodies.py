@@ -21,7 +21,7 @@ from tailrace.dialects.images import len_without_images
 _LIMIT = 2_000_000
 _PHOTO = picture(1, 1600, 1200)  # 5.8 MB of noise
 _URL = data_url(_PHOTO)
-_ZEROS = "data:image/png;base64," + "A" * 20_000_000
+_ZEROS = "data:image/png;base64,iVBORw0KGgo" + "A" * 20_000_000
 
 
 def _chat(*parts: object, **more: object) -> dict[str, Any]:  # Any: of JSON
@@ -89,6 +89,7 @@ def test_a_photo_fits_where_a_model_reads_it(name: str, server: Server) -> None:
 _REFUSED: dict[str, Callable[[], bytes]] = {
     "text": lambda: json.dumps(_chat({"type": "text", "text": "word " * 500_000})).encode(),
     "text beside an image": lambda: json.dumps(_chat(_image(), {"type": "text", "text": "word " * 500_000})).encode(),
+    "letters": lambda: json.dumps(_chat({"type": "text", "text": "A" * 2_500_000})).encode(),
     "lists": lambda: b'{"x": [' + b"[]," * 5_000_000 + b"1]}",
     "empty texts": lambda: b'{"x": [' + b'"",' * 5_000_000 + b"1]}",
     "an image that is a text": lambda: json.dumps(_chat(_image(_ZEROS[:9_000_000] + "😀"))).encode(),
@@ -127,7 +128,7 @@ def test_a_key_that_may_not_generate_sends_no_photo(keyed: tuple[Server, str]) -
 
 @given(st.binary(max_size=2**16), st.integers(0, 3), st.booleans())
 def test_images_do_not_count_and_everything_else_does(content: bytes, num_images: int, is_escaped: bool) -> None:
-    encoded = base64.b64encode(content * (1 + 6000 // max(1, len(content)))).decode()
+    encoded = base64.b64encode(b"\x89PNG\r\n\x1a\n" + content * (1 + 6000 // max(1, len(content)))).decode()
     parts: list[object] = [_image(f"data:image/png;base64,{encoded}") for _ in range(num_images)]
     text = json.dumps(_chat({"type": "text", "text": "so (it) is " * 1000}, *parts))
     if is_escaped:

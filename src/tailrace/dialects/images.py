@@ -14,6 +14,7 @@ __all__ = ["image_of_base64", "image_of_id", "image_of_url", "len_without_images
 _ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{64}})", re.ASCII)
 
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\"
+_BEGINNING = re.compile(rb"(?:data:[^,]{0,60},)?(?:iVBORw0KGg|\\?[/_]9j\\?[/_]|UklGR|R0lGOD)")  # PNG, JPEG, WebP, GIF
 _AS_QUOTES = bytes.maketrans(b"()", b'""')  # around an image in Markdown
 _SHORTEST = 4096  # of an image that counts as one
 _MAX_OTHERS = 64  # characters in a text of base64: the beginning of a data URL
@@ -68,12 +69,14 @@ def image_of_base64(text: str, where: str) -> Image:
 
 
 def len_without_images(text: bytes) -> int:
-    """Return how many bytes a JSON text has besides its images, at least. What is inside of long texts in base64 counts
-    as images: such a text needs no more memory when it is parsed, and has no values."""
+    """Return how many bytes a JSON text has besides its images, at least. What is inside of long texts in base64 that
+    begin as an image counts as one: such a text needs no more memory when it is parsed, and has no values."""
     num_bytes = len(text)
     for piece in text.translate(_AS_QUOTES).split(b'"', _MAX_PIECES):
-        is_image = len(piece) >= _SHORTEST and piece.isascii() and b"\\u" not in piece
-        if is_image and len(piece.translate(None, _BASE64)) <= _MAX_OTHERS:
+        if len(piece) < _SHORTEST or not _BEGINNING.match(piece):
+            continue
+        is_plain = piece.isascii() and b"\\u" not in piece
+        if is_plain and len(piece.translate(None, _BASE64)) <= _MAX_OTHERS:
             num_bytes -= len(piece)
     return num_bytes
 
