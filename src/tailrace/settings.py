@@ -62,8 +62,8 @@ class Settings:
     )
     device: str = _model_setting(
         "",
-        "Device of the engine, in the engine's own notation: cpu, cuda, cuda:1, GPU.0, CUDA0, metal. Empty: the engine "
-        "decides.",
+        "Device of the engine: cpu, gpu, cuda, rocm, metal, vulkan, xpu or npu, with a number if there are several "
+        "(cuda:1). Empty: the engine decides.",
     )
     gpus: int = _model_setting(1, "GPUs that vLLM splits one model across (tensor parallelism).", least=1, most=64)
     kv_precision: str = _model_setting(

@@ -83,6 +83,13 @@ def test_another_path_gets_none(server: Server, client: httpx.Client, path: str)
     assert "There is nothing at this path. /openapi.json lists all paths." in refused.text
 
 
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/speech", "/audio/translations"])
+def test_audio_is_refused_by_name(server: Server, client: httpx.Client, path: str) -> None:
+    refused = client.post(server.url + path, content=b"RIFF", headers={"content-type": "multipart/form-data; boundary=x"})
+    assert refused.status_code == 404
+    assert "This server reads and makes no audio." in refused.text
+
+
 def test_only_wires_have_a_second_path(server: Server, client: httpx.Client) -> None:
     """A proxy may forbid `/v1/admin`."""
     of_wires = {operation.path for wire in ServedWires().all for operation in wire.operations}

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tailrace.engines import EngineSpec, choose, kinds, load_engine, own_kinds
+from tailrace.engines.devices import read_device
 from tailrace.engines.openvino import model_files
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
@@ -109,10 +110,39 @@ def test_auto_takes_an_engine_that_has_the_device(installed: set[str]) -> None:
         assert choose(GGUF, changed={"device": device}).kind.name == "llamacpp"
     for for_one in (False, True):
         assert choose(GGUF, for_one=for_one, changed={"device": "GPU.1"}) == (own_kinds()["openvino"], "a GGUF file")
-        assert choose(GGUF, for_one=for_one, changed={"device": "nonsense"}).kind.name in ("openvino", "llamacpp")
     assert choose(GGUF, for_one=True, changed={"device": "cpu"}).kind.name == "llamacpp"
     huggingface = replace(GGUF, format="huggingface", architecture="gemma")
     assert choose(huggingface, changed={"device": "cuda"}).kind.name == "transformers"
+
+
+def test_any_gpu(installed: set[str], has_gpu: bool) -> None:
+    """OpenVINO's is Intel's, which has no device file of its own here."""
+    assert choose(GGUF, changed={"device": "gpu"}).kind.name == ("llamacpp" if has_gpu else "openvino")
+
+
+def test_a_device_that_the_engine_does_not_have(installed: set[str]) -> None:
+    huggingface = replace(GGUF, format="huggingface", architecture="gemma")
+    for engine, device, text in (
+        ("openvino", "cuda:1", "openvino computes on cpu, gpu, .*, not on cuda. llamacpp and transformers can"),
+        ("llamacpp", "npu", "not on npu. openvino can"),
+        ("auto", "nonsense", "--device is one of cpu, gpu, .*npu, also with a number, such as cuda:1"),
+        ("auto", "cuda:", "--device is"),
+    ):
+        with pytest.raises(ModelError, match=text):
+            choose(GGUF, engine, changed={"device": device})
+    with pytest.raises(ModelError, match="No engine for this model computes on vulkan: transformers computes on cpu"):
+        choose(huggingface, changed={"device": "vulkan"})
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ("", ""), ("CPU", "cpu"), (" cuda:1 ", "cuda:1"), ("CUDA0", "cuda:0"), ("GPU.1", "gpu:1"), ("mps", "metal"),
+        ("MTL0", "metal:0"), ("Vulkan0", "vulkan:0"), ("hip", "rocm"), ("MULTI:GPU,CPU", "multi:gpu,cpu"),
+    ],
+)  # fmt: skip
+def test_the_notations_of_a_device(text: str, device: str) -> None:
+    assert read_device(text) == device
 
 
 def test_missing_packages_are_named_with_the_command(installed: set[str]) -> None:

@@ -15,6 +15,7 @@ from tailrace.assembly.models import Models
 from tailrace.assembly.served import Served
 from tailrace.assembly.source import Source
 from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
+from tailrace.engines.devices import read_device
 from tailrace.errors import EngineLost, ModelError, StorageError, TemplateError
 from tailrace.generation.embedder import Embedder
 from tailrace.generation.generator import Generator, Limits
@@ -210,7 +211,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         exact=kind.exact if settings.exact is None else settings.exact,
         never_alone=settings.shares_streams,
         prefix_cache=settings.prefix_cache,
-        device=settings.device,
+        device=read_device(settings.device),
         dtype="" if settings.dtype == "auto" else settings.dtype,
         kv_precision="" if settings.kv_precision == "auto" else settings.kv_precision,
         gpus=settings.gpus,

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from tailrace.engines.devices import device_name, read_device
 from tailrace.engines.interface import Engine
 from tailrace.engines.openvino import model_files as openvino
 from tailrace.engines.protocol import EngineSpec
@@ -85,7 +86,7 @@ class Kind:
     starts_processes: bool = False  # child processes that do not end when the worker is killed
     reach: Reach = PORTABLE  # what its grammars keep of a JSON schema
     may_be_silent: bool = False  # may give no token for long; has its own timeouts
-    devices: tuple[str, ...] = ()  # how the names of its devices begin, in small letters; empty: it has no choice
+    devices: tuple[str, ...] = ()  # names in `engines.devices`; empty: it has no choice
     sees: Callable[[ModelCard], bool] = _sees_nothing  # whether it reads images with this model
     refuses: Callable[[ModelCard], str] = _accept_all
     weight_bytes: Callable[[ModelCard, int], int] = _file_bytes
@@ -108,6 +109,15 @@ class Kind:
                 able = [kind.name for kind in all_kinds().values() if name in kind.settings]
                 flag = f"--{name.replace('_', '-')}"
                 raise ModelError(f"The engine {self.name} does not support {flag}. It is supported by {listed(able)}.")
+
+    def check_device(self, device: str) -> None:
+        """`device` is in the common notation. Raises: ModelError if the engine cannot compute there."""
+        name = device_name(device)
+        if not name or not self.devices or name in self.devices:
+            return
+        others = [kind.name for kind in own_kinds().values() if name in kind.devices]
+        hint = f" {listed(others)} can." if others else ""
+        raise ModelError(f"The engine {self.name} computes on {listed(self.devices)}, not on {name}.{hint}")
 
     def why_not(self, card: ModelCard) -> str:
         """Return why the engine cannot run this model, or "". Does not check whether it is installed."""
@@ -241,15 +251,17 @@ def choose(
     uses the GPU of a Mac, unless it does not support one of the `changed` settings. If one of these is a device, it
     takes an engine that has it. Raises: ModelError that says what to do, if there is none.
     """
+    device = read_device(str(changed.get("device", "")))
     if wanted != "auto":
         kind = _named(wanted)
+        kind.check_device(device)
         if reason := kind.why_not(card):
             raise ModelError(f"{wanted} cannot run {card.name}: {reason}. {_others(card, kind)}")
         _require(kind)
         return EngineChoice(kind, "as asked")
     able = [kind for kind in _preferred(card) if not kind.why_not(card)]
-    if device := str(changed.get("device", "")).lower():
-        able = [kind for kind in able if device.startswith(kind.devices)] or able
+    if device and able:
+        able = _with_device(able, device_name(device))
     has_eyes = any(kind.sees(card) for kind in able if not kind.missing)
     rivals = {kind.name: _unfit_for_one(kind, card, changed, has_eyes) for kind in able if kind.is_for_one}
     has_mac_gpu = has_metal() and device != "cpu"
@@ -267,6 +279,21 @@ def choose(
     raise ModelError(
         f"{card.name} is {_FORMATS[card.format]}. No engine for it is installed. Install one: {able[0].remedy}."
     )
+
+
+def _with_device(kinds: list[Kind], name: str) -> list[Kind]:
+    """Return the engines that compute on a device. Raises: ModelError if none does."""
+    able = [kind for kind in kinds if name in kind.devices]
+    if not able:
+        raise ModelError(
+            f"No engine for this model computes on {name}: "
+            + "; ".join(f"{kind.name} computes on {listed(kind.devices)}" for kind in kinds if kind.devices)
+            + "."
+        )
+    if name == "gpu":  # OpenVINO's is Intel's, the others' are those of NVIDIA, AMD and Apple
+        is_intels = not has_gpu() and not has_metal()
+        able = [kind for kind in able if (kind.name == "openvino") == is_intels] or able
+    return able
 
 
 def _unfit_for_one(kind: Kind, card: ModelCard, changed: Mapping[str, object], has_eyes: bool) -> str:

@@ -239,10 +239,15 @@ def _names(names: str) -> tuple[bool, set[str]]:
     return "*" in found, found
 
 
+_AUDIO = ("/v1/audio/", "/audio/")  # OpenAI's routes, which front ends with one address for all ask for
+
+
 def _not_routed(error: HTTPException, routes: Iterable[BaseRoute], scope: Scope) -> TailraceError:
     """Return the error for a request that no route takes."""
     if error.status_code != 404:
         return MethodNotAllowed("This method is not allowed here.")
+    if scope["path"].startswith(_AUDIO):
+        return NotFound("This server reads and makes no audio. Use another address for speech.")
     near = nearest_path(scope["path"], routes)
     hint = f" Did you mean {near}?" if near else ""
     return NotFound(f"There is nothing at this path.{hint} /openapi.json lists all paths.")

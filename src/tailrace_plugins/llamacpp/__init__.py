@@ -20,6 +20,6 @@ ENGINE = Kind(
     reach=GUIDANCE,
     # --exact costs two thirds of the speed.
     settings=("kv_tokens", "max_step_tokens", "prefix_cache", "threads", "device", "exact"),
-    devices=("cpu", "cuda", "metal", "mtl", "rocm", "vulkan"),  # of its usual builds
+    devices=("cpu", "gpu", "cuda", "rocm", "metal", "vulkan"),  # of its usual builds
     step_tokens=0,  # it depends on the device
 )

@@ -30,11 +30,12 @@ def find_gpus(devices: Sequence[Mapping[str, Any]]) -> list[str]:  # Any: as the
 def place(params: Any, device: str, gpus: Sequence[str]) -> bool:  # Any: the library has no stubs
     """Set where the layers are computed, and return whether this is a GPU. As many layers as fit get into its memory.
 
-    `device` is `cpu`, the name of a GPU (`CUDA0`, `cuda:0`, `cuda`, `metal`), or "" for all GPUs.
+    `device` is `cpu`, the name of a GPU (`CUDA0`, `cuda:0`, `cuda`, `metal`), `gpu` for all GPUs, `gpu:1` for one of
+    them, or "" for all GPUs or, if there are none, the processor.
 
     Raises: ModelError if there is no such device.
     """
-    if not device:
+    if not device or (device == "gpu" and gpus):
         return bool(gpus)
     params.split_mode = xllamacpp.llama_split_mode.LLAMA_SPLIT_MODE_NONE  # one device, which is:
     if device.lower() == "cpu":
@@ -44,6 +45,8 @@ def place(params: Any, device: str, gpus: Sequence[str]) -> bool:  # Any: the li
     names = [name.lower() for name in gpus]
     plain = device.lower().replace(":", "").replace(".", "").replace("metal", "mtl")
     wanted = plain if plain[-1:].isdigit() else f"{plain}0"
+    if wanted.startswith("gpu") and int(wanted[3:]) < len(names):
+        wanted = names[int(wanted[3:])]
     if wanted not in names:
         known = ", ".join(["cpu", *gpus])
         hint = "" if gpus else " This build of xllamacpp has no GPUs: docs/engines.md says where others come from."

@@ -20,6 +20,6 @@ ENGINE = Kind(
     settings=(
         "kv_tokens", "max_step_tokens", "prefix_cache", "threads", "adapter", "adapter_scale", "device", "dtype",
     ),
-    devices=("cpu", "cuda", "mps", "xpu"),
+    devices=("cpu", "gpu", "cuda", "rocm", "metal", "xpu"),
     sees=lambda card: card.has_vision,
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,28 @@ from transformers.utils import logging as library_logging
 from tailrace.engines import EngineSpec, in_one_line
 from tailrace.errors import ModelError
 
-__all__ = ["load_model", "named_errors"]
+__all__ = ["device_of", "load_model", "named_errors"]
+
+_PRESENT: dict[str, Callable[[], bool]] = {
+    "cuda": torch.cuda.is_available,
+    "mps": torch.backends.mps.is_available,
+    "xpu": torch.xpu.is_available,
+}
 
 library_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as in all of the library
 library_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def device_of(name: str) -> str:
+    """Return a device by torch's name. Raises: ModelError if this machine does not have it."""
+    kind, _, number = name.partition(":")
+    present = [one for one, has in _PRESENT.items() if has()]
+    if not kind:
+        return "cuda" if "cuda" in present else "cpu"
+    theirs = {"rocm": "cuda", "metal": "mps", "gpu": present[0] if present else ""}.get(kind, kind)
+    if theirs != "cpu" and theirs not in present:
+        raise ModelError(f"torch has no {kind} on this machine. --device can be {', '.join([*present, 'cpu'])}.")
+    return f"{theirs}:{number}" if number else theirs
 
 
 def load_model(spec: EngineSpec, kind: Any) -> Any:
@@ -28,7 +46,7 @@ def load_model(spec: EngineSpec, kind: Any) -> Any:
         local_files_only=True,
         use_safetensors=True,
     )
-    return model.to(spec.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    return model.to(device_of(spec.device)).eval()
 
 
 @contextmanager

@@ -116,3 +116,16 @@ def test_what_it_does_not_take(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelError):
         _load(tmp_path)
+
+
+def test_a_device_that_torch_does_not_have() -> None:
+    import torch
+
+    from tailrace_plugins.transformers.transformers_loading import device_of
+
+    if torch.cuda.is_available() or torch.backends.mps.is_available() or torch.xpu.is_available():
+        pytest.skip("this machine has a GPU")
+    assert (device_of(""), device_of("cpu")) == ("cpu", "cpu")
+    for name in ("gpu", "cuda:1", "metal", "rocm", "xpu"):
+        with pytest.raises(ModelError, match=f"torch has no {name[:4].rstrip(':')}.* --device can be cpu"):
+            device_of(name)

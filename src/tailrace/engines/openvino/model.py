@@ -127,7 +127,8 @@ def device_of(name: str) -> str:
     """Return a device by the library's name. Raises: ModelError if this machine does not have it."""
     if not name:
         return "CPU"
-    wanted, devices = name.upper(), ov.Core().available_devices  # the library looks for them, which takes 0.1 s
+    wanted = name.upper() if "," in name else name.upper().replace(":", ".")  # a combination has commas
+    devices = ov.Core().available_devices  # the library looks for them, which takes 0.1 s
     if wanted.partition(".")[0] not in {device.partition(".")[0] for device in devices}:
         raise ModelError(f"OpenVINO has no device {name} on this machine. --device can be {', '.join(devices)}.")
     return wanted
