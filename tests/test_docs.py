@@ -28,11 +28,34 @@ def error_rows() -> dict[str, tuple[int, bool, str]]:
     return rows
 
 
+_SETTINGS = (
+    "## Settings",
+    "",
+    "Flags of `tailrace serve`; each is also an environment variable, and a name in the file of `--config`:",
+    "",
+    "```toml",
+    'model = "smollm2"',
+    "port = 8000",
+    "max-concurrent-requests = 64",
+    "",
+    "[models.embed]              # another model, with settings of its own",
+    'source = "minilm"',
+    "idle-unload-s = 600",
+    "```",
+    "",
+    "A flag goes before a variable, and both before the file. `tailrace config --example` prints a file with all settings",
+    "as comments, `tailrace config --config tailrace.toml` checks a file and shows what is in force. A change needs a",
+    "restart, during which streams continue. Keys, their limits and TLS certificates are read again while the server",
+    "runs; they are no settings.",
+    "",
+)
+
 _OTHER_VARIABLES = (
     "`--on`, `--replicas` and `--target-requests` have no variable. Variables that are not settings:",
     "",
     "| variable | |",
     "|---|---|",
+    "| `TAILRACE_CONFIG` | the file of `--config` |",
     "| `TAILRACE_MODEL`, `TAILRACE_MODELS`, `TAILRACE_SET` | `MODEL`; values of `--model` and `--set`, with spaces |",
     "| `TAILRACE_URL`, `TAILRACE_KEY` | server and key for `chat`, `ps`, `logs` and `keys forget` |",
     "| `TAILRACE_UPSTREAM_KEY` | key for an upstream server; for api.openai.com the default is `OPENAI_API_KEY` |",
@@ -46,7 +69,7 @@ _OTHER_VARIABLES = (
 
 def render() -> str:
     lines = ["# Reference", "", "Made from the code by `TAILRACE_REGENERATE=1 pytest tests/test_docs.py`.", ""]
-    lines += ["## Settings", "", "Flags of `tailrace serve`; each is also an environment variable.", ""]
+    lines += [*_SETTINGS]
     lines += ["| flag | variable | default | |", "|---|---|---|---|"]
     for row in settings_table():
         default = str(row.default).lower() if row.kind is bool else str(row.default)

@@ -8,25 +8,45 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tailrace.cli.config_file import config_option, example
 from tailrace.cli.console import print_json
 from tailrace.cli.setting_options import setting_options, warn_of_unknown_variables
 from tailrace.settings import settings_of, settings_table
 
 __all__ = ["config"]
 
-_SOURCES = {ParameterSource.COMMANDLINE: "flag", ParameterSource.ENVIRONMENT: "environment"}
+_SOURCES = {
+    ParameterSource.COMMANDLINE: "flag",
+    ParameterSource.ENVIRONMENT: "environment",
+    ParameterSource.DEFAULT_MAP: "file",
+}
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*:)[^/@]*(?=@)|(password=)[^&]*", re.IGNORECASE)
 
 
+def _print_example(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        click.echo(example(), nl=False)
+        ctx.exit()
+
+
 @click.command()
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--example",
+    is_flag=True,
+    is_eager=True,
+    callback=_print_example,
+    expose_value=False,
+    help="Print a file for --config.",
+)
 @click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
 @setting_options(*(row.name for row in settings_table()))
 @click.pass_context
 def config(ctx: click.Context, /, as_json: bool, changed: bool, **values: Any) -> None:
     # Any: click hands over what the table describes
-    """Show the settings that `tailrace serve` would use, and where each comes from: a flag, the environment or the
-    default.
+    """Show the settings that `tailrace serve` would use, and where each comes from: a flag, the environment,
+    the file of --config or the default. With a file that is wrong it says what, and ends with status 2.
 
     Accepts the flags of `tailrace serve`. Passwords in database addresses are hidden.
     """

@@ -20,8 +20,9 @@ import click
 from click.core import ParameterSource
 
 from tailrace import DEFAULT_MODEL
+from tailrace.cli.config_file import config_option
 from tailrace.cli.console import say, say_error, show_log
-from tailrace.cli.setting_options import own_settings, setting_options, warn_of_unknown_variables
+from tailrace.cli.setting_options import is_given, own_settings, setting_options, warn_of_unknown_variables
 from tailrace.settings import Settings, settings_of, settings_table
 from tailrace.system import eventloop
 
@@ -56,6 +57,7 @@ def _read_replicas(ctx: click.Context, param: click.Parameter, text: str) -> tup
 
 
 @click.command()
+@config_option
 @click.argument("model", default=DEFAULT_MODEL, envvar="TAILRACE_MODEL", is_eager=True)
 @click.option(
     "--model",
@@ -134,7 +136,7 @@ def serve(
         raise click.UsageError(str(error)) from None
     warn_of_unknown_variables()
     show_log(settings.log_level, as_json=settings.log_format == "json", with_requests=settings.access_log)
-    is_first = not named or ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
+    is_first = not named or is_given(ctx, "model")
     first = model if is_first else None
     if on == "ray":
         is_fixed, source = replicas[0] == replicas[1], ctx.get_parameter_source("target_requests")

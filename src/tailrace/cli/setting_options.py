@@ -16,11 +16,11 @@ from tailrace.extensions import Setting
 from tailrace.settings import settings_table
 from tailrace.wording import closest, did_you_mean
 
-__all__ = ["own_settings", "setting_options", "warn_of_unknown_variables"]
+__all__ = ["is_given", "own_settings", "setting_options", "warn_of_unknown_variables"]
 
 Command = Callable[..., None]
 
-_OTHER_VARIABLES = ("HOME", "KEY", "MODEL", "MODELS", "SET", "UPSTREAM_KEY", "URL")
+_OTHER_VARIABLES = ("CONFIG", "HOME", "KEY", "MODEL", "MODELS", "SET", "UPSTREAM_KEY", "URL")
 _OF_KUBERNETES = re.compile("_(SERVICE_HOST|SERVICE_PORT|PORT)(_|$)")  # set in each pod for a Service called tailrace
 
 
@@ -55,6 +55,11 @@ def warn_of_unknown_variables() -> None:
             say_error(f"The environment variable {name} is not a setting, and has no effect.{hint}")
 
 
+def is_given(ctx: click.Context, name: str) -> bool:
+    """Return whether a flag or the file of --config has a value."""
+    return ctx.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
+
+
 def own_settings(
     ctx: click.Context, param: click.Parameter, texts: Sequence[str]
 ) -> dict[str, dict[str, Any]]:  # Any: of each setting's type
@@ -75,10 +80,7 @@ def own_settings(
             why = "cannot be set for a single model." if shared else f"is not a setting.{did_you_mean(name, rows)}"
             raise click.BadParameter(f"{name} {why}", ctx, param)
         named = [text.partition("=")[0] for text in ctx.params.get("named") or ()]
-        is_first_given = (
-            ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
-        )  # the name of MODEL is not known yet
-        if named and not is_first_given and model not in named:
+        if named and not is_given(ctx, "model") and model not in named:  # else the name of MODEL is not known yet
             raise click.BadParameter(f"there is no model {model}; the models are {', '.join(named)}.", ctx, param)
         row = rows[name]
         try:

@@ -1,0 +1,143 @@
+"""`--config FILE`: settings from a TOML file, with the names of the flags."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+import click
+
+from tailrace.extensions import Setting
+from tailrace.settings import settings_table
+from tailrace.wording import did_you_mean
+
+__all__ = ["config_option", "example"]
+
+_SOURCE, _MODEL, _MODELS = "source", "model", "models"
+
+_HEAD = """\
+# Settings of `tailrace serve --config tailrace.toml`. Names are those of the flags. A flag or a variable goes before
+# this file. Lines with # are the defaults. `tailrace config --config tailrace.toml` checks the file, and shows what is
+# in force. A change needs a restart; keys and their limits are no settings, and change while the server runs.
+
+# The model: a name, a GGUF file, a directory, hf:org/name[:file], or another server.
+#model = "smollm2"
+"""
+_TAIL = """
+# More models, each with settings of its own.
+#[models.embed]
+#source = "minilm"
+#idle-unload-s = 600
+"""
+
+
+def example() -> str:
+    """Return a file with all settings as comments."""
+    rows = [
+        f"\n{fill(row.text, 118, initial_indent='# ', subsequent_indent='# ', break_on_hyphens=False)}\n"
+        f"#{name} = {_toml(() if row.is_list else row.default)}\n"
+        for name, row in _rows().items()
+    ]
+    return _HEAD + "".join(rows) + _TAIL
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return '"" # decided by the engine'
+    return "[]" if value == () else f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _rows() -> dict[str, Setting]:
+    return {row.key.replace("_", "-"): row for row in settings_table()}
+
+
+def _read(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Callback: the file's values become the defaults of the other parameters, below flags and variables."""
+    if path is None:
+        return
+    try:
+        with path.open("rb") as file:
+            ctx.default_map = _defaults(tomllib.load(file))
+    except OSError as error:
+        raise click.BadParameter(f"{path} cannot be read: {error.strerror}.", ctx, param) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError) as error:
+        raise click.BadParameter(f"{path}: {error}", ctx, param) from None
+
+
+def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:  # Any: whatever TOML has
+    """Return values by the names of click's parameters. Raises: ValueError, which names what is wrong."""
+    rows = _rows()
+    defaults: dict[str, Any] = {}
+    for name, value in content.items():
+        if name == _MODELS:
+            defaults |= _models(value)
+        elif name == _MODEL:
+            defaults[_MODEL] = _text(value, _MODEL)
+        else:
+            row = _row(name, rows)
+            defaults[row.name] = _texts(value, name) if row.is_list else _plain(value, name)
+    return defaults
+
+
+def _models(content: object) -> dict[str, Any]:  # Any: as above
+    """Return `--model` and `--set` for the tables of models."""
+    if not isinstance(content, dict) or not all(isinstance(one, dict) for one in content.values()):
+        raise ValueError("models should be tables, such as [models.chat] with a source.")
+    rows = {name: row for name, row in _rows().items() if row.of_model}
+    sources, own = [], []
+    for name, values in content.items():
+        where = f"models.{name}"
+        if _SOURCE not in values:
+            raise ValueError(f'{where} needs a source, such as source = "smollm2".')
+        sources.append(f"{name}={_text(values[_SOURCE], f'{where}.{_SOURCE}')}")
+        for key, value in values.items():
+            if key != _SOURCE:
+                row = _row(key, rows, where)
+                plain = ",".join(_texts(value, key)) if row.is_list else _plain(value, f"{where}.{key}")
+                own.append(f"{name}.{row.name}={str(plain).lower() if isinstance(plain, bool) else plain}")
+    return {"named": sources, "own": own}
+
+
+def _row(name: str, rows: Mapping[str, Setting], where: str = "") -> Setting:
+    key = name.replace("_", "-")
+    if key in rows:
+        return rows[key]
+    place = f"{where}.{name}" if where else name
+    if key in _rows():
+        raise ValueError(f"{place} cannot be set for a single model.")
+    raise ValueError(f"{place} is not a setting.{did_you_mean(key, (*rows, _MODEL, _MODELS))}")
+
+
+def _plain(value: object, name: str) -> object:
+    if not isinstance(value, (str, int, float, bool)):
+        raise ValueError(f"{name} should be a text, a number, true or false.")
+    return value
+
+
+def _text(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"{name} should be a text.")
+    return value
+
+
+def _texts(value: object, name: str) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [_text(one, name) for one in values]
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(dir_okay=False, path_type=Path),
+    envvar="TAILRACE_CONFIG",
+    is_eager=True,  # before the parameters whose defaults it has
+    callback=_read,
+    expose_value=False,
+    metavar="FILE",
+    help="A TOML file with settings, named like the flags; flags and variables go before it. `tailrace config "
+    "--example` prints one.",
+)

@@ -1,0 +1,121 @@
+"""Settings from a file: named like flags, below flags and variables, and refused by name where they are wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.api.process import Server
+
+from tailrace.cli import main
+from tailrace.settings import settings_table
+
+
+def ran(*words: str, **variables: str) -> Result:
+    return CliRunner().invoke(main, words, env=variables)
+
+
+def shown(file: Path, *flags: str, **variables: str) -> dict[str, Any]:  # Any: values of settings
+    """Return value and source of each setting."""
+    result = ran("config", "--json", "--config", str(file), *flags, **variables)
+    assert result.exit_code == 0, result.output
+    return {row["name"]: (row["value"], row["source"]) for row in json.loads(result.stdout)}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tailrace.toml"
+    path.write_text('port = 8123\nmax-sequences = 8\nqueue_s = 5\nstrict = true\nadapter = ["a=./a", "b=./b"]\n')
+    return path
+
+
+def test_names_are_those_of_the_flags(file: Path) -> None:
+    found = shown(file)
+    assert found["port"] == (8123, "file")
+    assert found["max_sequences"] == (8, "file")
+    assert found["queue_s"] == (5.0, "file")
+    assert found["strict"] == (True, "file")
+    assert found["adapter"] == ("a=./a,b=./b", "file")
+    assert found["host"] == ("127.0.0.1", "default")
+
+
+def test_flags_and_variables_go_before_the_file(file: Path) -> None:
+    assert shown(file, "--port", "1")["port"] == (1, "flag")
+    assert shown(file, TAILRACE_PORT="2")["port"] == (2, "environment")
+
+
+def test_the_variable_names_the_file(file: Path) -> None:
+    result = ran("config", "--json", "--changed", TAILRACE_CONFIG=str(file))
+    assert result.exit_code == 0
+    assert "is not a setting" not in result.stderr
+    assert len(json.loads(result.stdout)) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("prot = 1", "prot is not a setting. Did you mean port?"),
+        ("port = [1]", "port should be a text, a number, true or false."),
+        ("port = 70000", "70000 is not from 0 to 65535"),
+        ("port = 'x'", "'x' is not a valid integer"),
+        ("engine = 'opnvino'", "opnvino"),
+        ("model = 3", "model should be a text."),
+        ("models = 3", "models should be tables"),
+        ("[models.a]\nthreads = 2", "models.a needs a source"),
+        ("[models.a]\nsource = 'smollm2'\nthraeds = 2", "models.a.thraeds is not a setting. Did you mean threads?"),
+        ("[models.a]\nsource = 'smollm2'\nport = 2", "models.a.port cannot be set for a single model."),
+        ("port = ", "Invalid value (at "),
+        ("port = 1\nport = 2", "Cannot overwrite a value"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "tailrace.toml"
+    file.write_text(text)
+    for command in ("config", "serve"):
+        result = ran(command, "--config", str(file))
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert reason in result.stderr
+
+
+@pytest.mark.parametrize(("content", "reason"), [(None, "cannot be read"), (b"\xff", "utf-8")])
+def test_a_file_that_cannot_be_read(tmp_path: Path, content: bytes | None, reason: str) -> None:
+    file = tmp_path / "tailrace.toml"
+    if content is not None:
+        file.write_bytes(content)
+    result = ran("config", "--config", str(file))
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+def test_the_example_has_every_setting_and_is_accepted(tmp_path: Path) -> None:
+    example = ran("config", "--example").stdout
+    file = tmp_path / "tailrace.toml"
+    file.write_text(example)
+    assert {source for _, source in shown(file).values()} == {"default"}
+    file.write_text(re.sub(r"(?m)^#(?=[a-z\[])", "", example))
+    undecided = {row.key for row in settings_table() if row.default is None}
+    found = shown(file)
+    assert {source for name, (_, source) in found.items() if name not in undecided} == {"file"}
+    for row in settings_table():
+        if row.key not in undecided:
+            assert found[row.key][0] == row.default
+
+
+def test_a_server_with_two_models(tmp_path: Path) -> None:
+    file = tmp_path / "tailrace.toml"
+    file.write_text(
+        'default-max-tokens = 20\n[models.short]\nsource = "scripted"\ndefault-max-tokens = 4\nspare-engine = false\n'
+        '[models.long]\nsource = "scripted"\n'
+    )
+    with contextlib.closing(Server(f"--config={file}")) as server:
+        server.wait_ready()
+        chats = [
+            server.post("/v1/chat/completions", {"model": name, "messages": [{"role": "user", "content": "Hi"}]})
+            for name in ("short", "long", "default")
+        ]
+        assert [chat.json()["usage"]["completion_tokens"] for chat in chats] == [4, 20, 4]
