@@ -17,7 +17,7 @@ from tailrace.engines.scripted.engine import CRASH_SIZE, read_ids
 from tailrace.images.reader import ImageReader
 from tailrace.types import Attachment, Image
 
-_COUNT = 80
+_COUNT = 400  # on a busy machine the second stream begins seconds after the first one
 _QUESTION = "What is in it?"
 _NUM_TOKENS = 90 * 50 // 1024
 

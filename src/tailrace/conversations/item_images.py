@@ -77,9 +77,7 @@ def with_newest_images(
             num_images -= 1
             num_left -= 1
         if num_left:
-            content = message.content
-            for _ in range(num_left):
-                content = _with_placeholder(content)
+            content = _with_placeholders(message.content, num_left)
             shown[index] = replace(message, content=content, images=message.images[num_left:])
     return tuple(shown)
 
@@ -88,9 +86,13 @@ def _size(image: Image) -> int:
     return image.kept.num_bytes if image.kept is not None else len(image.content)
 
 
-def _with_placeholder(content: str) -> str:
-    """Return a text with a placeholder for its first mark, on a line of its own."""
-    before, _, after = content.partition(IMAGE_MARK)
-    if before and not before.endswith("\n"):
-        before += "\n"
-    return before + PLACEHOLDER + ("\n" if after and not after.startswith("\n") else "") + after
+def _with_placeholders(content: str, num_images: int) -> str:
+    """Return a text with placeholders for its first marks, each on a line of its own."""
+    first, *rest = content.split(IMAGE_MARK, num_images)
+    pieces = [first]
+    for place, piece in enumerate(rest, 1):
+        if pieces[-1] and not pieces[-1].endswith("\n"):
+            pieces.append("\n")
+        is_end = place == len(rest) and not piece
+        pieces += [PLACEHOLDER, piece if is_end or piece.startswith("\n") else "\n" + piece]
+    return "".join(pieces)

@@ -13,6 +13,7 @@ from tailrace.conversations.drafts import Draft, Json, as_shape, clean, draft_of
 from tailrace.conversations.item_images import ItemImage
 from tailrace.conversations.items import Conversation, Item, metadata_fault
 from tailrace.errors import RequestError
+from tailrace.images.reader import MAX_IMAGES
 from tailrace.types import KeptImage
 
 __all__ = ["FORMAT", "read_own", "write_own"]
@@ -83,6 +84,8 @@ def read_own(value: object, where: str) -> Draft:
             raise RequestError(f"{here}: the parent must come before the item.", param=here)
         if (one.type == "message") != bool(one.role):
             raise RequestError(f"{here}: a message needs a role; other items must not have one.", param=here)
+        if len(one.images) > MAX_IMAGES:
+            raise RequestError(f"{here}.images: a message has at most {MAX_IMAGES} images.", param=here)
         places = [image.at for image in one.images]
         if places != sorted(places) or any(not 0 <= at <= len(one.text) for at in places):
             raise RequestError(f"{here}.images: their places must be in the text, and in order.", param=here)
