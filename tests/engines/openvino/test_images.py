@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tests.api.process import Server
 from tests.engines.shared import run_all
 from tests.missing import needs
 from tests.seeing import ARCHITECTURES, answered, data_url, generated, picture, seeing_dir
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
@@ -296,6 +298,31 @@ def test_names_of_other_versions_of_transformers(
         engine, ask(engine, architecture, picture(1))
     )
     older.close()
+
+
+_CHILD = """
+import sys
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.interface import Sequence
+from tailrace.types import Attachment, Sampling
+
+content = sys.stdin.buffer.read()
+engine = load_engine(EngineSpec("openvino", sys.argv[1], context_tokens=256, kv_tokens=256, threads=1))
+count = engine.see(content).expansion.count("<image>")
+image = Attachment.of(content, "image/png", count)
+image = Attachment(image.digest, "image/png", count, (1,) * count)
+sampling = Sampling(temperature=0.0, seed=1, max_tokens=4, ignore_eos=True)
+engine.submit(Sequence(1, ((5, 6), image, (7, 8)), sampling, attachments={image.digest: content}))
+while not any(delta.finish_reason for delta in engine.step()):
+    pass
+print([name for name in ("torch", "transformers", "torchvision") if name in sys.modules])
+"""
+
+
+def test_images_are_read_without_torch(seeing_dir: Callable[[str], Path]) -> None:
+    command = [sys.executable, "-c", _CHILD, str(seeing_dir("llava"))]
+    ran = subprocess.run(command, input=picture(1), capture_output=True, timeout=LONG_S, check=False)
+    assert (ran.returncode, ran.stdout.strip()) == (0, b"[]"), ran.stderr
 
 
 def test_a_tower_with_tensors_that_nothing_computes_does_not_load(
