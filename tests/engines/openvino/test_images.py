@@ -225,8 +225,13 @@ def test_a_stream_about_an_image_survives_its_engine(engine_of: Engines, seeing_
         assert state["text"] == kept["text"]
 
 
-def test_guessed_tokens_change_no_answer(engine_of: Engines, ask: Callable[..., Sequence]) -> None:
-    engine, guessing = engine_of("idefics3"), engine_of("idefics3", prompt_lookup_tokens=4, never_alone=True)
+@pytest.mark.parametrize("is_draft", [False, True])
+def test_guessed_tokens_change_no_answer(
+    is_draft: bool, engine_of: Engines, ask: Callable[..., Sequence], seeing_dir: Callable[[str], Path]
+) -> None:
+    """By prompt lookup, and by a draft model, which is the model itself: it reads the prompt without the image."""
+    more = {"draft": str(seeing_dir("idefics3")), "draft_tokens": 3} if is_draft else {"prompt_lookup_tokens": 4}
+    engine, guessing = engine_of("idefics3"), engine_of("idefics3", never_alone=True, **more)
     for seed in range(4):
         sequence = ask(engine, "idefics3", picture(seed), text="dogs dogs dogs dogs")
         ids, logprobs = _answer(guessing, sequence)
