@@ -70,14 +70,14 @@ DEFECTS = (
         _SCRIPTS,
         "  elseif has[1] ~= ARGV[1] then\n    found = -1\n",
         "",
-        seeds=100,
+        seeds=400,
     ),
     Defect(
         "the number of the first event is not checked",
         _SCRIPTS,
         "  elseif tonumber(has[2]) ~= row[2] - 1 then\n    found = tonumber(has[2])\n",
         "",
-        seeds=100,
+        seeds=400,
     ),
     Defect(
         "a commit whose answer was lost is not read",
@@ -142,6 +142,20 @@ DEFECTS = (
         "        await self.keep_claim(log.record)  # first",
         "        # first",
         seeds=5,
+    ),
+    Defect(
+        "a late command takes away the end of an idempotency key",
+        _SCRIPTS,
+        "if has == ARGV[2] then return false end\n",
+        "if has == ARGV[2] then has = ARGV[1] end\n",
+        seeds=4000,
+    ),
+    Defect(
+        "a server that is behind shows a deleted stream",
+        _STORE + "_mirrors",
+        "        is_deleted = await self._is_deleted(stream_id)\n",
+        "        is_deleted = False\n",
+        seeds=4000,
     ),
     # Taking over.
     Defect(
