@@ -3,6 +3,7 @@ too long is cut."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +33,7 @@ def _text(query: str, document: str) -> list[int]:
 
 
 async def _encoded(request: VectorRequest, limit_tokens: int = 10_000) -> list[list[int]]:
-    found: Encoded = await InputEncoder(TOKENIZER, TEMPLATE).encode(request, limit_tokens)
+    found: Encoded = await InputEncoder(TOKENIZER, TEMPLATE).encode(request, limit_tokens, 300_000)
     assert found.is_cut == (limit_tokens < 10_000)
     return [list(prompt.segments[0]) for prompt in found.prompts if isinstance(prompt.segments[0], tuple)]
 
@@ -50,14 +51,46 @@ async def test_a_pair_is_in_the_template() -> None:
 async def test_what_is_too_long_is_cut(truncate: Literal["end", "fit", "start"]) -> None:
     document = "".join(chr(97 + place % 26) for place in range(200))
     frame = len(_text("Q?", ""))
-    for room in (150, 1, 0):
+    for room, of_query, of_document in ((150, 2, 150), (2, 2, 2), (1, 1, 2), (0, 1, 1), (-1, 0, 1), (-2, 0, 0)):
         request = VectorRequest(query="Q?", inputs=(document,), truncate=truncate)
         (found,) = await _encoded(request, frame + room)
-        assert frame <= len(found) <= frame + room
-        kept = document[len(document) - room :] if truncate == "start" else document[:room]
-        assert found == _text("Q?", kept)
-    (found,) = await _encoded(VectorRequest(query="Q?", inputs=(document,), truncate="end"), frame - 1)
-    assert found == _text("Q", "")
+        kept = [
+            text[len(text) - left :] if truncate == "start" else text[:left]
+            for text, left in (("Q?", of_query), (document, of_document))
+        ]
+        assert found == _text(*kept)
+
+
+class _Counting(Tokenizer):
+    """Notes how much it encodes."""
+
+    longest = 0
+
+    def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
+        ids = super().encode_parts(parts)
+        self.longest = max(self.longest, len(ids))
+        return ids
+
+
+async def test_of_a_long_query_and_short_documents_the_query_is_cut() -> None:
+    tokenizer = _Counting(tokenizer_json())
+    query, documents = "".join(chr(97 + place % 26) for place in range(40_000)), ("Mills turn.", "Fish swim.")
+    request = VectorRequest(query=query, inputs=documents, truncate="end")
+    found = await InputEncoder(tokenizer, TEMPLATE).encode(request, 200, 300_000)
+    assert found.is_cut
+    frame = len(_text("", ""))
+    for document, prompt in zip(documents, found.prompts, strict=True):
+        room = 200 - frame - len(TOKENIZER.encode(document, special=False))
+        assert prompt.segments == (tuple(_text(query[:room], document)),)
+    assert tokenizer.longest <= 2 * 200 + frame  # the whole query is not encoded with each document
+
+
+async def test_all_pairs_together_have_a_limit() -> None:
+    tokenizer = _Counting(tokenizer_json())
+    request = VectorRequest(query="Q" * 90, inputs=("x",) * 2_000)
+    for template in (TEMPLATE, ""):
+        with pytest.raises(RequestError, match="together have at most 1000 tokens"):
+            await InputEncoder(tokenizer, template).encode(request, 200, 1_000)
 
 
 async def test_what_may_not_be_cut_is_refused() -> None:

@@ -42,16 +42,13 @@ class Embedder:
         self._check(request)
         with generator.gate.coming(request.owner):
             limit_tokens = generator.limit_tokens()
-            prompts, is_cut = await self._inputs.encode(request, limit_tokens)
-        num_tokens, most = sum(prompt.num_tokens for prompt in prompts), generator.limits.max_input_tokens
-        if num_tokens > most:
-            raise RequestError(f"All inputs of a request together have at most {most} tokens.", param="input")
+            prompts, is_cut = await self._inputs.encode(request, limit_tokens, generator.limits.max_input_tokens)
         record = Record(
             new_stream_id(),
             time.time(),
             request.model or generator.model,
             prompts=prompts,
-            num_prompt_tokens=num_tokens,
+            num_prompt_tokens=sum(prompt.num_tokens for prompt in prompts),
             **request.kept(),
         )
         generator.used_s = time.monotonic()

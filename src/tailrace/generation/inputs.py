@@ -39,6 +39,25 @@ class PairTemplate:
         )
 
 
+class _Text:
+    """A text that can be cut at any of its tokens. Its length is their number."""
+
+    def __init__(self, text: str, tokenizer: Tokenizer) -> None:
+        self._text = text
+        self._starts = [start for _, start, _ in tokenizer.offsets_of_parts((text,))[1]]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def cut(self, num_tokens: int, truncate: str) -> str:
+        """Return the text with about so many of its tokens."""
+        if num_tokens >= len(self):
+            return self._text
+        if truncate == "start":
+            return self._text[self._starts[len(self) - num_tokens] :] if num_tokens else ""
+        return self._text[: self._starts[num_tokens]]
+
+
 class Encoded(NamedTuple):
     """The inputs of a request, and whether a part of one was left out."""
 
@@ -54,8 +73,9 @@ class InputEncoder:
         self._tokenizer = tokenizer
         self._template = PairTemplate(pair_template, tokenizer) if pair_template else None
 
-    async def encode(self, request: VectorRequest, limit_tokens: int) -> Encoded:
-        """Return the inputs as segments; a pair may have two. Long texts are encoded in a thread.
+    async def encode(self, request: VectorRequest, limit_tokens: int, most_tokens: int) -> Encoded:
+        """Return the inputs as segments; a pair may have two. Long texts are encoded in a thread, which ends as soon as
+        they have more than `most_tokens` together.
 
         Raises: ContextLengthExceeded for an input of more than `limit_tokens`, unless it may be cut; RequestError.
         """
@@ -66,41 +86,39 @@ class InputEncoder:
         num_characters = sum(map(len, texts)) + len(texts) + num_queries * len(request.query or "")
         work = self._encode if self._template is None or request.query is None else self._encode_pairs
         if num_characters <= _INLINE_CHARACTERS:
-            return work(request, limit_tokens)
-        return await asyncio.to_thread(work, request, limit_tokens)
+            return work(request, limit_tokens, most_tokens)
+        return await asyncio.to_thread(work, request, limit_tokens, most_tokens)
 
-    def _encode_pairs(self, request: VectorRequest, limit_tokens: int) -> Encoded:
+    def _encode_pairs(self, request: VectorRequest, limit_tokens: int, most_tokens: int) -> Encoded:
         assert self._template is not None
-        prompts, is_cut = [], False
-        for index, document in enumerate(request.inputs):
-            query, left = request.query or "", document if isinstance(document, str) else ""
-            ids = self._template.encode(query, left)
-            while (over := len(ids) - limit_tokens) > 0:
-                if not request.truncate or not query + left:
+        query = _Text(request.query or "", self._tokenizer)
+        prompts, is_cut, num_tokens = [], False, 0
+        for index, given in enumerate(request.inputs):
+            document = _Text(given if isinstance(given, str) else "", self._tokenizer)
+            room = num_both = len(query) + len(document)
+            if request.truncate:  # neither text keeps more than the limit: a long query is not encoded again as a whole
+                room = min(room, 2 * limit_tokens)
+            while True:
+                query_room, document_room = _shares(len(query), len(document), room)
+                left = document.cut(document_room, request.truncate)
+                ids = self._template.encode(query.cut(query_room, request.truncate), left)
+                over = len(ids) - limit_tokens
+                if over <= 0:
+                    break
+                if not request.truncate or not room:
                     raise _too_long(len(ids), limit_tokens, index if len(request.inputs) > 1 else None)
-                is_cut = True
-                if left:
-                    left = self._shortened(left, over, request.truncate)
-                else:
-                    query = self._shortened(query, over, request.truncate)
-                ids = self._template.encode(query, left)
+                room = max(0, room - over)
+            is_cut |= room < num_both
+            num_tokens += len(ids)
+            _check_total(num_tokens, most_tokens)
             prompts.append(Prompt(left, (tuple(ids),)))
         return Encoded(tuple(prompts), is_cut)
 
-    def _shortened(self, text: str, over: int, truncate: str) -> str:
-        """Return a text without about so many of its tokens, and at least without one character."""
-        starts = [start for _, start, _ in self._tokenizer.offsets(text)]
-        if over >= len(starts):
-            return ""
-        if truncate == "start":
-            return text[max(starts[over], 1) :]
-        return text[: min(starts[len(starts) - over], len(text) - 1)]
-
-    def _encode(self, request: VectorRequest, limit_tokens: int) -> Encoded:
+    def _encode(self, request: VectorRequest, limit_tokens: int, most_tokens: int) -> Encoded:
         texts = [one for one in (request.query, *request.inputs) if isinstance(one, str)]
         encoded = iter(self._tokenizer.encode_all(texts))
         query = next(encoded) if request.query is not None else None
-        prompts, is_cut = [], False
+        prompts, is_cut, total = [], False, 0
         for index, given in enumerate(request.inputs):
             ids = next(encoded) if isinstance(given, str) else self._checked(given)
             segments = self._single(ids) if query is None else self._pair(query, ids)
@@ -114,6 +132,8 @@ class InputEncoder:
                     if query is None
                     else self._pair(*_cut_pair(query, ids, room, request.truncate))
                 )
+            total += num_tokens_of(segments)
+            _check_total(total, most_tokens)
             prompts.append(Prompt(given if isinstance(given, str) else "", segments))
         return Encoded(tuple(prompts), is_cut)
 
@@ -155,6 +175,11 @@ def _shares(first: int, second: int, room: int) -> tuple[int, int]:
     shorter = min(first, second, room // 2)
     longer = min(max(first, second), room - shorter)
     return (shorter, longer) if first <= second else (longer, shorter)
+
+
+def _check_total(num_tokens: int, most_tokens: int) -> None:
+    if num_tokens > most_tokens:
+        raise RequestError(f"All inputs of a request together have at most {most_tokens} tokens.", param="input")
 
 
 def _too_long(num_tokens: int, limit_tokens: int, index: int | None) -> ContextLengthExceeded:
