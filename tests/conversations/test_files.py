@@ -171,6 +171,8 @@ _ITEM: Json = {"id": "a", "role": "user", "text": "kanarienvogel"}
         ({**_OURS, "conversations": [{"items": [], "head": "a"}]}, "conversations[0].head"),
         ({**_OURS, "conversations": [{"items": [], "metadata": {"a": 5}}]}, "conversations[0].metadata[…]"),
         ({**_OURS, "conversations": [{"items": [], "metadata": {"a": "x" * 513}}]}, "conversations[0].metadata"),
+        ({**_OURS, "conversations": [{"items": [{**_ITEM, "images": [{"at": 0, "id": "i"}] * 17}]}]},
+         "conversations[0].items[0]"),
         ([{"conversations": []}] * 1001, "conversations"),
     ],
     ids=lambda value: str(value)[:60],
