@@ -71,6 +71,16 @@ def test_narrow_images_need_little_memory() -> None:
         ({"image_processor_type": "Idefics3ImageProcessor"}, "makes squares of 364"),
         ({"image_processor_type": "CLIPImageProcessor", "size": 32, "crop_size": 48}, "another size than 32"),
         ({"image_mean": ["a"]}, "incomplete"),
+        ({"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 1_000_000}}, "from 1 to 4096"),
+        ({"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 0}}, "from 1 to 4096"),
+        (
+            {
+                "image_processor_type": "Idefics3ImageProcessor",
+                "size": {"longest_edge": 4097},
+                "max_image_size": {"longest_edge": 32},
+            },
+            "from 1 to 4096",
+        ),
     ],
 )
 def test_preparations_that_are_not_known_are_refused(changed: dict[str, Any], why: str) -> None:
@@ -104,6 +114,28 @@ _SHORT: dict[str, dict[str, Any]] = {
     },
     "smolvlm": {"vision_config": {"model_type": "smolvlm_vision"}, "text_config": {"model_type": "llama"}},
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "changed"),
+    [
+        ("gemma3", {"patch_size": 0}),
+        ("gemma3", {"patch_size": 448}),  # fewer patches than `mm_tokens_per_image`
+        ("gemma3", {"image_size": -896}),
+        ("llava", {"num_attention_heads": 0}),
+        ("llava", {"num_hidden_layers": 1}),  # the last but one is computed
+        ("llava", {"hidden_size": float("inf")}),
+    ],
+)
+def test_towers_with_impossible_sizes_are_refused(family: str, changed: dict[str, Any]) -> None:
+    config = _SHORT[family] | {"model_type": family}
+    assert read_eye(config).patch_side == 14
+    with pytest.raises(ModelError):
+        read_eye(config | {"vision_config": config["vision_config"] | changed})
+    with pytest.raises(ModelError):
+        read_eye(config | {"vision_config": [1]})
+
+
 _ROWS = {"llava": 576, "gemma3": 256, "idefics3": 64}
 
 

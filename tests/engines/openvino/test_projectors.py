@@ -65,6 +65,29 @@ def test_a_projector_that_does_not_fit_is_left_out(
     assert "belongs to a model of the size 33, not 32" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("clip.vision.patch_size", 0, "size below 1"),
+        ("clip.vision.image_size", 2**31, "not from 1 to 4096"),
+        ("clip.vision.preproc_image_size", 4096, "the model's window has"),
+        ("clip.vision.block_count", 9, "lacks the tensor"),
+    ],
+)
+def test_a_damaged_projector_is_left_out(
+    key: str, value: int, why: str, seeing_dir: Callable[[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = write_pair("idefics3", seeing_dir("idefics3"), tmp_path)
+    (projector,) = tmp_path.glob("mmproj-*")
+    content = projector.read_bytes()
+    start = content.index(key.encode() + b"\4\0\0\0") + len(key) + 4
+    projector.write_bytes(content[:start] + value.to_bytes(4, "little") + content[start + 4 :])
+    engine = _load(file)
+    assert not engine.capabilities.sees
+    engine.close()
+    assert why in capfd.readouterr().err
+
+
 def test_projectors_of_other_kinds_are_not_loaded(seeing_dir: Callable[[str], Path], tmp_path: Path) -> None:
     file = write_pair("idefics3", seeing_dir("idefics3"), tmp_path)
     assert KINDS["openvino"].sees(read_card(file, "tiny"))

@@ -128,8 +128,14 @@ class EyeFiles:
 
 def open_eye(card: ModelCard) -> EyeFiles:
     """Open the eye of a model. Raises: ModelError; OSError."""
-    if card.projector is not None:
-        return _open_projector(card, card.projector)
+    files = _open_directory(card) if card.projector is None else _open_projector(card, card.projector)
+    num_tokens = files.preparation.most_squares * files.shape.num_rows
+    if num_tokens > card.context_tokens:
+        raise ModelError(f"An image may have {num_tokens} tokens, but the model's window has {card.context_tokens}.")
+    return files
+
+
+def _open_directory(card: ModelCard) -> EyeFiles:
     config = json.loads((card.path / "config.json").read_text())
     shape = read_eye(config)
     preparation = read_preparation(_processor(card.path), shape.image_side)

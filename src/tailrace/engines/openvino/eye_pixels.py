@@ -23,7 +23,7 @@ __all__ = ["Preparation", "read_preparation"]
 Config = Mapping[str, Any]  # Any: JSON
 Pixels = npt.NDArray[np.float32]
 
-_LONGEST = 4096  # of an image that is cut into squares. Source: MAX_IMAGE_SIZE of Idefics3
+_LONGEST = 4096  # of an image, as it is resized. Source: MAX_IMAGE_SIZE of Idefics3
 _MOST_RATIO = 200  # of an image whose shorter side gets a fixed length
 _HALF = (0.5, 0.5, 0.5)
 
@@ -53,6 +53,11 @@ class Preparation:
         width, height = self._multiples(*self._enlarged(width, height))
         rows, columns = height // self.side, width // self.side
         return (rows, columns) if rows * columns > 1 else (0, 0)
+
+    @property
+    def most_squares(self) -> int:
+        """The largest number of squares of an image."""
+        return math.ceil(self.length / self.side) ** 2 + 1 if self.kind == "grid" else 1
 
     def squares(self, image: bytes) -> Iterator[Pixels]:
         """Yield the squares of an image, each float32 of (1, 3, side, side)."""
@@ -138,13 +143,15 @@ def read_preparation(config: Config, side: int) -> Preparation:
     try:
         filter_, mean, deviation, reader = _READERS[name]
         found = reader(config, side, int(config.get("resample", filter_)))
+        if not 1 <= side <= _LONGEST or not 1 <= found.length <= _LONGEST:
+            raise ModelError(f"The image processor makes images with a side that is not from 1 to {_LONGEST} pixels.")
         return replace(
             found,
             mean=tuple(map(float, config.get("image_mean") or mean)),
             deviation=tuple(map(float, config.get("image_std") or deviation)),
             factor=float(config.get("rescale_factor") or 1 / 255),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"The configuration of the image processor is incomplete: {error}.") from error
 
 

@@ -117,6 +117,8 @@ def decoder_config(config: Config) -> Config:
 def read_eye(config: Config) -> EyeShape:
     """Read the eye of a model. Raises: ModelError if its family or a value is not supported."""
     vision = config.get("vision_config") or {}
+    if not isinstance(vision, dict):
+        raise ModelError("The configuration of the vision tower is not an object.")
     name = str(vision.get("model_type") or "clip_vision_model")
     defaults = _TOWER_DEFAULTS.get(name)
     if defaults is None:
@@ -124,8 +126,11 @@ def read_eye(config: Config) -> EyeShape:
     tower = {**defaults, **vision}
     try:
         shape = EYES[str(config["model_type"])](config, tower, int(decoder_config(config)["hidden_size"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise ModelError(f"The configuration of the vision tower is incomplete: {error}.") from error
+    sides = shape.image_side, shape.patch_side, shape.merged
+    if min(*sides, shape.num_layers, shape.hidden_size, shape.mlp_size, shape.num_heads, shape.output_size) < 1:
+        raise ModelError("The vision tower has a size below 1, or the projector more rows than there are patches.")
     if shape.hidden_size % shape.num_heads or shape.image_side % shape.patch_side:
         raise ModelError("The vision tower has sizes that do not divide each other.")
     if shape.patches_along % shape.merged:

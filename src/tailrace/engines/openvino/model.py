@@ -41,13 +41,15 @@ def load_eye(spec: EngineSpec, card: ModelCard) -> VisionTower | None:
     """Load what reads images, if the model has it. Raises: ModelError; the library's RuntimeError."""
     if not sees(card):
         return None
+    device = device_of(spec.device)
     try:
-        return VisionTower(open_eye(card), device_of(spec.device), _eye_options(spec))
-    except ModelError as error:
+        return VisionTower(open_eye(card), device, _eye_options(spec))
+    except Exception as error:  # of a damaged file; the library raises several kinds
         if card.projector is None:
             raise
         # Nobody has asked for this file.
-        say(f"The model reads no images, because {card.projector.name} does not load: {error.message}")
+        why = error.message if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
+        say(f"The model reads no images, because {card.projector.name} does not load: {why}")
         return None
 
 
