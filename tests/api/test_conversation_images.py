@@ -17,6 +17,7 @@ from tests.seeing import data_url, picture
 
 from tailrace.access.quota import Quota
 from tailrace.engines.scripted.engine import CONTROL_TOKENS, read_ids
+from tailrace.errors import QueueFull
 from tailrace.images.reader import ImageReader
 from tailrace.types import Attachment, Image, Segment
 
@@ -217,6 +218,30 @@ async def test_a_stored_response_with_an_image_is_continued(house: House) -> Non
     plain = (await client.post("/v1/responses", json=_response(data_url(picture(2)), store=False))).json()
     assert "not stored" in (await client.post("/v1/responses", json={**body, "previous_response_id": plain["id"]})).text
     assert _num_images(house) == 1
+
+
+async def test_a_response_that_does_not_begin_keeps_no_image(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, body = house.client(house.key()), _response(data_url(picture(1)))
+    store = type(house.service.store)
+
+    async def full(*given: object) -> None:
+        assert _num_images(house) == 1
+        raise QueueFull("full", retry_after_s=1.0)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "open", full)
+        assert (await client.post("/v1/responses", json=body)).status_code == 429
+    assert _num_images(house) == 0
+    assert (await client.post("/v1/responses", json=body)).status_code == 200
+    assert _num_images(house) == 1
+
+
+async def test_a_response_of_a_deleted_owner_does_not_begin(house: House) -> None:
+    client, body = house.client(house.key()), _response(data_url(picture(1)))
+    house.records.keys().forget("me")  # this server does not know it yet
+    found = await client.post("/v1/responses", json=body)
+    assert (found.status_code, found.json()["error"]["code"]) == (401, "key_revoked")
+    assert _num_images(house) == 0
 
 
 async def test_a_file_has_the_images_of_its_conversations(house: House) -> None:

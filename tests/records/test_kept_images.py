@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from tailrace.conversations.item_images import MAX_BYTES, MAX_IMAGES, ItemImage
 from tailrace.conversations.items import Conversation, Item
+from tailrace.conversations.turns import Spoken, Turn
 from tailrace.errors import KeyRevoked, RequestError, UnknownConversation
 from tailrace.records.conversation_store import ConversationStore
 from tailrace.records.kept_images import KeptImages
@@ -138,27 +139,71 @@ def test_nothing_is_left_of_an_owner(database: RecordDatabase, store: Conversati
     assert _digests(kept, YOU) == {1}
 
 
-def test_an_item_takes_its_images_with_it(
-    store: ConversationStore, kept: KeptImages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    items = [
-        Item(
-            item_id=name,
-            parent_id=parent,
-            role="user",
-            text="ab",
-            images=tuple(ItemImage(1, _image(one)[0]) for one in of_it),
-        )
-        for name, parent, of_it in (("a", None, (1, 2)), ("b", "a", (2, 3)))
-    ]
-    given = dict(_image(number) for number in range(1, 5))
-    made = store.take_in(ME, [(Conversation(head="b"), items)], images=given)[0]
+def _item(name: str, parent: str | None, *numbers: int) -> Item:
+    places = tuple(ItemImage(1, _image(number)[0]) for number in numbers)
+    return Item(item_id=name, parent_id=parent, role="user", text="ab", images=places)
+
+
+def _given(*numbers: int) -> dict[KeptImage, bytes]:
+    return dict(map(_image, numbers))
+
+
+@pytest.fixture
+def place(store: ConversationStore) -> str:
+    """A conversation with images 1, 2 and 3 in two items."""
+    items = [_item("a", None, 1, 2), _item("b", "a", 2, 3)]
+    made = store.take_in(ME, [(Conversation(head="b"), items)], images=_given(1, 2, 3, 4))[0]
     assert store.tree(ME, made.conversation_id)[1] == items
+    return made.conversation_id
+
+
+def test_an_item_takes_its_images_with_it(store: ConversationStore, kept: KeptImages, place: str) -> None:
     assert _digests(kept) == {1, 2, 3}
-    monkeypatch.setattr(time, "time", lambda clock=time.time: clock() + 7200)
-    kept.put_in_conversation(ME, made.conversation_id, dict([_image(4)]))  # a question with it may be on its way
-    store.delete_item(ME, made.conversation_id, "a")
+    kept.put_in_conversation(ME, place, _given(4))  # a question with it may be on its way
+    store.delete_item(ME, place, "a")
     assert _digests(kept) == {2, 3, 4}
+    store.delete_item(ME, place, "b")
+    assert _digests(kept) == {4}
+
+
+def test_an_image_of_a_question_that_comes_stays(store: ConversationStore, kept: KeptImages, place: str) -> None:
+    kept.put_in_conversation(ME, place, _given(1))
+    store.delete_item(ME, place, "a")
+    assert _digests(kept) == {1, 2, 3}
+    turn = Turn(conversation_id=place, parent_id="b", input_items=(_item("", None, 1),))
+    store.put_turn(ME, turn, "s", Spoken("yes", "completed"), time.time(), [_image(1)[0]])
+    store.delete_item(ME, place, "msg_s_in0")
+    assert _digests(kept) == {2, 3}
+
+
+def test_images_without_a_message_are_deleted_after_an_hour(
+    store: ConversationStore, kept: KeptImages, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.put_in_conversation(ME, place, _given(1, 4))
+    kept.put_in_response(ME, "s", _given(5))
+    before = store.get(ME, place)
+    kept.delete_unused()
+    assert _digests(kept) == {1, 2, 3, 4, 5}
+    monkeypatch.setattr(time, "time", lambda clock=time.time: clock() + 7200)
+    kept.delete_unused()
+    assert (_digests(kept), store.get(ME, place)) == ({1, 2, 3, 5}, before)
+
+
+def test_a_known_image_is_not_deleted_to_make_room(kept: KeptImages, store: ConversationStore) -> None:
+    place = store.create(ME).conversation_id
+    kept.put_in_response(ME, "old", dict([_image(1, 30)]))
+    kept.put_in_conversation(ME, place, dict([_image(2, 20)]))
+    with pytest.raises(RequestError, match="at most 50 bytes of images"):
+        kept.put_in_conversation(ME, place, dict([_image(1, 30), _image(3, 20)]))
+    assert _digests(kept) == {1, 2}
+
+
+def test_no_more_are_read_than_a_request_may_have(kept: KeptImages) -> None:
+    kept.put_in_response(ME, "s", _given(1, 2))
+    digests = [_image(number)[0].digest for number in (1, 2)]
+    assert set(kept.get(ME, digests, most_bytes=20)) == set(digests)
+    with pytest.raises(RequestError, match="images of a request"):
+        kept.get(ME, digests, most_bytes=19)
 
 
 def test_images_that_come_and_go_at_once(database: RecordDatabase, store: ConversationStore, kept: KeptImages) -> None:

@@ -89,6 +89,9 @@ class ImageKeeper(Protocol):
     async def keep_images(self, record: Record) -> None:
         """Keep the images of a stream that is about to begin. Raises: RequestError, StorageError."""
 
+    async def forget(self, owner: str, stream_id: str) -> None:
+        """Delete what is kept of a stream without a turn. Raises: StorageError."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -270,7 +273,13 @@ class Generator:
                 self._check_queue(record, longest, is_slowed=is_slowed)
                 with self.gate.coming(record.owner):
                     await keeper.keep_images(record)
-            return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
+            try:
+                return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
+            except BaseException:  # nobody knows the id of this stream, so nobody else can delete its images
+                if keeper is not None and record.images and not record.turn:
+                    with contextlib.suppress(StorageError):
+                        await keeper.forget(record.owner, record.stream_id)
+                raise
 
     def _with_token_ids(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with the tokens of its bad words, and those that end an infill."""

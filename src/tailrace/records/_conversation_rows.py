@@ -44,13 +44,14 @@ def find(connection: Connection, owner: str, conversation_id: str) -> Conversati
     raise UnknownConversation("There is no conversation with this id.", param="conversation")
 
 
-def lock(connection: Connection, owner: str, conversation_id: str) -> Conversation:
-    """Lock a conversation against other writers, as the first statement of a change. Raises: UnknownConversation."""
+def lock(connection: Connection, owner: str, conversation_id: str, *, is_change: bool = True) -> Conversation:
+    """Lock a conversation against other writers, as the first statement of a transaction. With `is_change` it becomes
+    the last changed one. Raises: UnknownConversation."""
     if _ID.fullmatch(conversation_id):
         connection.execute(
             update(conversations)
             .where(conversations.c.conversation_id == conversation_id, conversations.c.owner == owner)
-            .values(updated_s=time.time())
+            .values(updated_s=time.time() if is_change else conversations.c.updated_s)
         )
     return find(connection, owner, conversation_id)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping
 
-from sqlalchemy import Connection, Select, delete, exists, func, insert, select, text
+from sqlalchemy import Connection, Select, delete, exists, func, insert, select, text, update
 
 from tailrace.conversations.item_images import MAX_BYTES, MAX_IMAGES
 from tailrace.conversations.items import Item
@@ -19,23 +19,29 @@ from tailrace.types import KeptImage
 
 __all__ = [
     "RESPONSE",
+    "UNUSED_S",
     "Contents",
+    "claim",
     "digests_of",
     "forget_images",
     "hold",
     "read_images",
     "release",
     "release_responses_before",
+    "unclaimed_before",
 ]
 
 RESPONSE = "resp_"  # begins the holder of the images of a stored response
+UNUSED_S = 3600.0  # how long an image stays in a conversation without a message that has it
+_CLAIMED_S = 0.0  # the time of a use whose message is written
 
 Contents = Mapping[KeptImage, bytes]
 
 
 def hold(connection: Connection, owner: str, holder: str, given: Contents, *, most_bytes: int) -> None:
     """Keep images for a conversation or a response. An owner's images may have `most_bytes`: if there is no room, those
-    of the oldest responses are deleted. Raises: RequestError if there is still none, or the conversation has too many.
+    of the oldest responses are deleted. Those of a conversation wait for their message from now on, also if it has them
+    already. Raises: RequestError if there is still no room, or the conversation has too many.
     """
     if not given:
         return
@@ -50,17 +56,37 @@ def hold(connection: Connection, owner: str, holder: str, given: Contents, *, mo
             raise RequestError(f"A conversation has at most {MAX_IMAGES} images. Start a new one.")
         if its_bytes > MAX_BYTES:
             raise RequestError(f"The images of a conversation have at most {MAX_BYTES // 2**20} MiB. Start a new one.")
-    _make_room(connection, owner, new_bytes, most_bytes)
-    known = {image.digest for image in read_images(connection, owner, digests)}  # some may just have been deleted
+    now_s = time.time()
+    _set_times(connection, owner, holder, digests, now_s)
+    for digest in digests - held.keys():  # before others are deleted, so that these are not
+        connection.execute(insert(image_uses).values(owner=owner, holder=holder, digest=digest, created_s=now_s))
+    _make_room(connection, owner, holder, new_bytes, most_bytes)
     for image, content in given.items():
         if image.digest not in known:
             row = {"media_type": image.media_type, "num_bytes": image.num_bytes, "content": content}
             connection.execute(insert(images).values(owner=owner, digest=image.digest, **row))
             known.add(image.digest)
-        if image.digest not in held:
-            use = {"owner": owner, "holder": holder, "digest": image.digest, "created_s": time.time()}
-            connection.execute(insert(image_uses).values(**use))
-            held[image.digest] = image.num_bytes
+
+
+def claim(connection: Connection, owner: str, conversation_id: str, items: Iterable[Item]) -> None:
+    """Note that these items, which are written now, have their images: from now on they are deleted with their last
+    item."""
+    _set_times(connection, owner, conversation_id, digests_of(items), _CLAIMED_S)
+
+
+def _set_times(connection: Connection, owner: str, holder: str, digests: Collection[str], created_s: float) -> None:
+    if digests:
+        its = image_uses.c.owner == owner, image_uses.c.holder == holder, image_uses.c.digest.in_(sorted(digests))
+        connection.execute(update(image_uses).where(*its).values(created_s=created_s))
+
+
+def unclaimed_before(connection: Connection, created_s: float) -> list[tuple[str, str]]:
+    """Return (owner, conversation id) of each conversation with images that have waited for a message since then."""
+    is_response = image_uses.c.holder.startswith(RESPONSE, autoescape=True)
+    query = select(image_uses.c.owner, image_uses.c.holder).where(
+        image_uses.c.created_s > _CLAIMED_S, image_uses.c.created_s < created_s, ~is_response
+    )
+    return [(row.owner, row.holder) for row in connection.execute(query.distinct())]
 
 
 def read_images(connection: Connection, owner: str, digests: Collection[str]) -> list[KeptImage]:
@@ -124,19 +150,20 @@ def _held_by(owner: str, holder: str) -> Select[tuple[str, int]]:
     )
 
 
-def _make_room(connection: Connection, owner: str, new_bytes: int, most_bytes: int) -> None:
-    """Raises: RequestError."""
+def _make_room(connection: Connection, owner: str, holder: str, new_bytes: int, most_bytes: int) -> None:
+    """Make room for images of this holder. Raises: RequestError."""
     total = select(func.coalesce(func.sum(images.c.num_bytes), 0)).where(images.c.owner == owner)
     if connection.execute(total).scalar_one() + new_bytes <= most_bytes:
         return
     oldest = (
         select(image_uses.c.holder)
         .where(image_uses.c.owner == owner, image_uses.c.holder.startswith(RESPONSE, autoescape=True))
+        .where(image_uses.c.holder != holder)
         .group_by(image_uses.c.holder)
         .order_by(func.min(image_uses.c.created_s))
     )
-    for holder in connection.execute(oldest).scalars().all():
-        release(connection, owner, holder)
+    for response in connection.execute(oldest).scalars().all():
+        release(connection, owner, response)
         if connection.execute(total).scalar_one() + new_bytes <= most_bytes:
             return
     raise RequestError(

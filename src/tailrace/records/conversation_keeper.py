@@ -9,7 +9,6 @@ and reads wait until a timeout.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tailrace.conversations.items import Branch, Place
 from tailrace.conversations.turns import Spoken, read_turn
-from tailrace.errors import JournalDamaged, ModelError, RequestError, StorageError, StreamError
+from tailrace.errors import JournalDamaged, KeyRevoked, ModelError, RequestError, StorageError, StreamError
 from tailrace.generation import Generator, Observer, Times
+from tailrace.images.reader import MAX_BYTES
 from tailrace.records.threads import UNREACHABLE, DatabaseThreads
 from tailrace.streams import LogStore, StreamLog
 from tailrace.types import GenerateRequest, Image, KeptImage, Record, TextDelta
@@ -114,11 +114,11 @@ class ConversationKeeper(Observer):
 
     async def find_images(self, owner: str, images: Sequence[Image]) -> list[Image]:
         """Return images with the content of those that the database has. Raises: RequestError if the owner does not
-        have one of them, StorageError."""
+        have one of them, or they are too large for a request; StorageError."""
         digests = {one.kept.digest for one in images if one.kept is not None}
         if not digests:
             return list(images)
-        found = await self._in_thread(self._open_images, lambda kept: kept.get(owner, digests))
+        found = await self._in_thread(self._open_images, lambda kept: kept.get(owner, digests, most_bytes=MAX_BYTES))
         read = []
         for image in images:
             if image.kept is None:
@@ -144,11 +144,15 @@ class ConversationKeeper(Observer):
             await self.put_images(owner, turn.conversation_id, given, key_id=key_id)
             return
         given = {one: record.attachments[one.digest] for one in record.images}
-        with contextlib.suppress(RequestError):
+        try:
             await self._in_thread(
                 self._open_images,
                 lambda kept: kept.put_in_response(owner, record.stream_id, given, key_id=key_id),
             )
+        except KeyRevoked:
+            raise
+        except RequestError:
+            pass  # there is no room
         await self._on_opened()
 
     async def put_images(

@@ -28,7 +28,7 @@ from tailrace.records._conversation_rows import (
     require_room,
     write,
 )
-from tailrace.records._image_rows import Contents, digests_of, forget_images, hold, release
+from tailrace.records._image_rows import UNUSED_S, Contents, claim, digests_of, forget_images, hold, release
 from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
 from tailrace.records.tables import conversation_items, conversations, requests
@@ -37,7 +37,6 @@ from tailrace.types import NO_LIMIT, KeptImage
 __all__ = ["AnswerFacts", "ConversationStore"]
 
 NO_IMAGES: Contents = {}
-_UNUSED_S = 3600.0  # how long an image stays in a conversation without a message that has it
 
 
 class AnswerFacts(Struct, frozen=True):
@@ -248,7 +247,7 @@ class ConversationStore:
             follow(connection, conversation_id, item_id, item.parent_id)
             head = item.parent_id if before.head == item_id else before.head
             rest = digests_of(read_items(connection, conversation_id))
-            release(connection, owner, conversation_id, keep=rest, before_s=time.time() - _UNUSED_S)
+            release(connection, owner, conversation_id, keep=rest, before_s=time.time() - UNUSED_S)
             return refresh(connection, owner, before, head=head)
 
     def tree(self, owner: str, conversation_id: str) -> tuple[Conversation, list[Item]]:
@@ -318,6 +317,7 @@ class ConversationStore:
                     head = came[-1].item_id
             came = [replace(item, text=clean(item.text), reasoning=clean(item.reasoning)) for item in came]
             write(connection, turn.conversation_id, came)
+            claim(connection, owner, turn.conversation_id, came)
             refresh(connection, owner, before, head=head, came=came)
 
     def abandon(self, owner: str, conversation_id: str, item_id: str) -> None:
@@ -348,6 +348,7 @@ class ConversationStore:
         used = digests_of(items)
         given = {image: content for image, content in images.items() if image.digest in used}
         hold(connection, owner, conversation_id, given, most_bytes=self._most_image_bytes)
+        claim(connection, owner, conversation_id, items)
 
     def _answer(self, connection: Connection, conversation_id: str, stream_id: str) -> list[Item]:
         of_stream = select(conversation_items.c.item_id).where(

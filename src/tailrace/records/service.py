@@ -313,6 +313,7 @@ class Records:
             self.requests().delete_before(now_s - days * _DAY_S)
         if days := self._settings.response_days:
             self._kept_streams().delete_before(now_s - days * _DAY_S)
+        self._kept_images().delete_unused()
 
     def close(self) -> None:
         if self._database is not None:
