@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tailrace.access.quota import Quota
 from tailrace.engines.scripted.engine import CONTROL_TOKENS, read_ids
 from tailrace.errors import QueueFull
 from tailrace.images.reader import ImageReader
+from tailrace.settings import Settings
 from tailrace.types import Attachment, Image, Segment
 
 Json = dict[str, Any]  # Any: of JSON
@@ -263,6 +265,24 @@ async def test_a_file_has_the_images_of_its_conversations(house: House) -> None:
     ):
         refused = await other.post("/v1/conversations/import", json={**file, "images": images})
         assert (refused.status_code, reason in refused.text) == (400, True), refused.text
+
+
+async def test_items_count_as_bodies_until_their_images_are_kept(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.app = house.build_app(Settings(body_bytes=100_000, pending_body_bytes=400_000))
+    client, may_read, read = house.client(house.key()), asyncio.Event(), ImageReader.read
+
+    async def late(self: ImageReader, *given: Any, **more: Any) -> tuple[Image, ...]:  # Any: as of the method
+        await may_read.wait()
+        return await read(self, *given, **more)
+
+    monkeypatch.setattr(ImageReader, "read", late)
+    content = [{"type": "input_image", "image_url": data_url(picture(1))}, {"type": "input_text", "text": "a" * 70_000}]
+    body = {"items": [{"role": "user", "content": content}]}
+    posts = [asyncio.ensure_future(client.post("/v1/conversations", json=body)) for _ in range(8)]
+    refused, waiting = await asyncio.wait(posts, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    may_read.set()
+    assert {one.result().status_code for one in refused} == {429}
+    assert 200 in [one.status_code for one in await asyncio.gather(*waiting)]
 
 
 async def test_a_model_without_eyes_gets_placeholders(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

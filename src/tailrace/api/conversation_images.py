@@ -58,8 +58,8 @@ class ImageIntake:
         if not images:
             yield []
             return
-        images = await self._reader.fetch(tuple(images), _WAIT_S, owner=owner)
         async with _turn_of(self._turns, owner):
+            images = await self._reader.fetch(tuple(images), _WAIT_S, owner=owner)
             own = await self._conversations.find_images(owner, images)
             new = [one for one in own if not one.kept]
             rest = iter(await self._reader.read(new, as_sent=False, owner=owner))

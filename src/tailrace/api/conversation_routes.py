@@ -104,10 +104,12 @@ class ConversationRoutes:
 
     async def _create(self, request: Request) -> ASGIApp:
         owner = writer_of(request)
-        body, ignored = await self._read(request, NewConversationBody)
-        title, key_id = _title(body.title) or "", principal_of(request.scope).key_id
-        async with self._reading(owner, body.items or []) as (items, left_out, images):
-            headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
+        key_id = principal_of(request.scope).key_id
+        async with (
+            self._read(request, NewConversationBody) as (body, ignored),
+            self._reading(owner, body.items or []) as (items, left_out, images),
+        ):
+            title, headers = _title(body.title) or "", ignored_header((*ignored, *left_out), is_strict=self._is_strict)
             created = await self._conversations.ask(
                 lambda store: store.create(
                     owner, title=title, metadata=body.metadata, items=items, images=images, key_id=key_id
@@ -122,7 +124,8 @@ class ConversationRoutes:
 
     async def _update(self, request: Request) -> ASGIApp:
         owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
-        body, ignored = await self._read(request, ConversationChangesBody)
+        async with self._read(request, ConversationChangesBody) as (body, ignored):
+            pass
         title, headers = _title(body.title), ignored_header(ignored, is_strict=self._is_strict)
         changed = await self._conversations.ask(
             lambda store: store.update(owner, conversation_id, title=title, metadata=body.metadata, head=body.head)
@@ -163,8 +166,10 @@ class ConversationRoutes:
 
     async def _add_items(self, request: Request) -> ASGIApp:
         owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
-        body, ignored = await self._read(request, NewItemsBody)
-        async with self._reading(owner, body.items) as (items, left_out, images):
+        async with (
+            self._read(request, NewItemsBody) as (body, ignored),
+            self._reading(owner, body.items) as (items, left_out, images),
+        ):
             headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
             if not items:
                 raise RequestError("items must not be empty.", param="items")
@@ -202,14 +207,16 @@ class ConversationRoutes:
             ]
             yield items, notes, dict(read)
 
-    async def _read(self, request: Request, kind: type[T]) -> tuple[T, tuple[str, ...]]:
-        """Return the body and the names of unknown fields. Raises: RequestError."""
+    @contextlib.asynccontextmanager
+    async def _read(self, request: Request, kind: type[T]) -> AsyncIterator[tuple[T, tuple[str, ...]]]:
+        """Read the body and the names of unknown fields. They are in memory until this context ends. Raises:
+        RequestError."""
         require_plain_utf8(request.headers)
         with self._bodies.reader(request.scope, has_images=self._intake.is_wanted()) as reader:
             text = await reader.read_json(request.headers, request.receive)
-        if text:
-            require_json(request.headers)
-        return read_fields(read_json(text or b"{}"), kind)
+            if text:
+                require_json(request.headers)
+            yield read_fields(read_json(text or b"{}"), kind)
 
 
 def conversation_json(conversation: Conversation) -> JsonBody:
