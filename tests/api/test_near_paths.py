@@ -85,7 +85,8 @@ def test_another_path_gets_none(server: Server, client: httpx.Client, path: str)
 
 @pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/speech", "/audio/translations"])
 def test_audio_is_refused_by_name(server: Server, client: httpx.Client, path: str) -> None:
-    refused = client.post(server.url + path, content=b"RIFF", headers={"content-type": "multipart/form-data; boundary=x"})
+    form = {"content-type": "multipart/form-data; boundary=x"}
+    refused = client.post(server.url + path, content=b"RIFF", headers=form)
     assert refused.status_code == 404
     assert "This server reads and makes no audio." in refused.text
 
