@@ -45,8 +45,8 @@ _SETTINGS = (
     "",
     "A flag goes before a variable, and both before the file. `tailrace config --example` prints a file with all",
     "settings as comments, `tailrace config --config tailrace.toml` checks a file and shows what is in force. A change",
-    "needs a restart, during which streams continue. Keys, their limits and TLS certificates are read again while the server",
-    "runs; they are no settings.",
+    "needs a restart, during which streams continue. Keys, their limits and TLS certificates are read again while the",
+    "server runs; they are no settings.",
     "",
 )
 
