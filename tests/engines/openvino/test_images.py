@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,8 +24,10 @@ from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Sequence
+from tailrace.engines.kinds import choose
 from tailrace.engines.schedule import Schedule
 from tailrace.errors import ModelError, SequenceFailed
+from tailrace.models.resolve import read_card
 from tailrace.types import Attachment, Sampling
 
 __all__ = ["seeing_dir"]
@@ -48,6 +51,21 @@ def test_answers_equal_those_of_generate(architecture: str, seeing_dir: Callable
     assert found == [generated(path, pictures, _COUNT) for pictures in asked]
     assert found[0] != found[1]
     assert "vision" in shown
+
+
+def test_a_preparation_that_it_does_not_know_leaves_the_model_to_another_engine(
+    seeing_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "model"
+    shutil.copytree(seeing_dir("gemma3"), path)
+    assert choose(read_card(path, "")).kind.name == "openvino"
+    file = next(path / name for name in ("processor_config.json", "preprocessor_config.json") if (path / name).exists())
+    content = json.loads(file.read_text())
+    content.get("image_processor", content)["do_pan_and_scan"] = True
+    file.write_text(json.dumps(content))
+    assert choose(read_card(path, "")).kind.name == "transformers"
+    with pytest.raises(ModelError, match="do_pan_and_scan"):
+        choose(read_card(path, ""), "openvino")
 
 
 Engines = Callable[..., Any]  # an engine that sees

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tailrace.engines.openvino.eye_graph import Numbers
-from tailrace.engines.openvino.eye_pixels import Preparation, read_preparation
+from tailrace.engines.openvino.eye_pixels import Preparation, read_preparation, read_processor
 from tailrace.engines.openvino.eye_shapes import EyeShape, read_eye
 from tailrace.engines.openvino.sources import Raw, eye_name, gguf_tensors_of, tensors_of
 from tailrace.engines.openvino.weights import floats
@@ -138,7 +138,7 @@ def open_eye(card: ModelCard) -> EyeFiles:
 def _open_directory(card: ModelCard) -> EyeFiles:
     config = json.loads((card.path / "config.json").read_text())
     shape = read_eye(config)
-    preparation = read_preparation(_processor(card.path), shape.image_side)
+    preparation = read_preparation(read_processor(card.path), shape.image_side)
     tensors = {name: raw for found, raw in tensors_of(card.path).items() if (name := eye_name(found))}
     turned = frozenset({"projector.first"} if shape.projector == "pool" else ())
     weights = EyeTensors(tensors, lambda name, kind: _hf_name(shape, name, kind), turned)
@@ -222,16 +222,6 @@ def _gguf_name(shape: EyeShape, name: str, kind: str, *, is_swapped: bool) -> st
         short = _SWAPPED.get(short, short) if is_swapped else short
         return f"v.blk.{layer}.{_GGUF_LAYER[short]}.{kind}"
     return f"{_GGUF_NAMES[name]}.{kind}"
-
-
-def _processor(path: Path) -> Config:
-    """Return the configuration of the image processor, which newer versions keep in another file."""
-    both = path / "processor_config.json"
-    config: Config = json.loads(both.read_text()) if both.is_file() else {}
-    if isinstance(own := config.get("image_processor"), dict):
-        return own
-    old: Config = json.loads((path / "preprocessor_config.json").read_text())
-    return old
 
 
 def _hf_name(shape: EyeShape, name: str, kind: str) -> str:

@@ -7,9 +7,11 @@ equal to theirs.
 from __future__ import annotations
 
 import io
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +20,7 @@ from PIL import Image
 
 from tailrace.errors import ModelError, SequenceFailed
 
-__all__ = ["Preparation", "read_preparation"]
+__all__ = ["Preparation", "read_preparation", "read_processor"]
 
 Config = Mapping[str, Any]  # Any: JSON
 Pixels = npt.NDArray[np.float32]
@@ -129,6 +131,17 @@ def _at_most(width: int, height: int) -> tuple[int, int]:
     elif height > width and height > _LONGEST:
         width, height = int(_LONGEST * ratio), _LONGEST
     return max(width, 1), max(height, 1)
+
+
+def read_processor(path: Path) -> Config:
+    """Return the configuration of the image processor in a directory, which newer versions keep in another file.
+    Raises: OSError; ValueError."""
+    both = path / "processor_config.json"
+    config: Config = json.loads(both.read_text()) if both.is_file() else {}
+    if isinstance(own := config.get("image_processor"), dict):
+        return own
+    old: Config = json.loads((path / "preprocessor_config.json").read_text())
+    return old
 
 
 def read_preparation(config: Config, side: int) -> Preparation:

@@ -70,7 +70,9 @@ def _why_not_directory(card: ModelCard) -> str:
         else:
             read_decoder(decoder_config(config), card.context_tokens)
             if sees(card):
-                read_eye(config)
+                from tailrace.engines.openvino.eye_pixels import read_preparation, read_processor  # it loads Pillow
+
+                read_preparation(read_processor(card.path), read_eye(config).image_side)
     except (ModelError, OSError, ValueError) as error:
         return str(error).rstrip(".")
     return ""
