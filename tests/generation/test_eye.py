@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
@@ -16,8 +17,11 @@ from tests.waiting import turn, wait_until
 from tailrace.errors import ContextLengthExceeded, Draining, EngineLost, PoisonRequest, QueueFull, QueueTimeout
 from tailrace.generation import Limits, Run
 from tailrace.generation.blame import Blame
+from tailrace.generation.prompts import PromptEncoder
+from tailrace.images.reader import ImageReader
 from tailrace.streams import Lease, MemoryLogStore
-from tailrace.types import IMAGE_MARK, GenerateRequest, Image, Message, Record
+from tailrace.text import ByteTokenizer, MessageEncoder
+from tailrace.types import IMAGE_MARK, GenerateRequest, Image, KeptImage, Message, Record
 
 _LONG_ENOUGH_S = 1.0  # to decode an image and ask the engine, if nothing keeps it from that
 
@@ -87,6 +91,37 @@ async def test_an_engine_is_asked_about_an_image_once() -> None:
     assert len(harness.engine.asked) == 2
     harness.finish(first, second)
     assert first.record.prompts == second.record.prompts
+
+
+class _Keeper:
+    """Keeps the images of all requests that ask for it."""
+
+    def keeps(self, request: GenerateRequest) -> bool:
+        return request.keep
+
+    async def find_images(self, owner: str, images: tuple[Image, ...]) -> list[Image]:
+        return list(images)
+
+    async def keep_images(self, record: Record) -> None:
+        assert record.images
+
+    async def forget(self, owner: str, stream_id: str) -> None:
+        raise AssertionError("the stream has begun")
+
+
+async def test_what_is_kept_are_pixels_also_where_another_server_gets_files_as_they_came() -> None:
+    harness, sent, keeper = Harness(context_tokens=3_000), picture(1, kind="JPEG"), _Keeper()
+    takes = frozenset({"text", "image/jpeg", "image/png"})
+    harness.engine.capabilities = dataclasses.replace(harness.engine.engine.capabilities, sees=False, takes=takes)
+    harness.generator.prompts = PromptEncoder(
+        tokenizer=ByteTokenizer(), chat=MessageEncoder(continues=False), context_tokens=3_000, add_bos=False
+    )
+    passed_on = await harness.generator.create(_about(sent), keeper=keeper)
+    assert list(passed_on.record.attachments.values()) == [sent]
+    kept = await harness.generator.create(replace(_about(sent), keep=True), keeper=keeper)
+    (canonical,) = await ImageReader().read([Image(sent)], as_sent=False)
+    assert list(kept.record.attachments.values()) == [canonical.content]
+    assert kept.record.images == (KeptImage(canonical.digest, "image/png", len(canonical.content)),)
 
 
 async def test_an_image_waits_for_the_engine_for_a_limited_time() -> None:

@@ -314,9 +314,9 @@ class Generator:
                 on_read = held.enter_context(self._room(images))
         except TimeoutError:
             raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
-        read = await self._images.read(
-            images, as_sent=not capabilities.sees, owner=owner, within_s=within_s, on_read=on_read
-        )
+        is_kept = keeper is not None and keeper.keeps(request)  # only pixels are, which count as in later turns
+        as_sent = not capabilities.sees and not is_kept
+        read = await self._images.read(images, as_sent=as_sent, owner=owner, within_s=within_s, on_read=on_read)
         if capabilities.sees:
             seen = [await self._eye.see(image, within_s, owner=owner, caller=request.caller) for image in read]
             read = tuple(seen)
