@@ -104,6 +104,31 @@ def test_a_large_body_has_images_and_little_else(name: str, server: Server) -> N
         assert (found.status_code, found.json()["error"]["code"]) == (413, "body_too_large")
 
 
+_LONG = base64.b64encode(_PHOTO[:12]).decode() + "a" * _LIMIT  # begins as an image
+_UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
+    "message": ("/v1/chat/completions", _chat({"type": "text", "text": _LONG})),
+    "message beside an image": ("/v1/chat/completions", _chat(_image(), {"type": "text", "text": _LONG})),
+    "schema": (
+        "/v1/chat/completions",
+        _chat(
+            {"type": "text", "text": "Hi"},
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": _LONG}}},
+        ),
+    ),
+    "counted": ("/v1/messages/count_tokens", {"model": "default", "messages": [{"role": "user", "content": _LONG}]}),
+    "ollama": ("/api/generate", {"model": "default", "prompt": _LONG}),
+    "tgi": ("/generate", {"inputs": _LONG}),
+}
+
+
+@pytest.mark.parametrize("name", _UNSEEN)
+def test_a_text_that_looks_like_base64_is_no_image(name: str, server: Server) -> None:
+    path, body = _UNSEEN[name]
+    found = server.http.post(path, json=body)
+    assert found.status_code == 413
+    assert "larger than 2000000 bytes" in found.text
+
+
 def test_where_nothing_reads_images_bodies_are_small(serve: Callable[..., Server], tmp_path: Path) -> None:
     script = tmp_path / "script.jsonl"
     script.write_text('{"rules": [{"say": "Hello."}]}', encoding="utf-8")

@@ -34,6 +34,7 @@ from tailrace.dialects.wire import (
     Follow,
     Following,
     Generate,
+    GenerateCall,
     MakeVectors,
     OnStream,
     Operation,
@@ -138,7 +139,8 @@ class Routes:
             unknown = [printable(name) for name in parsed.query if name not in known]
             headers = ignored_header(unknown, is_strict=self._settings.strict) | vary
             match operation.act:
-                case Generate() as act:
+                case Generate(parse) as act:
+                    act = replace(act, parse=partial(_parsed, parse, reader))
                     answer = await self._generate(wire, act, request, parsed, meant)
                 case MakeVectors() as act:
                     answer = await self._make_vectors(wire, act, request, parsed, meant)
@@ -183,7 +185,7 @@ class Routes:
         first, *others = sorted(self._models.names, key=lambda one: one.task != _task_of(operation))
         running = partial(running_streams, self._models, owner_of(request.scope))
         parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
-        parsed = replace(parsed, attributed=partial(_attributed, request.scope, wire.name, first.model))
+        parsed = replace(parsed, attributed=partial(_attributed, reader, request.scope, wire.name, first.model))
         meant = wire.find_model(parsed)
         if meant is None and others:
             raise self._models.unknown()
@@ -339,11 +341,26 @@ class Routes:
         return view.open(facts_of(self._models.of(log), log))
 
 
-def _attributed(scope: Scope, wire: str, model: str, request: GenerateRequest) -> GenerateRequest:
-    """Return a request that does not run with its sender. Raises: Forbidden for images without the scope `generate`:
-    the engine has to look at them."""
+def _parsed(
+    parse: Callable[[ParsedRequest], GenerateCall | Following | Reply], reader: BodyReader, parsed: ParsedRequest
+) -> GenerateCall | Following | Reply:
+    """Raises: RequestError; BodyTooLarge for too much text beside the images."""
+    call = parse(parsed)
+    if isinstance(call, GenerateCall):
+        reader.check_text(_num_image_bytes(call.request))
+    return call
+
+
+def _num_image_bytes(request: GenerateRequest) -> int:
+    return sum(len(image.content) for image in images_of(request))
+
+
+def _attributed(reader: BodyReader, scope: Scope, wire: str, model: str, request: GenerateRequest) -> GenerateRequest:
+    """Return a request that does not run with its sender. Raises: BodyTooLarge for too much text beside the images;
+    Forbidden for images without the scope `generate`: the engine has to look at them."""
     if images_of(request):
         principal_of(scope).require("generate")
+    reader.check_text(_num_image_bytes(request))
     return sent_by(scope, request, wire=wire, model=model)
 
 

@@ -112,7 +112,8 @@ class BodyReader:
         return query | fields
 
     async def read_json(self, headers: Headers, receive: Receive) -> bytes:
-        """As `read`, for JSON: of a body that is larger than others may be, the part above that must be images."""
+        """As `read`, for JSON: of a body that is larger than others may be, the part above that must look like images.
+        `check_text` says whether they are any."""
         text = await self.read(headers, receive, check=self._check_images)
         self._check_images(text)
         return text
@@ -121,7 +122,16 @@ class BodyReader:
         """Check a body, or its beginning. Raises: BodyTooLarge if it is too large without its images."""
         most_bytes = self._settings.body_bytes
         if len(text) > most_bytes and len_without_images(text) > most_bytes:
-            raise BodyTooLarge(f"Without its images, the request body is larger than {most_bytes} bytes.")
+            raise self._too_much_text()
+
+    def check_text(self, num_image_bytes: int) -> None:
+        """Check the body that was read, when it is known how many bytes its images have. They are base64 in it. Raises:
+        BodyTooLarge."""
+        if self._num_bytes - 4 * num_image_bytes // 3 > self._settings.body_bytes:
+            raise self._too_much_text()
+
+    def _too_much_text(self) -> BodyTooLarge:
+        return BodyTooLarge(f"Without its images, the request body is larger than {self._settings.body_bytes} bytes.")
 
     async def read(self, headers: Headers, receive: Receive, *, check: Callable[[bytes], None] | None = None) -> bytes:
         """Read the whole body. `check` gets its beginning, a few times.
