@@ -149,6 +149,34 @@ async def test_what_is_no_image_is_named(river: Server, open_tab: OpenTab) -> No
     await expect(_thumbs(tab)).to_have_count(16)
 
 
+_LATE = """() => {
+    const make = window.createImageBitmap;
+    const may = new Promise((resolve) => (window.mayMake = resolve));
+    window.createImageBitmap = (...given) => {
+        document.title = "preparing";
+        return may.then(() => make(...given));
+    };
+}"""
+
+
+async def test_an_image_belongs_to_the_conversation_it_was_attached_in(river: Server, open_tab: OpenTab) -> None:
+    tab = await open_tab(river.url)
+    await tab.send("One?")
+    await tab.wait_end()
+    await tab.page.evaluate(_LATE)
+    await _attach(tab, _file("one.png", picture(1)), _file("two.png", picture(2)))
+    await expect(tab.page).to_have_title("preparing")
+    await tab.button("New chat").click()
+    await expect(tab.questions).to_have_count(0)
+    await tab.question.fill("Two?")
+    await expect(tab.button("Send")).to_be_disabled()
+    await tab.page.evaluate("window.mayMake()")
+    await expect(tab.button("Send")).to_be_enabled()
+    await expect(_thumbs(tab)).to_have_count(0)
+    await tab.titles.first.click()
+    await expect(_thumbs(tab)).to_have_count(2)
+
+
 async def test_an_edited_question_keeps_its_images(river: Server, open_tab: OpenTab) -> None:
     tab = await open_tab(river.url)
     await _attach(tab, _file("one.png", picture(1)), _file("two.png", picture(2, 64, 64)))

@@ -40,7 +40,19 @@ function showDraft(id) {
   draftOf = id;
   draft.value = recall(`draft.${id}`) ?? "";
   pictures.value = kept.get(id) ?? [];
+  kept.delete(id);
 }
+
+/** The images of a draft, which may not be shown any more when a file is ready. */
+const draftWith = (id) => ({
+  get images() {
+    return draftOf === id ? pictures.value : (kept.get(id) ?? []);
+  },
+  set images(images) {
+    if (draftOf === id) pictures.value = images;
+    else kept.set(id, images);
+  },
+});
 
 const whyBlind = () => `${model.value?.id ?? "This model"} does not read images.`;
 
@@ -50,7 +62,7 @@ async function attach(files) {
   const id = openId.value;
   alarm.value = seesImages.value ? "" : whyBlind();
   if (!seesImages.value) return;
-  const fault = await addFiles(files);
+  const fault = await addFiles(files, draftWith(id));
   if (id === openId.value) alarm.value = fault;
 }
 

@@ -18,19 +18,20 @@ let numbered = 0;
 
 export const imagesIn = (files) => Array.from(files ?? []).filter(({ type }) => type.startsWith("image/"));
 
-/** Add files, one after the other. Returns why some were not added, or "". */
-export async function addFiles(files) {
+/** Add files to a draft, one after the other, also if it is not shown any more. `its` gets or sets its images. Returns why
+ * some were not added, or "". */
+export async function addFiles(files, its) {
   const faults = [];
   isPreparing.value = true;
   try {
     for (const file of files) {
-      if (pictures.value.length >= MOST) {
+      if (its.images.length >= MOST) {
         faults.push(`A message can have at most ${MOST} images.`);
         break;
       }
       try {
         const made = await prepare(file);
-        pictures.value = [...pictures.value, made];
+        its.images = [...its.images, made];
       } catch (error) {
         if (!(error instanceof Unusable)) reportError(error);
         faults.push(`${nameOf(file)} cannot be used: ${error instanceof Unusable ? error.message : "it is damaged."}`);
