@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
@@ -14,9 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.access.principal import owner_of, principal_of
 from tailrace.api.routes import route
-from tailrace.conversations.item_images import ID_PREFIX, MAX_BYTES
+from tailrace.conversations.item_images import ID_PREFIX, MAX_BYTES, digest_in
 from tailrace.dialects.bodies import to_json
-from tailrace.errors import QueueFull, RequestError, UnknownConversation, UnsupportedMediaType
+from tailrace.errors import RequestError, UnknownConversation, UnsupportedMediaType
 from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.images.reader import ImageReader
@@ -26,10 +25,10 @@ from tailrace.types import Image, KeptImage
 
 __all__ = ["ConversationImageRoutes", "ImageIntake"]
 
-_ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{64}})", re.ASCII)
 _AT_ONCE = 4  # requests whose images are in memory
 _SHOWN_AT_ONCE = 12  # browsers ask for six at once
 _WAIT_S = 60.0  # for the turn of a request
+_BUSY = "Too many images are in use. Try again later."
 _HEADERS = {
     "cache-control": "private, no-cache",  # kept by the browser, which asks each time whether it may still show it
     "content-disposition": "inline",
@@ -58,7 +57,7 @@ class ImageIntake:
         if not images:
             yield []
             return
-        async with _turn_of(self._turns, owner):
+        async with self._turns.turn_or_refusal(owner, _WAIT_S, _BUSY):
             images = await self._reader.fetch(tuple(images), _WAIT_S, owner=owner)
             own = await self._conversations.find_images(owner, images)
             new = [one for one in own if not one.kept]
@@ -74,21 +73,10 @@ class ImageIntake:
         if not contents:
             yield {}
             return
-        async with _turn_of(self._turns, owner):
+        async with self._turns.turn_or_refusal(owner, _WAIT_S, _BUSY):
             images = [Image(content, "images") for content in contents.values()]
             read = await self._reader.read(images, as_sent=False, owner=owner, most_bytes=MAX_BYTES)
             yield {name: (_as_kept(one), one.content) for name, one in zip(contents, read, strict=True)}
-
-
-@contextlib.asynccontextmanager
-async def _turn_of(turns: OwnerTurns, owner: str) -> AsyncIterator[None]:
-    """Raises: QueueFull."""
-    async with contextlib.AsyncExitStack() as held:
-        try:
-            await held.enter_async_context(turns.turn(owner, _WAIT_S))
-        except TimeoutError:
-            raise QueueFull("Too many images are in use. Try again later.", retry_after_s=1.0) from None
-        yield
 
 
 def _as_kept(image: Image) -> KeptImage:
@@ -132,10 +120,10 @@ class ConversationImageRoutes:
     async def _show(self, request: Request) -> ASGIApp:
         principal_of(request.scope).require("read")
         path = request.path_params
-        found = _ID.fullmatch(path["image_id"])
-        if found is None:
+        digest = digest_in(path["image_id"])
+        if not digest:
             raise UnknownConversation("The conversation has no image with this id.", param="image_id")
-        digest, headers = found[1], {**_HEADERS, "etag": f'"{found[1]}"'}
+        headers = {**_HEADERS, "etag": f'"{digest}"'}
         find = partial(self._conversations.image, owner_of(request.scope), path["conversation_id"], digest)
         if f'"{digest}"' in request.headers.get("if-none-match", ""):
             await find()
@@ -159,6 +147,6 @@ class _File:
         self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with _turn_of(self._turns, self._owner):
+        async with self._turns.turn_or_refusal(self._owner, _WAIT_S, _BUSY):
             image, content = await self._find()
             await Response(content, headers=self._headers, media_type=image.media_type)(scope, receive, send)

@@ -53,7 +53,7 @@ def _toml(value: object) -> str:
 
 
 def _rows() -> dict[str, Setting]:
-    return {row.key.replace("_", "-"): row for row in settings_table()}
+    return {row.flag.removeprefix("--"): row for row in settings_table()}
 
 
 def _read(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ __all__ = [
     "MAX_IMAGES",
     "PLACEHOLDER",
     "ItemImage",
+    "digest_in",
     "image_id",
     "marked",
     "unmarked",
@@ -22,6 +24,7 @@ __all__ = [
 ]
 
 ID_PREFIX = "img_"
+_ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{64}})", re.ASCII)
 MAX_BYTES = 128 * 2**20  # of the images of a conversation
 MAX_IMAGES = 256  # of a conversation
 PLACEHOLDER = "[image omitted]"
@@ -37,6 +40,12 @@ class ItemImage(msgspec.Struct, frozen=True, array_like=True):
 def image_id(image: ItemImage) -> str:
     """Return the id by which a request can name an image of its owner."""
     return ID_PREFIX + (image.kept.digest if image.kept is not None else "")
+
+
+def digest_in(text: str) -> str:
+    """Return the digest of an image by its id; "" if the text is none."""
+    found = _ID.fullmatch(text)
+    return found[1] if found is not None else ""
 
 
 def marked(text: str, images: Sequence[ItemImage]) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import binascii
 import re
 
-from tailrace.conversations.item_images import ID_PREFIX
+from tailrace.conversations.item_images import ID_PREFIX, digest_in
 from tailrace.errors import RequestError
 from tailrace.types import Image, KeptImage
 
 __all__ = ["image_of_base64", "image_of_id", "image_of_url", "len_without_images"]
 
-_ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{64}})", re.ASCII)
 
 _BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=-_\\"
 _BEGINNING = re.compile(rb"(?:data:[^,]{0,60},)?(?:iVBORw0KGg|\\?[/_]9j\\?[/_]|UklGR|R0lGOD)")  # PNG, JPEG, WebP, GIF
@@ -45,10 +44,10 @@ def image_of_url(url: str, where: str) -> Image:
 
 def image_of_id(text: str, where: str) -> Image:
     """Return an image of a conversation by its id. Raises: RequestError if it is none."""
-    found = _ID.fullmatch(text)
-    if found is None:
+    digest = digest_in(text)
+    if not digest:
         raise RequestError(f"{where} is not the id of an image in a conversation.", param=where)
-    return Image(b"", where, kept=KeptImage(found[1], "", 0))
+    return Image(b"", where, kept=KeptImage(digest, "", 0))
 
 
 def image_of_base64(text: str, where: str) -> Image:

@@ -11,6 +11,7 @@ from tailrace.engines.interface import Sight
 from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineLost, QueueTimeout, RequestRefused
 from tailrace.generation.blame import Blame
+from tailrace.images.reader import BUSY
 from tailrace.images.turns import OwnerTurns
 from tailrace.types import Image
 
@@ -46,7 +47,7 @@ class Eye:
                 async with self._turns.turn(owner, within_s):
                     sight = self._known.get(digest) or await self._ask(image, digest, caller, within_s)
             except TimeoutError:
-                raise QueueTimeout("Too many images are waiting to be read.") from None
+                raise QueueTimeout(BUSY) from None
             self._known[digest] = sight
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)

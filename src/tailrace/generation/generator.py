@@ -39,7 +39,7 @@ from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.generation.vector_run import VectorRun
 from tailrace.images.fetch import ImageFetcher
-from tailrace.images.reader import CANONICAL_TYPE, ImageReader
+from tailrace.images.reader import BUSY, CANONICAL_TYPE, ImageReader
 from tailrace.images.turns import OwnerTurns
 from tailrace.schemas import PORTABLE
 from tailrace.schemas.answer_check import AnswerCheck
@@ -308,12 +308,9 @@ class Generator:
         self._check_quota(request, len(images))
         owner, within_s = request.owner, self.limits.queue_s
         images = await self._images.fetch(images, within_s, owner=owner)
-        try:
-            async with self._finding.turn(owner, within_s):  # so few are in memory before their room is reserved
-                images = tuple(await keeper.find_images(owner, images)) if keeper is not None else images
-                on_read = held.enter_context(self._room(images))
-        except TimeoutError:
-            raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
+        async with self._finding.turn_or_refusal(owner, within_s, BUSY):  # few are in memory before room is reserved
+            images = tuple(await keeper.find_images(owner, images)) if keeper is not None else images
+            on_read = held.enter_context(self._room(images))
         is_kept = keeper is not None and keeper.keeps(request)  # only pixels are, which count as in later turns
         as_sent = not capabilities.sees and not is_kept
         read = await self._images.read(images, as_sent=as_sent, owner=owner, within_s=within_s, on_read=on_read)

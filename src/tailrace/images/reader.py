@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tailrace.errors import EngineLost, QueueFull, RequestError
+from tailrace.errors import EngineLost, RequestError
 from tailrace.images import decode_one
 from tailrace.images.fetch import ImageFetcher
 from tailrace.images.turns import OwnerTurns
 from tailrace.types import Image
 
-__all__ = ["CANONICAL_TYPE", "MAX_BYTES", "MAX_IMAGES", "ImageReader", "check_count"]
+__all__ = ["BUSY", "CANONICAL_TYPE", "MAX_BYTES", "MAX_IMAGES", "ImageReader", "check_count"]
 
 CANONICAL_TYPE = "image/png"
 MAX_IMAGES = 16  # of a request
 MAX_BYTES = 32 * 2**20  # of the canonical images of a request
 _AT_ONCE = 2
+BUSY = "Too many images are waiting to be read."
 _MAX_KNOWN = 1024
 _FETCHED_AT_ONCE = 8
 _TIMEOUT_S = 60.0  # much longer than the limit of CPU time: reached only on an overloaded machine
@@ -56,7 +56,7 @@ class ImageReader:
         check_count(len(images))
         if not any(image.url for image in images):
             return images
-        async with self._turn(self._fetches, owner, within_s):
+        async with self._fetches.turn_or_refusal(owner, within_s, BUSY):
             return await self._fetcher.fetch(images)
 
     async def read(
@@ -79,7 +79,7 @@ class ImageReader:
         num_bytes = 0
         for image in images:
             if image.content not in known:
-                async with self._turn(self._turns, owner, within_s):
+                async with self._turns.turn_or_refusal(owner, within_s, BUSY):
                     read = await self._checked(image, as_sent=as_sent)
                     on_read(image, read)
                 known[image.content] = read
@@ -90,16 +90,6 @@ class ImageReader:
                         param=image.param,
                     )
         return tuple(replace(known[image.content], param=image.param) for image in images)
-
-    @contextlib.asynccontextmanager
-    async def _turn(self, turns: OwnerTurns, owner: str, within_s: float) -> AsyncIterator[None]:
-        """Raises: QueueFull."""
-        async with contextlib.AsyncExitStack() as held:
-            try:
-                await held.enter_async_context(turns.turn(owner, within_s))
-            except TimeoutError:
-                raise QueueFull("Too many images are waiting to be read.", retry_after_s=1.0) from None
-            yield
 
     async def _checked(self, image: Image, *, as_sent: bool) -> Image:
         """As `read`, for one image. What has left this reader is not decoded again: each turn of a conversation has

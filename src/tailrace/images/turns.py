@@ -7,6 +7,8 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 
+from tailrace.errors import QueueFull
+
 __all__ = ["OwnerTurns"]
 
 
@@ -41,6 +43,16 @@ class OwnerTurns:
             yield
         finally:
             self._end(owner)
+
+    @contextlib.asynccontextmanager
+    async def turn_or_refusal(self, owner: str, within_s: float, refusal: str) -> AsyncIterator[None]:
+        """As `turn`. Raises: QueueFull with this message if the turn does not come in time."""
+        async with contextlib.AsyncExitStack() as held:
+            try:
+                await held.enter_async_context(self.turn(owner, within_s))
+            except TimeoutError:
+                raise QueueFull(refusal, retry_after_s=1.0) from None
+            yield
 
     def _grant(self) -> None:
         while self._running.total() < self._most:

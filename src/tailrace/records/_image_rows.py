@@ -33,6 +33,7 @@ __all__ = [
 
 RESPONSE = "resp_"  # begins the holder of the images of a stored response
 UNUSED_S = 3600.0  # how long an image stays in a conversation without a message that has it
+_IS_RESPONSE = image_uses.c.holder.startswith(RESPONSE, autoescape=True)
 _CLAIMED_S = 0.0  # the time of a use whose message is written
 
 Contents = Mapping[KeptImage, bytes]
@@ -82,9 +83,8 @@ def _set_times(connection: Connection, owner: str, holder: str, digests: Collect
 
 def unclaimed_before(connection: Connection, created_s: float) -> list[tuple[str, str]]:
     """Return (owner, conversation id) of each conversation with images that have waited for a message since then."""
-    is_response = image_uses.c.holder.startswith(RESPONSE, autoescape=True)
     query = select(image_uses.c.owner, image_uses.c.holder).where(
-        image_uses.c.created_s > _CLAIMED_S, image_uses.c.created_s < created_s, ~is_response
+        image_uses.c.created_s > _CLAIMED_S, image_uses.c.created_s < created_s, ~_IS_RESPONSE
     )
     return [(row.owner, row.holder) for row in connection.execute(query.distinct())]
 
@@ -121,7 +121,7 @@ def release(
 def release_responses_before(connection: Connection, created_s: float) -> None:
     query = (
         select(image_uses.c.owner, image_uses.c.holder)
-        .where(image_uses.c.created_s < created_s, image_uses.c.holder.startswith(RESPONSE, autoescape=True))
+        .where(image_uses.c.created_s < created_s, _IS_RESPONSE)
         .distinct()
     )
     for owner, holder in connection.execute(query).all():
@@ -130,9 +130,8 @@ def release_responses_before(connection: Connection, created_s: float) -> None:
 
 def forget_images(connection: Connection, owner: str, *, of_responses: bool) -> None:
     """Release all images of an owner's conversations, or of the owner's responses."""
-    is_response = image_uses.c.holder.startswith(RESPONSE, autoescape=True)
     query = select(image_uses.c.holder).where(
-        image_uses.c.owner == owner, is_response if of_responses else ~is_response
+        image_uses.c.owner == owner, _IS_RESPONSE if of_responses else ~_IS_RESPONSE
     )
     for holder in connection.execute(query.distinct()).scalars().all():
         release(connection, owner, holder)
@@ -157,8 +156,7 @@ def _make_room(connection: Connection, owner: str, holder: str, new_bytes: int, 
         return
     oldest = (
         select(image_uses.c.holder)
-        .where(image_uses.c.owner == owner, image_uses.c.holder.startswith(RESPONSE, autoescape=True))
-        .where(image_uses.c.holder != holder)
+        .where(image_uses.c.owner == owner, _IS_RESPONSE, image_uses.c.holder != holder)
         .group_by(image_uses.c.holder)
         .order_by(func.min(image_uses.c.created_s))
     )

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino as ov
 
 from tailrace.engines.interface import Sequence
 from tailrace.engines.openvino.adapters import Branches
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
 from tailrace.engines.openvino.decoder import build
-from tailrace.engines.openvino.model import device_of, say
+from tailrace.engines.openvino.model import ENGINE, device_of, say
 from tailrace.engines.openvino.model_files import vector_bits
 from tailrace.engines.openvino.prepared import prepare
 from tailrace.engines.openvino.runner import Piece, Runner
@@ -33,7 +32,7 @@ __all__ = ["DecoderRunner"]
 class DecoderRunner:
     """Implements `VectorRunner`."""
 
-    engine = f"openvino {ov.__version__.partition('-')[0]}"
+    engine = ENGINE
     most_sequences = 64  # each has a block of the cache at least
 
     def __init__(self, spec: EngineSpec, card: ModelCard) -> None:

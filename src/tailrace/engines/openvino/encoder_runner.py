@@ -13,7 +13,7 @@ import openvino as ov
 from tailrace.engines.interface import Sequence
 from tailrace.engines.openvino.encoder import EncoderWeights, build
 from tailrace.engines.openvino.encoder_families import EncoderShape, read_encoder, read_gguf_encoder
-from tailrace.engines.openvino.model import device_of
+from tailrace.engines.openvino.model import ENGINE, device_of
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models._gguf_card import read_parts
@@ -27,7 +27,7 @@ _NEVER = np.float32(-1e9)  # is added to the score of a place without a token
 class EncoderRunner:
     """Implements `VectorRunner`."""
 
-    engine = f"openvino {ov.__version__.partition('-')[0]}"
+    engine = ENGINE
     most_sequences = 2**31
     num_done = 0
 

@@ -28,7 +28,7 @@ from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence, S
 from tailrace.engines.openvino.blocks import BLOCK_TOKENS
 from tailrace.engines.openvino.draft_model import DraftModel
 from tailrace.engines.openvino.drafts import PromptLookup
-from tailrace.engines.openvino.model import images_of, load_eye, load_runner, say
+from tailrace.engines.openvino.model import ENGINE, images_of, load_eye, load_runner, reason_of, say
 from tailrace.engines.openvino.runner import Piece, Runner
 from tailrace.engines.openvino.scheduler import Scheduler, SequenceState, Work
 from tailrace.engines.protocol import EngineSpec
@@ -59,7 +59,7 @@ class OpenVINOEngine:
             self._runner = load_runner(spec, card, partial(self._read_vocabulary, card), images)
             self._draft = _load_draft(spec, self._runner) if spec.draft else None
         except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # exceptions of C++, too
-            raise ModelError(_reason(error)) from error
+            raise ModelError(reason_of(error)) from error
         self._vocab_size = self._runner.vocab_size
         self._exact = spec.exact
         self._adapters = numbers_of(spec.adapters)
@@ -80,7 +80,7 @@ class OpenVINOEngine:
             cuts_no_image=images == "mutual",
         )
         self.capabilities = Capabilities(
-            engine=f"openvino {ov.__version__.partition('-')[0]}",
+            engine=ENGINE,
             context_tokens=spec.context_tokens,
             kv_tokens=spec.kv_tokens,
             block_tokens=BLOCK_TOKENS,
@@ -310,9 +310,3 @@ def _is_known_exact(spec: EngineSpec) -> bool:
         return False
     has_avx512 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return has_avx512 and (spec.threads or usable_processors()) <= 2
-
-
-def _reason(error: Exception) -> str:
-    """Return the library's message without the position in its source."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[-1].strip().rstrip(".")[:200] if lines else type(error).__name__

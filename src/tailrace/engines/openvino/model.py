@@ -26,7 +26,9 @@ from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 from tailrace.models.card import ModelCard
 
-__all__ = ["device_of", "images_of", "load_eye", "load_runner", "say"]
+__all__ = ["ENGINE", "device_of", "images_of", "load_eye", "load_runner", "reason_of", "say"]
+
+ENGINE = f"openvino {ov.__version__.partition('-')[0]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,12 @@ def _eye_options(spec: EngineSpec) -> dict[str, Any]:  # Any: as above
     if spec.threads:
         options["INFERENCE_NUM_THREADS"] = spec.threads
     return options
+
+
+def reason_of(error: Exception) -> str:
+    """Return the library's message without the position in its source."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip().rstrip(".")[:200] if lines else type(error).__name__
 
 
 def device_of(name: str) -> str:

@@ -274,7 +274,7 @@ def _renamed(name: str, rules: Iterable[tuple[re.Pattern[str], str]]) -> str:
 def tensors_of(path: Path) -> dict[str, Raw]:
     """Return the tensors of a Hugging Face directory or a GGUF file by name. Raises: ModelError; OSError."""
     if not path.is_dir():
-        return {tensor.name: _of_gguf(tensor) for tensor in read_parts(path).tensors}
+        return gguf_tensors_of(read_parts(path))
     return {name: raw for file in weight_files(path) for name, raw in _of_safetensors(file).items()}
 
 

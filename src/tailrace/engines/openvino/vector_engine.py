@@ -3,15 +3,13 @@ off."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tailrace.engines.openvino.decoder_runner import DecoderRunner
 from tailrace.engines.openvino.encoder_runner import EncoderRunner
+from tailrace.engines.openvino.model import reason_of
 from tailrace.engines.openvino.model_files import is_encoder
 from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.vectors import VectorEngine
+from tailrace.engines.vectors import VectorEngine, card_of
 from tailrace.errors import ModelError
-from tailrace.models.resolve import read_card
 
 __all__ = ["OpenVINOVectors"]
 
@@ -23,9 +21,8 @@ class OpenVINOVectors(VectorEngine):
         for name, value in (("adapter", spec.adapters), ("draft", spec.draft)):
             if value:
                 raise ModelError(f"--{name} does not apply to a model that embeds or ranks")
-        card = read_card(Path(spec.path), "")
+        card = card_of(spec)
         try:
             super().__init__(spec, EncoderRunner(spec, card) if is_encoder(card) else DecoderRunner(spec, card))
         except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # exceptions of C++, too
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise ModelError(lines[-1].strip().rstrip(".")[:200]) from error
+            raise ModelError(reason_of(error)) from error
