@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from tailrace.engines.processor import processor
+from tailrace.system.processors import processor
 
 __all__ = ["this_machine"]
 

@@ -39,8 +39,8 @@ def measure(path: str, cache: str, weights: str) -> None:
     of = Path(path).stat().st_size
     from tailrace.engines import EngineSpec
     from tailrace.engines.interface import Sequence
-    from tailrace.engines.openvino.engine import OpenVINOEngine
     from tailrace.types import Sampling
+    from tailrace_plugins.openvino.openvino_engine import OpenVINOEngine
 
     say("library imported", of=of)
     bits: Any = 0 if weights == "auto" else int(weights)

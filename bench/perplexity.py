@@ -21,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from tailrace.engines.openvino.model import load_runner
-from tailrace.engines.openvino.prepared import prepared_path
-from tailrace.engines.openvino.runner import Piece
 from tailrace.engines.protocol import EngineSpec
 from tailrace.models.resolve import read_card
+from tailrace_plugins.openvino.model import load_runner
+from tailrace_plugins.openvino.prepared import prepared_path
+from tailrace_plugins.openvino.runner import Piece
 
 WINDOW = 512
 DOCS = Path(__file__).parent.parent / "docs"

@@ -27,10 +27,10 @@ from tailrace.dialects import GenerateCall, StreamFacts, Wire, websocket
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.shapes import path_of
 from tailrace.dialects.wire import Follow, Generate, MakeVectors, OnStream, Operation, Reply, Show, VectorCall
-from tailrace.engines.openvino.engine import PARAMETERS
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.http.wires import ServedWires, is_meant
 from tailrace.types import SHAPING, End, Event, GenerateRequest, Sampling, Usage
+from tailrace_plugins.openvino.openvino_engine import PARAMETERS
 
 WIRES = ServedWires().all
 PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"

@@ -176,7 +176,7 @@ def test_files_that_pages_name_exist() -> None:
     """Check paths with a folder: `engines/sampler.py` in the source, `tests/golden` in the checkout."""
     pages = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "decisions").glob("*.md")]
     named = {(page.name, name) for page in pages for name in re.findall(r"`([a-z_.]+/[\w/.-]*\w)`", page.read_text())}
-    there = (ROOT, ROOT / "src" / "tailrace")
+    there = (ROOT, ROOT / "src", ROOT / "src" / "tailrace")
     assert ("CONTRIBUTING.md", "engines/sampler.py") in named
     assert not [
         pair for pair in named if "NAME" not in pair[1] and not any((base / pair[1]).exists() for base in there)

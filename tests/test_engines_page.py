@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.generated import check_table
 
 from tailrace.engines import own_kinds
-from tailrace.engines.openvino.engine import PARAMETERS as OPENVINO
 from tailrace.packages.requirements import install_command
 from tailrace.types import SHAPING, Sampling
+from tailrace_plugins.openvino.openvino_engine import PARAMETERS as OPENVINO
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "engines.md"

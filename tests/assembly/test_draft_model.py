@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.engines.openvino.pairs import PIECES, tiny_llama, tiny_tokenizer
+from tests.plugins.openvino.pairs import PIECES, tiny_llama, tiny_tokenizer
 
 from tailrace.assembly.service import engine_spec
 from tailrace.assembly.source import find_named, find_source

@@ -9,9 +9,8 @@ from tests.checkpoints import smollm2_dir, tiny_gpt2_dir
 from tests.missing import skip_missing
 from tokenizers import Tokenizer
 
-from tailrace.engines import EngineSpec
 from tailrace.errors import ModelError
-from tailrace.models import ModelCard, NoProgress, models_path
+from tailrace.models import ModelCard, NoProgress
 from tailrace.models.resolve import resolve
 
 __all__ = ["smollm2_dir", "tiny_gpt2_dir"]
@@ -23,21 +22,6 @@ def card() -> ModelCard:
         return resolve("smollm2", NoProgress())
     except ModelError as error:
         skip_missing("smollm2", error.message)
-
-
-@pytest.fixture(scope="module")
-def openvino_spec(card: ModelCard) -> EngineSpec:
-    """Small, so that a prompt at the limit is fast, with steps so small that it needs three."""
-    return EngineSpec(
-        engine="openvino",
-        path=str(card.path),
-        context_tokens=384,
-        kv_tokens=8192,
-        max_sequences=16,
-        max_step_tokens=128,
-        eos_token_ids=card.eos_token_ids,
-        cache_path=str(models_path().parent / "prepared"),
-    )
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.engines.lora import random_pairs, save
-from tests.engines.openvino.tiny_models import TINY, make
+from tests.plugins.openvino.tiny_models import TINY, make
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 

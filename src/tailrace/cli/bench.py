@@ -132,7 +132,7 @@ async def _measure(
 
 
 def _machine() -> dict[str, Any]:  # Any: JSON
-    from tailrace.engines.processor import processor
+    from tailrace.system.processors import processor
 
     return {
         "cpu": processor(),

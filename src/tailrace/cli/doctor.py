@@ -153,10 +153,11 @@ def _version(kind: Kind) -> str:
 def _measure_plan(source: Source) -> MeasurePlan:
     """Return what to measure on the machine for a model."""
     from tailrace.assembly.service import engine_spec
+    from tailrace.engines import all_kinds
     from tailrace.measure.bench.machine import MeasurePlan
     from tailrace.settings import Settings
 
-    if source.address or source.engine != "openvino":
+    if not all_kinds()[source.engine].operations_per_s:
         return MeasurePlan(0 if source.address else source.weight_bytes())
     return MeasurePlan(source.weight_bytes(), engine_spec(source, Settings(), cache_path=""), _in_eight_bits(source))
 

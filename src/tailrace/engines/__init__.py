@@ -1,6 +1,6 @@
-"""Engines, and the worker process that runs one. Each has a folder here, or is a plugin.
+"""Engines, and the worker process that runs one. All but the scripted one are plugins.
 
-Rule: an engine library is imported only in its own folder, and only in the worker process. The worker
+Rule: an engine library is imported only in the folder of its plugin, and only in the worker process. The worker
 sends the server one frame per step (`protocol`). `supervisor` runs in the server, `worker` in the worker process.
 This module exports what authors of engines need; more for them is in `adapters`, `constraints`, `grammars.guidance`,
 `inner_loop`, `sampler`, `scratch` and `vectors` (docs/extending.md).
@@ -30,8 +30,9 @@ from tailrace.engines.kinds import (
     own_kinds,
 )
 from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.schedule import Schedule
 from tailrace.schemas import GUIDANCE, PASSED_ON
-from tailrace.wording import in_one_line
+from tailrace.wording import in_one_line, listed
 
 __all__ = [
     "ALL_EXCLUDED",
@@ -47,12 +48,14 @@ __all__ = [
     "EngineSpec",
     "Kind",
     "Prefill",
+    "Schedule",
     "Sequence",
     "Sight",
     "all_kinds",
     "choose",
     "find_kind",
     "in_one_line",
+    "listed",
     "load_engine",
     "own_kinds",
 ]

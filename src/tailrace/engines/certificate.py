@@ -14,10 +14,9 @@ import msgspec
 from msgspec.structs import asdict
 
 from tailrace import __version__
-from tailrace.engines.processor import processor
 from tailrace.engines.protocol import EngineSpec
 from tailrace.models.shards import parts_of
-from tailrace.system.processors import usable_processors
+from tailrace.system.processors import processor, usable_processors
 
 __all__ = [
     "Certificate",

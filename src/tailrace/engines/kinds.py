@@ -14,20 +14,19 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from tailrace.engines.devices import device_name, read_device
 from tailrace.engines.interface import Engine
-from tailrace.engines.openvino import model_files as openvino
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.packages.requirements import install_command
-from tailrace.schemas import GUIDANCE, PORTABLE, Reach
+from tailrace.schemas import PORTABLE, Reach
 from tailrace.wording import listed
 
 if TYPE_CHECKING:
@@ -47,8 +46,6 @@ __all__ = [
 ]
 
 ENGINES_GROUP = "tailrace.engines"  # of entry points
-
-_COMPUTING_SETTINGS = ("kv_tokens", "max_step_tokens", "prefix_cache", "threads")
 
 
 def _accept_all(card: ModelCard) -> str:
@@ -80,6 +77,7 @@ class Kind:
     # Of tailrace's own engines: the place in the order in which `auto` prefers them. Those of others have none.
     preference: int = 0
     is_for_gpus: bool = False  # slower than the others without a GPU
+    is_for_intel: bool = False  # its GPUs are Intel's; those of the others are NVIDIA's, AMD's and Apple's
     exact: bool = False  # the default of --exact
     is_for_one: bool = False  # fastest with one stream, and slower than others with many
     step_tokens: int = 256  # default number of prompt tokens per step; 0: the engine decides
@@ -91,6 +89,9 @@ class Kind:
     refuses: Callable[[ModelCard], str] = _accept_all
     weight_bytes: Callable[[ModelCard, int], int] = _file_bytes
     memory_bytes: Callable[[ModelCard, EngineSpec], int] | None = None
+    # module:function that measures how many operations its kernels do in a second at most, for `tailrace doctor`. It is
+    # called with an `EngineSpec`, and with `in_eight_bits`: whether the weights have eight bits or fewer.
+    operations_per_s: str = ""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -144,56 +145,22 @@ _PLURALS = {
     "upstream": "other servers",
 }
 
-# The engines of this package.
-KINDS = {
-    kind.name: kind
-    for kind in (
-        Kind(
-            "openvino",
-            "CPUs; most streams at once",
-            formats=("gguf", "openvino", "huggingface"),
-            preference=1,
-            packages=("openvino",),
-            cls="tailrace.engines.openvino.engine:OpenVINOEngine",
-            vector_cls="tailrace.engines.openvino.vector_engine:OpenVINOVectors",
-            settings=(
-                *_COMPUTING_SETTINGS,
-                "adapter",
-                "adapter_scale",
-                "device",
-                "draft",
-                "draft_tokens",
-                "exact",
-                "kv_precision",
-                "prompt_lookup_tokens",
-                "weights",
-            ),
-            exact=True,
-            reach=GUIDANCE,
-            devices=("cpu", "gpu", "npu", "auto", "multi", "hetero"),
-            sees=openvino.sees,
-            refuses=openvino.why_not,
-            weight_bytes=openvino.weight_bytes,
-            memory_bytes=openvino.memory_bytes,
-        ),
-        Kind(
-            "scripted",
-            "tests, load and demonstrations",
-            formats=("scripted",),
-            preference=6,
-            cls="tailrace.engines.scripted.engine:ScriptedEngine",
-            vector_cls="tailrace.engines.scripted.vectors:ScriptedVectors",
-            sees=lambda card: True,
-            settings=("adapter", "adapter_scale", "kv_tokens"),
-        ),
-    )
-}
-
+_SCRIPTED = Kind(
+    "scripted",
+    "tests, load and demonstrations",
+    formats=("scripted",),
+    preference=6,
+    cls="tailrace.engines.scripted.engine:ScriptedEngine",
+    vector_cls="tailrace.engines.scripted.vectors:ScriptedVectors",
+    sees=lambda card: True,
+    settings=("adapter", "adapter_scale", "kv_tokens"),
+)
+KINDS = {_SCRIPTED.name: _SCRIPTED}  # the engines of this package; the others that tailrace has are plugins
 
 # Settings that not every engine has.
 OPTIONAL_SETTINGS = frozenset((
-    *_COMPUTING_SETTINGS, "adapter", "adapter_scale", "device", "draft", "draft_tokens", "dtype", "exact", "gpus",
-    "kv_precision", "prompt_lookup_tokens", "weights",
+    "adapter", "adapter_scale", "device", "draft", "draft_tokens", "dtype", "exact", "gpus", "kv_precision",
+    "kv_tokens", "max_step_tokens", "prefix_cache", "prompt_lookup_tokens", "threads", "weights",
 ))  # fmt: skip
 
 
@@ -290,9 +257,9 @@ def _with_device(kinds: list[Kind], name: str) -> list[Kind]:
             + "; ".join(f"{kind.name} computes on {listed(kind.devices)}" for kind in kinds if kind.devices)
             + "."
         )
-    if name == "gpu":  # OpenVINO's is Intel's, the others' are those of NVIDIA, AMD and Apple
+    if name == "gpu":
         is_intels = not has_gpu() and not has_metal()
-        able = [kind for kind in able if (kind.name == "openvino") == is_intels] or able
+        able = [kind for kind in able if kind.is_for_intel == is_intels] or able
     return able
 
 
@@ -331,8 +298,7 @@ def load_engine(spec: EngineSpec) -> Engine:
     """
     kind = find_kind(spec.engine) or _named(spec.engine)
     _require(kind)
-    module, _, name = (kind.cls if spec.task == "generate" else kind.vector_cls).partition(":")
-    engine: Engine = getattr(import_module(module), name)(spec)
+    engine: Engine = resolve_name(kind.cls if spec.task == "generate" else kind.vector_cls)(spec)
     return engine
 
 
@@ -363,7 +329,7 @@ def _preferred(card: ModelCard) -> list[Kind]:
     if not has_gpu():
         kinds.sort(key=lambda kind: kind.is_for_gpus)
     elif card.format == "huggingface":
-        kinds.sort(key=lambda kind: kind.name == "openvino")  # which would leave the GPU idle
+        kinds.sort(key=lambda kind: kind.is_for_intel)  # which would leave the GPU idle
     return kinds
 
 

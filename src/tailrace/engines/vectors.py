@@ -17,12 +17,12 @@ import numpy.typing as npt
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.models._gguf_card import read_parts
-from tailrace.models.card import ModelCard
+from tailrace.models import ModelCard
+from tailrace.models.gguf_header import read_parts
 from tailrace.models.resolve import read_card
 from tailrace.types import VectorForm
 
-__all__ = ["ModelCard", "Rows", "VectorEngine", "VectorRunner", "card_of", "vocab_size_of"]
+__all__ = ["Rows", "VectorEngine", "VectorRunner", "card_of", "vocab_size_of"]
 
 Rows = npt.NDArray[np.float32]
 _WHOLE = VectorForm()

@@ -6,9 +6,9 @@ failure is a `ModelError` whose message says what happened and what to do.
 
 from __future__ import annotations
 
-from tailrace.models.card import ModelCard
+from tailrace.models.card import ModelCard, Pooling
 from tailrace.models.catalogue import CATALOGUE, CatalogueEntry
 from tailrace.models.places import models_path
 from tailrace.models.progress import NoProgress, Progress
 
-__all__ = ["CATALOGUE", "CatalogueEntry", "ModelCard", "NoProgress", "Progress", "models_path"]
+__all__ = ["CATALOGUE", "CatalogueEntry", "ModelCard", "NoProgress", "Pooling", "Progress", "models_path"]

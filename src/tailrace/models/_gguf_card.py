@@ -9,10 +9,10 @@ from tailrace.models._tokenizer import WORDPIECE, read_scheme, tokenizer_json
 from tailrace.models._vector_facts import ENCODERS, VectorFacts
 from tailrace.models._vocabulary import CONTROL, Vocabulary, is_end, read_vocabulary
 from tailrace.models.card import ModelCard, Pooling, recommended
-from tailrace.models.gguf_header import Metadata, read_metadata
-from tailrace.models.shards import part_of, parts_of, projector_of, some_of
+from tailrace.models.gguf_header import Metadata, read_parts
+from tailrace.models.shards import projector_of
 
-__all__ = ["read", "read_parts"]
+__all__ = ["read"]
 
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
@@ -97,39 +97,12 @@ def _behind(path: Path, metadata: Metadata, vocabulary: Vocabulary, *, is_defaul
     return own or _token(path, metadata, vocabulary, "tokenizer.ggml.eos_token_id")
 
 
-def read_parts(path: Path) -> Metadata:
-    """Read the metadata of a model, and the places of the tensors of all its parts. Raises: ModelError."""
-    metadata = read_metadata(path)
-    count = metadata.get("split.count", int) or 1
-    if count == 1:
-        return metadata
-    parts = parts_of(path)
-    number = (metadata.get("split.no", int) or 0) + 1
-    if number != 1:
-        raise ModelError(f"{path} is part {number} of {count} of one model. Name its first part{_first(path, count)}.")
-    if len(parts) != count:
-        raise ModelError(
-            f"{path} is part 1 of {count} of one model, but its name does not end in -00001-of-{count:05}.gguf. Give "
-            "all parts the names that they had."
-        )
-    if missing := [part.name for part in parts if not part.exists()]:
-        raise ModelError(f"{path} is part 1 of {count} of one model, and these parts are missing: {some_of(missing)}.")
-    for part in parts[1:]:
-        metadata.tensors.extend(read_metadata(part).tensors)
-    return metadata
-
-
 def _projector(path: Path) -> Path | None:
     try:
         found = projector_of(path.name, [file.name for file in path.parent.iterdir()])
     except OSError:  # a directory that may be entered, but not listed
         return None
     return path.with_name(found) if found else None
-
-
-def _first(path: Path, count: int) -> str:
-    first = parts_of(path)[0]
-    return f", {first.name}" if part_of(path.name)[1] == count else ""
 
 
 def _token_id(path: Path, metadata: Metadata, vocabulary: Vocabulary, key: str) -> int | None:

@@ -19,8 +19,9 @@ from typing import TypeVar
 import msgspec
 
 from tailrace.errors import ModelError
+from tailrace.models.shards import part_of, parts_of, some_of
 
-__all__ = ["GgufTensor", "Metadata", "read_metadata"]
+__all__ = ["GgufTensor", "Metadata", "read_metadata", "read_parts"]
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -229,3 +230,30 @@ class _Reader:
             raise _DamagedError(_CUT_SHORT)
         self._at = start + num_bytes
         return start
+
+
+def read_parts(path: Path) -> Metadata:
+    """Read the metadata of a model, and the places of the tensors of all its parts. Raises: ModelError."""
+    metadata = read_metadata(path)
+    count = metadata.get("split.count", int) or 1
+    if count == 1:
+        return metadata
+    parts = parts_of(path)
+    number = (metadata.get("split.no", int) or 0) + 1
+    if number != 1:
+        raise ModelError(f"{path} is part {number} of {count} of one model. Name its first part{_first(path, count)}.")
+    if len(parts) != count:
+        raise ModelError(
+            f"{path} is part 1 of {count} of one model, but its name does not end in -00001-of-{count:05}.gguf. Give "
+            "all parts the names that they had."
+        )
+    if missing := [part.name for part in parts if not part.exists()]:
+        raise ModelError(f"{path} is part 1 of {count} of one model, and these parts are missing: {some_of(missing)}.")
+    for part in parts[1:]:
+        metadata.tensors.extend(read_metadata(part).tensors)
+    return metadata
+
+
+def _first(path: Path, count: int) -> str:
+    first = parts_of(path)[0]
+    return f", {first.name}" if part_of(path.name)[1] == count else ""

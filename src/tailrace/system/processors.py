@@ -1,12 +1,13 @@
-"""How many processors this process may use."""
+"""The processor's name and features, and how many of them this process may use."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from pathlib import Path
 
-__all__ = ["usable_processors"]
+__all__ = ["processor", "processor_flags", "usable_processors"]
 
 
 def usable_processors(groups: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")) -> int:
@@ -33,3 +34,20 @@ def _quota(groups: Path, membership: Path) -> float:
                     least = min(least, int(quota) / int(period))
             group = group.parent
     return least
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
+
+
+def processor_flags() -> frozenset[str]:
+    """Return the features by Linux's names, such as "avx2"; none on other systems."""
+    return frozenset(_cpuinfo("flags", "Features").split())
+
+
+def _cpuinfo(*names: str) -> str:
+    """Return the first value with one of these names in Linux's description of the processor, or ""."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith(names)), "")
+    return ""

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engines.openvino.bert_files import write_bert
-from tests.engines.openvino.test_vector_decoders import IDS, MODES, pooled, pooled_gguf, vectors_of
-from tests.engines.openvino.tiny_models import TINY, make
 from tests.missing import needs
+from tests.plugins.openvino.bert_files import write_bert
+from tests.plugins.openvino.test_vector_decoders import IDS, MODES, pooled, pooled_gguf, vectors_of
+from tests.plugins.openvino.tiny_models import TINY, make
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.kinds import choose

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.engines.openvino.test_encoders import pooled_by
 from tests.missing import needs
+from tests.plugins.openvino.test_encoders import pooled_by
 
 from tailrace.engines import EngineSpec, Sequence, load_engine
 from tailrace.engines.interface import Engine

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.engines.processor import processor, processor_flags
 from tailrace.engines.protocol import EngineSpec
 from tailrace.system.child import how_it_ended
-from tailrace.system.processors import usable_processors
+from tailrace.system.processors import processor, processor_flags, usable_processors
 
 __all__ = ["Machine", "MeasurePlan", "look_at_machine", "measure_machine"]
 
@@ -37,7 +36,7 @@ class MeasurePlan(msgspec.Struct, frozen=True):
     """What to measure."""
 
     weight_bytes: int = 0  # of the model; 0: not known
-    openvino: EngineSpec | None = None  # what OpenVINO would load, where that is the engine
+    engine: EngineSpec | None = None  # what the engine would load, if it measures its kernels
     in_eight_bits: bool = False  # the weights have eight bits or fewer
 
 

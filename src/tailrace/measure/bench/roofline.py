@@ -4,7 +4,7 @@ Each token of a single stream reads all weights once, so memory limits one strea
 each read weight, so arithmetic is the limit. Both together are the model's roofline on this machine.
 
 The test reads as much memory as the weights need, because part of them may stay in a cache. Arithmetic is measured in
-float32 with numpy, and for OpenVINO with its own kernels, which compute with eight-bit integers.
+float32 with numpy, and with the kernels of the engine, if it measures them (`Kind.operations_per_s`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pkgutil import resolve_name
 
 import msgspec
 import numpy as np
 
+from tailrace.engines.kinds import find_kind
 from tailrace.measure.bench.machine import MeasurePlan
 from tailrace.system.child import begin_child
 from tailrace.system.processors import usable_processors
@@ -53,10 +55,8 @@ def main() -> None:
     matrix = np.ones((_MATRIX, _MATRIX), np.float32)
     multiplied_s = _best(lambda: matrix @ matrix)
     engine_ops_per_s = 0.0
-    if plan.openvino is not None:
-        from tailrace.engines.openvino.ceiling import operations_per_s
-
-        engine_ops_per_s = operations_per_s(plan.openvino, in_eight_bits=plan.in_eight_bits)
+    if plan.engine is not None and (kind := find_kind(plan.engine.engine)) is not None:
+        engine_ops_per_s = resolve_name(kind.operations_per_s)(plan.engine, in_eight_bits=plan.in_eight_bits)
     found = (cores * pieces[0].nbytes / read_s, 2 * _MATRIX**3 / multiplied_s, engine_ops_per_s)
     sys.stdout.buffer.write(msgspec.json.encode(found))
 
