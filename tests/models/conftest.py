@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import io
 import os
+import socket
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.models.fake_hub import Hub, running_hub
 from tests.waiting import LONG_S
 
 from tailrace.models import CatalogueEntry
@@ -204,3 +206,17 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with running_hub(tmp_path / "hf") as hub:
+        yield hub
+
+
+@pytest.fixture
+def refusing_port() -> Iterator[int]:
+    """Return a port that is bound, so that no other process gets it, but does not listen."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])

@@ -83,3 +83,23 @@ def test_nothing_is_deleted_without_confirmation(home: Path) -> None:
         assert _run("rm", "smollm2", name, "--yes").exit_code == 1, name
     assert own.exists()
     assert set(_names()) == {"smollm2", "hf:org/name"}
+
+
+def test_available_models_say_whether_they_fit(home: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(_run("ls", "--available", "--json").stdout)}
+    assert rows["smollm2"]["is_here"]
+    assert rows["smollm2"]["tokens_per_s"] > rows["qwen3-32b"]["tokens_per_s"] > 0
+    assert not rows["qwen3-4b"]["is_here"]
+    assert rows["qwen3-4b"]["can"] == ["tools", "reasoning"]
+    assert rows["minilm"]["tokens_per_s"] == 0
+
+
+def test_a_model_of_the_hub_is_removed_by_its_known_name(home: Path) -> None:
+    repository = home / "hub" / "models--Qwen--Qwen3-4B-GGUF"
+    (home / "hub" / "models--org--name").rename(repository)
+    link = repository / "snapshots" / ("a" * 40) / "model.gguf"
+    link.unlink()
+    link.symlink_to(repository / "blobs" / "b")
+    assert "hf:Qwen/Qwen3-4B-GGUF (qwen3-4b)" in _run("ls").stdout
+    assert _run("rm", "qwen3:4b", "--yes").exit_code == 0
+    assert "hf:Qwen/Qwen3-4B-GGUF" not in _names()

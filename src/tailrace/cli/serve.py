@@ -114,9 +114,9 @@ def serve(
 ) -> None:  # Any: click hands over what the table describes
     """Serve MODEL over HTTP.
 
-    MODEL is a name (smollm2), a GGUF file, a directory of a Hugging Face model or an OpenVINO export, or
-    hf:org/name[:file], which is downloaded if it is missing. It can also be a running server: openai:URL, tgi:URL.
-    `tailrace doctor MODEL` shows how this machine can run it.
+    MODEL is a name (smollm2, qwen3-4b; `tailrace ls --available` lists them), a GGUF file, a directory of a Hugging
+    Face model or an OpenVINO export, or hf:org/name[:file], which is downloaded if it is missing. It can also be a
+    running server: openai:URL, tgi:URL. `tailrace doctor MODEL` shows how this machine can run it.
 
     With --model, it serves several models by name. MODEL is then the first of them, or is omitted.
 
@@ -125,6 +125,7 @@ def serve(
 
     \b
     tailrace serve
+    tailrace serve qwen3-4b
     tailrace serve ./model.gguf --port 9000
     tailrace serve hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
     tailrace serve openai:http://10.0.0.5:8000/v1
@@ -256,6 +257,16 @@ def url_of(sock: socket.socket, settings: Settings) -> str:
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
+def _models_to_try() -> str:
+    """Return the next models that fit this machine, "" if there are none."""
+    from tailrace.cli.ls import size_text
+    from tailrace.models.advice import models_to_try
+    from tailrace.system.memory import machine_memory
+
+    found = models_to_try(machine_memory().available_bytes)
+    return " or ".join(f"tailrace serve {model.name} ({size_text(model.num_bytes)} to fetch)" for model in found)
+
+
 def _has_keys(settings: Settings) -> bool:
     """Return whether the server has keys. Raises: click.ClickException if the database cannot be read."""
     from tailrace.errors import ModelError
@@ -346,7 +357,10 @@ def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutin
         small = small_window(first.generator.limit_tokens(), found.card.context_tokens, first.settings)
         if small and first.generator.task == "generate":
             say(f"  Coding agents:    {small}")
-        say(f"  Try it:           {_EXAMPLES[first.generator.task].format(local)}\n")
+        say(f"  Try it:           {_EXAMPLES[first.generator.task].format(local)}")
+        if found.card.name == DEFAULT_MODEL and (larger := _models_to_try()):
+            say(f"  Larger models:    {larger}")
+        say("")
 
     def on_drain(num_streams: int) -> None:
         if num_streams:

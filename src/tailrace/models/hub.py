@@ -1,22 +1,26 @@
 """Downloads models of the Hugging Face hub with the hub's library, with its cache, token, settings and resumption.
 
-Files are downloaded one by one, each with its own progress bar. Without a network, it uses the cache.
+Files are downloaded one by one, each with its own progress bar, and checked against the hash that the hub states for
+large files. Without a network, it uses the cache.
 """
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from tailrace.errors import ModelError
 from tailrace.models._directory_card import EXPORT_FILES
+from tailrace.models._large_file import download
 from tailrace.models.catalogue import HubSource
 from tailrace.models.progress import Progress
 from tailrace.models.safetensors import chosen_files
-from tailrace.models.shards import gguf_choices, part_names, projector_of, some_of
+from tailrace.models.shards import gguf_choices, model_stem, part_names, projector_of, some_of
 
 __all__ = ["fetch_from_hub"]
 
@@ -30,26 +34,53 @@ class _Repository:
     name: str
     files: list[str]
     is_online: bool  # if not, use only the cache, to avoid a timeout for each file
+    sizes: dict[str, int] = field(default_factory=dict)  # as far as the hub states them
+    hashes: dict[str, str] = field(default_factory=dict)  # SHA-256 of large files
 
     def fetch(self, file: str, progress: Progress, *, revision: str | None = None) -> Path:
         from huggingface_hub import hf_hub_download
 
+        if self.is_online and file in self.hashes:
+            self._fetch_large(file, revision, progress)
         # The library expects a subclass of tqdm, but only uses the methods of `_bar`. tqdm would draw on the terminal.
         bar = _bar(file, progress)
         is_cached = not self.is_online
         return Path(hf_hub_download(self.name, file, revision=revision, tqdm_class=bar, local_files_only=is_cached))
 
+    def _fetch_large(self, file: str, revision: str | None, progress: Progress) -> None:
+        """Download a file into the library's cache, where the library then finds it."""
+        from huggingface_hub import constants, hf_hub_url
+
+        blobs = Path(constants.HF_HUB_CACHE, f"models--{self.name.replace('/', '--')}", "blobs")
+        url = hf_hub_url(self.name, file, revision=revision)
+        download(url, blobs / self.hashes[file], self.sizes[file], self.hashes[file], progress)
+
+    def require_space(self, files: Iterable[str]) -> None:
+        """Raises: ModelError if the disk of the cache has no room for those of the files that are not in it."""
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        missing = [file for file in files if not isinstance(try_to_load_from_cache(self.name, file), str)]
+        needed_bytes = sum(self.sizes.get(file, 0) for file in missing)
+        cache = Path(constants.HF_HUB_CACHE)
+        existing = next((path for path in (cache, *cache.parents) if path.is_dir()), None)
+        free_bytes = shutil.disk_usage(existing).free if existing is not None else needed_bytes
+        if free_bytes < needed_bytes:
+            raise ModelError(
+                f"hf:{self.name} needs {needed_bytes / 1e9:.1f} GB and {cache} has {free_bytes / 1e9:.1f} GB free. "
+                "Free some space, or set HF_HOME to a directory on another disk."
+            )
+
 
 def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
     """Download a model. Returns the GGUF file, or the directory of the export or model, in the hub's cache.
 
-    *Cancellation:* the hub's library keeps partial files and resumes them next time. *Raises:* ModelError.
+    *Cancellation:* large files continue next time where they were. *Raises:* ModelError.
     """
     _require_cache()
     with _hub_errors(source):
         repo = _look_at(source.repo, source.file)
         if source.file is not None:
-            return _fetch_gguf(repo, source.file, progress)
+            return _fetch_gguf(repo, _chosen(source, source.file, repo.files), progress)
         if EXPORT_FILES[0] in repo.files:
             return _fetch_directory(repo, EXPORT_FILES[0], lambda _: EXPORT_FILES, progress)
         weights = [file for file in repo.files if "/" not in file and file.endswith(".safetensors")]
@@ -75,7 +106,7 @@ def _look_at(name: str, wanted: str | None) -> _Repository:
     from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     try:
-        siblings = HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT).siblings or []
+        found = HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT, files_metadata=True).siblings or []
     except (errors.OfflineModeIsEnabled, errors.HTTPError) as error:  # type: ignore[attr-defined]  # their client's
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
             raise
@@ -84,10 +115,38 @@ def _look_at(name: str, wanted: str | None) -> _Repository:
         except errors.LocalEntryNotFoundError:
             raise error from None
         files = [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()]
-        if wanted is not None and wanted not in files:
+        if wanted is not None and not _matching(wanted, files):
             raise
         return _Repository(name, files, is_online=False)
-    return _Repository(name, [sibling.rfilename for sibling in siblings], is_online=True)
+    return _Repository(
+        name,
+        [one.rfilename for one in found],
+        is_online=True,
+        sizes={one.rfilename: one.size for one in found if one.size},
+        hashes={one.rfilename: one.lfs.sha256 for one in found if one.lfs is not None and one.size},
+    )
+
+
+def _matching(wanted: str, files: list[str]) -> list[str]:
+    """Return the files that `wanted` means: a file, also in another case, since uploaders rename files so; or the GGUF
+    models with this type of weights, such as Q4_K_M."""
+    if wanted in files:
+        return [wanted]
+    if wanted.endswith(".gguf"):
+        return [file for file in files if file.lower() == wanted.lower()]
+    ending = re.compile(rf"(^|[-.]){re.escape(wanted)}", re.IGNORECASE)
+    stems = {file: model_stem(PurePosixPath(file)) for file in gguf_choices(files)}
+    return [file for file, stem in stems.items() if (at := ending.search(stem)) and at.end() == len(stem)]
+
+
+def _chosen(source: HubSource, wanted: str, files: list[str]) -> str:
+    """Return the one file that `wanted` means. Raises: ModelError."""
+    found = _matching(wanted, files)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ModelError(f"hf:{source.repo} has several files of {wanted}. Name one of them: {some_of(found)}.")
+    raise ModelError(f"hf:{source.repo} has no file `{wanted}`. Leave the file out to see what it has.")
 
 
 def _only_gguf(repo: str, files: list[str]) -> str:
@@ -116,7 +175,9 @@ def _fetch_directory(
     beside = [file for file in repo.files if "/" not in file and any(fnmatch(file, kind) for kind in _BESIDE)]
     for file in beside:
         repo.fetch(file, progress, revision=directory.name)
-    for file in find_weights(directory):
+    weights = list(find_weights(directory))
+    repo.require_space(weights)
+    for file in weights:
         repo.fetch(file, progress, revision=directory.name)
     return directory
 
@@ -129,10 +190,12 @@ def _fetch_gguf(repo: _Repository, file: str, progress: Progress) -> Path:
         raise ModelError(f"`{file}` is only one part of a model. Name its first part, {first}.")
     if missing := [part for part in others if part not in repo.files]:
         raise ModelError(f"hf:{repo.name} lacks parts of this model: {some_of(missing)}.")
+    projector = projector_of(first, repo.files)
+    beside = [*others, projector] if projector else others
+    repo.require_space([first, *beside])
     path = repo.fetch(first, progress)
     commit = path.parents[len(PurePosixPath(first).parts) - 1].name  # all parts are of one commit, in one directory
-    projector = projector_of(first, repo.files)
-    for part in [*others, projector] if projector else others:
+    for part in beside:
         repo.fetch(part, progress, revision=commit)
     return path
 

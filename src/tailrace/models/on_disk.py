@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tailrace.models.catalogue import CATALOGUE, HubSource, parse_source
+from tailrace.models.catalogue import CATALOGUE, CatalogueEntry, HubModel, HubSource, hub_models, parse_source
 from tailrace.models.fetch import locate
 from tailrace.models.places import prepared_path
 
-__all__ = ["StoredModel", "find_stored", "stored_models"]
+__all__ = ["StoredModel", "find_stored", "is_here", "stored_models"]
 
 _WEIGHTS = ("*.gguf", "*.safetensors", "openvino_model.bin")
 _PREPARED = re.compile(r"(-form\d+)?-[0-9a-f]{16}")
@@ -53,10 +53,20 @@ def stored_models() -> list[StoredModel]:
 def find_stored(name: str) -> StoredModel | None:
     """Return the model of this name, or None. Accepts the same names as `tailrace pull`."""
     by_name = {model.name: model for model in stored_models()}
-    source = parse_source(name) if name.lower().startswith("hf:") else None
-    if isinstance(source, HubSource):
+    is_known = name.lower().replace(":", "-") in hub_models()
+    source = parse_source(name) if is_known or name.lower().startswith("hf:") else None
+    if isinstance(source, HubModel | HubSource):
         return by_name.get(f"hf:{source.repo}")
     return by_name.get(name) or by_name.get(name.lower()) or by_name.get(f"hf:{name}")
+
+
+def is_here(model: CatalogueEntry | HubModel) -> bool:
+    """Return whether a known model needs no download. Of several parts, the first one counts."""
+    if isinstance(model, CatalogueEntry):
+        return locate(model) is not None
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(model.repo, model.file), str)
 
 
 def _of_catalogue() -> list[StoredModel]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tailrace.errors import ModelError
 from tailrace.models._directory_card import EXPORT_FILES
 from tailrace.models.card import ModelCard
-from tailrace.models.catalogue import CatalogueEntry, parse_source
+from tailrace.models.catalogue import CatalogueEntry, HubModel, parse_source
 from tailrace.models.fetch import fetch
 from tailrace.models.hub import fetch_from_hub
 from tailrace.models.progress import Progress
@@ -28,6 +28,8 @@ def resolve(source: str, progress: Progress) -> ModelCard:
         return read_card(found or wanted, model_stem(wanted) if wanted.suffix == ".gguf" else wanted.name)
     if isinstance(wanted, CatalogueEntry):
         return read_card(fetch(wanted, progress), wanted.name)
+    if isinstance(wanted, HubModel):
+        return read_card(fetch_from_hub(wanted.source, progress), wanted.name)
     return read_card(fetch_from_hub(wanted, progress), wanted.repo)
 
 

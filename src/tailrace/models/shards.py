@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 __all__ = ["gguf_choices", "model_stem", "part_names", "part_of", "parts_of", "projector_of", "some_of"]
 
@@ -40,7 +40,7 @@ def parts_of(path: Path) -> list[Path]:
     return [path.with_name(name) for name in part_names(path.name)]
 
 
-def model_stem(path: Path) -> str:
+def model_stem(path: PurePath) -> str:
     """Return the name of a file's model: without the ending, and without the number of a part."""
     found = _PART.fullmatch(path.name)
     return found["stem"] if found is not None else path.stem

@@ -11,6 +11,7 @@ import msgspec
 
 from tailrace.engines.protocol import EngineSpec
 from tailrace.system.child import how_it_ended
+from tailrace.system.memory import machine_memory
 from tailrace.system.processors import processor, processor_flags, usable_processors
 
 __all__ = ["Machine", "MeasurePlan", "look_at_machine", "measure_machine"]
@@ -42,14 +43,13 @@ class MeasurePlan(msgspec.Struct, frozen=True):
 
 def look_at_machine() -> Machine:
     """Describe this machine, without its speeds."""
-    memory, flags = _numbers("/proc/meminfo"), processor_flags()
-    whole = memory.get("MemTotal", 0) * 1024
+    memory, flags = machine_memory(), processor_flags()
     return Machine(
         processor=processor(),
         cores=usable_processors(),
         features=tuple(flag for flag in _INTERESTING if flag in flags),
-        memory_bytes=whole,
-        available_bytes=memory.get("MemAvailable", 0) * 1024,
+        memory_bytes=memory.whole_bytes,
+        available_bytes=memory.available_bytes,
         gpus=_gpus(),
     )
 
@@ -68,16 +68,6 @@ def measure_machine(plan: MeasurePlan) -> Machine:
         raise RuntimeError(f"the measuring process ended ({how_it_ended(done.returncode)})")
     read, flops, ops = msgspec.json.decode(done.stdout, type=tuple[float, float, float])
     return msgspec.structs.replace(look_at_machine(), read_bytes_per_s=read, flops_per_s=flops, engine_ops_per_s=ops)
-
-
-def _numbers(path: str) -> dict[str, int]:
-    """Read lines of `name: number …`. Returns {} if there is no such file."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in lines)
-    return {name: int(value.split()[0]) for name, _, value in pairs if value.strip()}
 
 
 def _gpus() -> tuple[str, ...]:
