@@ -26,6 +26,7 @@ from tailrace.engines.worker_process import Receiver
 from tailrace.errors import EngineError, EngineLost, SequenceFailed
 from tailrace.generation import Generator, Limits, PromptEncoder, Run
 from tailrace.streams import MemoryLogStore, StreamLog
+from tailrace.streams.sqlite_store import SqliteLogStore
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.text.reasoning import find_format
 from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
@@ -181,7 +182,7 @@ class Harness:
     thinks: bool = False  # the chat template has reasoning markers
     limits: Limits = field(default_factory=Limits)
     options: dict[str, float] = field(default_factory=dict)
-    store: MemoryLogStore = field(default_factory=MemoryLogStore)
+    store: MemoryLogStore | SqliteLogStore = field(default_factory=MemoryLogStore)
 
     def __post_init__(self) -> None:
         spec = EngineSpec(

@@ -139,6 +139,7 @@ class StreamChannel:
         except SeqOutOfRange as error:
             error.param = "after"
             raise
+        self._models.of(log).generator.observers.on_followed(log.record, after)
         following = self._frames_of(follow.name, log, after, shows_progress=follow.return_progress)
         if log.is_over(after):
             await self._socket.say(following.frames.ended(after))

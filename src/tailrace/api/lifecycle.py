@@ -19,6 +19,7 @@ from tailrace.api.access_routes import AccessRoutes
 from tailrace.api.conversation_files import ConversationFileRoutes
 from tailrace.api.conversation_images import ConversationImageRoutes, ImageIntake
 from tailrace.api.conversation_routes import ConversationRoutes
+from tailrace.api.foreign_metrics import metrics_of
 from tailrace.api.openapi import document
 from tailrace.api.owner_deletion import OwnerDeletion
 from tailrace.api.routes import Routes
@@ -32,6 +33,7 @@ from tailrace.assembly.service import Service, start_service
 from tailrace.assembly.source import Source
 from tailrace.dialects import native
 from tailrace.errors import SHUTTING_DOWN, Draining, ModelError
+from tailrace.generation.stalls import StallWatch
 from tailrace.http.access_log import AccessLog
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.near_paths import NearPaths
@@ -68,10 +70,11 @@ def build_routes(
     extensions: Sequence[Opened] = (),
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),
+    metrics: Metrics | None = None,
 ) -> tuple[list[BaseRoute], ServedWires]:
     """Return all routes, and the wires among them. `own_routes` come first."""
     settings, streams, bodies = server.settings, server.streams, server.bodies
-    metrics = Metrics(*(served.generator for served in models), families=settings.metric_families)
+    metrics = metrics or _metrics_of(models, settings)
     conversations = records.conversations if records is not None else None
     about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path, extensions))
     own: list[BaseRoute] = [*about.table()]
@@ -105,11 +108,14 @@ def build_app(
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),
     audit: AuditLog | None = None,
+    metrics: Metrics | None = None,
 ) -> ASGIApp:
     """Return the ASGI application. Without records there are no keys and no conversations, and all requests are
-    anonymous. With an audit log, the generators' new streams are written to it from now on."""
+    anonymous. With an audit log, the generators' new streams are written to it from now on. `metrics` have observed the
+    models from their start; without them it makes some."""
     settings = server.settings
-    routes, wires = build_routes(models, server, extensions, records, own_routes)
+    metrics = metrics or _metrics_of(models, settings)
+    routes, wires = build_routes(models, server, extensions, records, own_routes, metrics)
     router = Router(routes, redirect_slashes=False)
     if audit is not None:
         for served in models:
@@ -125,11 +131,16 @@ def build_app(
         wires=wires,
         public=(*PUBLIC, "/metrics") if settings.public_metrics else PUBLIC,
         headers=_HEADERS,
+        on_refused=metrics.on_turned_away,
     )
     app = let_origins_read(edge, settings, [name for one in extensions for name in one.exposed_headers])
     if settings.access_log:
         app = AccessLog(app, wires)
     return NearPaths(app, wires, routes)
+
+
+def _metrics_of(models: Models, settings: Settings) -> Metrics:
+    return metrics_of((served.generator for served in models), settings.metric_families)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +202,12 @@ async def open_server(
 
     Raises: ModelError if the engine cannot load the model.
     """
+    metrics: list[Metrics] = []  # made before streams of an earlier process continue
+
+    def on_loaded(models: Models) -> None:
+        metrics.append(_metrics_of(models, settings))
+        records.conversations.observe([served.generator for served in models], models.first.generator.store)
+
     with open_audit_log(settings) as audit:
         async with (
             open_records(settings) as records,
@@ -200,16 +217,17 @@ async def open_server(
                 data_path=data_path,
                 cache_path=cache_path,
                 more=more,
-                on_loaded=lambda models: records.conversations.observe(
-                    [served.generator for served in models], models.first.generator.store
-                ),
+                on_loaded=on_loaded,
             ) as service,
             records.recording([served.generator for served in service.models], service.store, data_path),
         ):
             server = Server(settings, service.store, records.conversations)
-            async with open_extensions(server) as extensions:
-                app = build_app(service.models, server, extensions, records, own_routes(service), audit)
+            async with open_extensions(server) as extensions, asyncio.TaskGroup() as group:
+                app = build_app(service.models, server, extensions, records, own_routes(service), audit, *metrics)
+                stalls = StallWatch([served.generator for served in service.models], *metrics)
+                watching = group.create_task(stalls.run())
                 yield RunningServer(app, service, records, extensions)
+                watching.cancel()
 
 
 async def serve(

@@ -29,6 +29,7 @@ from tailrace.assembly.served import NamedModel
 from tailrace.dialects import Encoder, ParsedRequest, Wire
 from tailrace.dialects.bodies import JsonBody, printable, require_plain_utf8
 from tailrace.dialects.queries import read_query
+from tailrace.dialects.shapes import path_of
 from tailrace.dialects.wire import (
     CumulativeEncoder,
     Follow,
@@ -63,7 +64,7 @@ from tailrace.images.turns import OwnerTurns
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
-from tailrace.types import Claim, GenerateRequest, Task
+from tailrace.types import Claim, GenerateRequest, Sampling, Task
 
 __all__ = ["Routes", "route"]
 
@@ -280,6 +281,8 @@ class Routes:
             notes += shortened(call.request, log.record, name_on_wire("max_tokens", wire, parsed))
             notes += left_open(log.record)
             ignored = ignored_header(notes, is_strict=False)
+            if notes:
+                served.generator.observers.on_ignored(log.record, _known_fields(notes, wire))
             facts = facts_of(served, log)
             if not log.record.prompts:  # an Idempotency-Key found an ended stream
                 prompts = await served.generator.prompts.encode(without_images(call.request))
@@ -331,6 +334,7 @@ class Routes:
 
     async def _follow(self, owner: str, following: Following) -> ASGIApp:
         log = await self._streams.find(owner, following.stream_id, following.after)
+        self._models.of(log).generator.observers.on_followed(log.record, following.after)
         encoder = self._open(following.view, log)
         if following.replay:
             assert isinstance(encoder, CumulativeEncoder)
@@ -349,6 +353,12 @@ def _parsed(
     if isinstance(call, GenerateCall):
         reader.check_text(_num_image_bytes(call.request))
     return call
+
+
+def _known_fields(notes: Sequence[str], wire: Wire) -> list[str]:
+    """Return the fields that notes are about, for observers: clients cannot make any number of names."""
+    known = {*wire.unused, *wire.names.values(), *Sampling.__struct_fields__}
+    return [path if (path := path_of(note)) in known else "other" for note in notes]
 
 
 def _num_image_bytes(request: GenerateRequest) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,7 @@ class Times:
     first_s: float | None = None  # the first token
     ended_s: float | None = None
     num_losses: int = 0  # how often its engine was lost
+    lost_s: float | None = None  # when its engine or server was lost, until it has a new token
 
     def spent(self) -> Spent | None:
         """Return the durations of the stages; None without a first token and an end."""
@@ -56,6 +57,22 @@ class Observer:
 
     def on_first_token(self, record: Record, times: Times) -> None:
         """The engine has generated the first token of the stream."""
+
+    def on_ignored(self, record: Record, fields: Sequence[str]) -> None:
+        """These fields of its request have no effect, or another one than asked for. Names that only the client knows
+        are `other`."""
+
+    def on_followed(self, record: Record, after: int) -> None:
+        """A client reads a stream that has begun, from the event after `after`."""
+
+    def on_taken_over(self, record: Record, num_tokens: int) -> None:
+        """The stream of another server or an earlier process continues here. It has so many tokens already."""
+
+    def on_replay(self, record: Record, num_tokens: int) -> None:
+        """The stream runs again from its prompts. So many tokens of its answers are generated again."""
+
+    def on_caught_up(self, record: Record, silent_s: float) -> None:
+        """The stream has a new token, so long after its engine or server was lost."""
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         """The terminal event is kept, as `log.end`. Called once."""
@@ -100,6 +117,21 @@ class Observers:
 
     def on_first_token(self, record: Record, times: Times) -> None:
         self._tell(lambda observer: observer.on_first_token(record, times))
+
+    def on_ignored(self, record: Record, fields: Sequence[str]) -> None:
+        self._tell(lambda observer: observer.on_ignored(record, fields))
+
+    def on_followed(self, record: Record, after: int) -> None:
+        self._tell(lambda observer: observer.on_followed(record, after))
+
+    def on_taken_over(self, record: Record, num_tokens: int) -> None:
+        self._tell(lambda observer: observer.on_taken_over(record, num_tokens))
+
+    def on_replay(self, record: Record, num_tokens: int) -> None:
+        self._tell(lambda observer: observer.on_replay(record, num_tokens))
+
+    def on_caught_up(self, record: Record, silent_s: float) -> None:
+        self._tell(lambda observer: observer.on_caught_up(record, silent_s))
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         self._tell(lambda observer: observer.on_end(record, log, times))

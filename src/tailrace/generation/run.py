@@ -90,6 +90,7 @@ class Run(Producer):
     is_handed_over: bool = field(init=False, default=False)  # another server writes the stream, or will
     is_suspended: bool = field(init=False, default=False)
     is_watched: bool = field(init=False, default=False)  # whether its progress is reported to the rescuer
+    _awaits_token: bool = field(init=False, default=True)  # its first one, or a new one after a loss
     _entry: QueueEntry | None = field(init=False, default=None)  # its place in the queue, then its slot
     _on_engine: dict[int, Choice] = field(init=False, default_factory=dict)  # by the ids of their sequences
     _reading: PromptReading = field(init=False)
@@ -214,9 +215,8 @@ class Run(Producer):
         if isinstance(outcome, Problem):
             self._on_problem(choice, outcome)
         elif outcome:
-            if self.times.first_s is None and self.continuity is None:  # else an earlier process had the first token
-                self.times.first_s = self.log.first_s = time.monotonic()
-                self.observers.on_first_token(self.record, self.times)
+            if self._awaits_token:
+                self._on_awaited_token()
             if self.is_watched:
                 self._on_watched_progress()
             is_complete = outcome[-1].finish_reason is not None
@@ -235,6 +235,16 @@ class Run(Producer):
                 self._end_if_complete()
         if is_last and not self.is_suspended and not self._on_engine:
             self._release()
+
+    def _on_awaited_token(self) -> None:
+        self._awaits_token = False
+        times = self.times
+        if times.first_s is None and self.continuity is None:  # else an earlier process had the first token
+            times.first_s = self.log.first_s = time.monotonic()
+            self.observers.on_first_token(self.record, times)
+        if times.lost_s is not None:
+            self.observers.on_caught_up(self.record, time.monotonic() - times.lost_s)
+            times.lost_s = None
 
     def report(self, progress: Prefill) -> None:
         """Tell the log how much of all prompts is read. A stream that has events says nothing: its prompt is read again
@@ -304,6 +314,13 @@ class Run(Producer):
             self._reading.begin_again()
             self.is_suspended = True
             self.times.num_losses += 1
+            self._lose()
+
+    def _lose(self) -> None:
+        """The stream has no new token from now on, until it has caught up with its log."""
+        self._awaits_token = True
+        if self.times.lost_s is None:
+            self.times.lost_s = time.monotonic()
 
     def resume(self, *, is_watched: bool = False) -> None:
         """Run the incomplete choices again, from the last event. With `is_watched`, report progress to the rescuer."""
@@ -318,15 +335,23 @@ class Run(Producer):
             else:
                 choice.reopen()
         running = [choice for choice in self.choices if not choice.is_complete]
+        self._report_replay(appended[choice.index] for choice in running)
         for choice in running:
             if not choice.start_replay(appended[choice.index]):
                 self.fail(JournalDamaged("The stored tokens and the stored text of this stream do not match."))
                 return
         self._submit(sorted(running, key=lambda choice: not choice.sequence.schedule.alone_end))
 
+    def _report_replay(self, answers: Iterable[list[TextDelta]]) -> None:
+        num_tokens = sum(len(delta.token_ids) for deltas in answers for delta in deltas)
+        self.observers.on_replay(self.record, num_tokens)
+
     def restore(self) -> None:
         """Take over the events of an earlier process. End the stream if they are complete."""
-        for choice, token_ids in zip(self.choices, self._appended_ids(), strict=True):
+        self._lose()
+        appended = self._appended_ids()
+        self.observers.on_taken_over(self.record, sum(map(len, appended)))
+        for choice, token_ids in zip(self.choices, appended, strict=True):
             choice.restore(token_ids)
         for event in self.log.events:
             if isinstance(event, TextDelta) and event.finish_reason is not None:
@@ -349,6 +374,8 @@ class Run(Producer):
             return
         if self.continuity is None:
             self.continuity = "replayed"
+        self._lose()
+        self._report_replay([deltas])
         choice.rename(self.new_sequence_id())
         choice.start_replay(deltas)
         self._submit([choice])

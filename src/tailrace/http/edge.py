@@ -15,7 +15,7 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -54,7 +54,7 @@ class Edge:
 
     If there are keys, every request needs one. `public` are the exceptions: paths that need no key for GET and
     HEAD; a path that ends with `/` includes all paths below it. `headers`, with names in lower case, are defaults for
-    each HTTP response.
+    each HTTP response. `on_refused` is called for each request that may not pass.
     """
 
     def __init__(
@@ -68,9 +68,11 @@ class Edge:
         wires: ServedWires | None = None,
         public: Collection[str] = (),
         headers: Mapping[str, str] | None = None,
+        on_refused: Callable[[TailraceError], None] = lambda error: None,
     ) -> None:
         self._app = app
         self._headers = Headers(headers).raw
+        self._on_refused = on_refused
         self._authentication = authentication or Authentication(Keyring(), Sessions())
         self._quotas = quotas or Quotas()
         self._audit = audit or AuditLog()
@@ -108,8 +110,7 @@ class Edge:
         scope["tailrace_request_id"] = request_id
         scope[AUDIT] = self._audit
         try:
-            self._check(headers)
-            principal = scope[PRINCIPAL] = self._principal(scope, headers)
+            principal = scope[PRINCIPAL] = self._admit(scope, headers)
             with self._requests.register(principal.key_id):
                 await self._app(scope, receive, send_with_id)
         except ConnectionError:
@@ -128,6 +129,15 @@ class Edge:
                     await send({"type": "websocket.close", "code": 1011, "reason": "The server failed."})
                 return  # without its last chunk, the client sees that the answer is incomplete
             await self._refuse(error, scope, receive, send_with_id)
+
+    def _admit(self, scope: Scope, headers: Headers) -> Principal:
+        """Raises: Unauthenticated, Forbidden."""
+        try:
+            self._check(headers)
+            return self._principal(scope, headers)
+        except TailraceError as error:
+            self._on_refused(error)
+            raise
 
     def _principal(self, scope: Scope, headers: Headers) -> Principal:
         """Authenticate the request. Raises: Unauthenticated, Forbidden."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -89,6 +90,7 @@ class DiskJournal:
         self.on_end: Callable[[StreamLog], None] = lambda log: None  # called when a terminal event is committed
         self.on_damage: Callable[[], None] = lambda: None  # called when damage was found while this server runs
         self._retry_timer: asyncio.TimerHandle | None = None
+        self.commit_s = 0.0  # for how long commits have held up the event loop, all together
         self._is_broken = False  # a sync failed, so the journal is unusable until a restart
         self._pending: dict[StreamLog, list[Event]] = {}  # nothing follows a terminal event
         self._is_scheduled = False
@@ -169,11 +171,14 @@ class DiskJournal:
             TailRow(log.number, log.last_seq + 1, encode_events(log.stream_id, events))
             for log, events in pending.items()
         ]
+        begun_s = time.monotonic()
         try:
             self._database.append(rows)
         except StorageError as error:
             self._write_failed(error)
             return
+        finally:
+            self.commit_s += time.monotonic() - begun_s
         self._pending = {}
         self._committed.set()
         if self.write_errors.current is not None and not self.write_errors.has_given_up:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeAlias, cast, final
 
 from tailrace.errors import SeqOutOfRange, TailraceError
@@ -32,8 +32,21 @@ class StreamLog(Generic[ContentT]):
     Used from one event loop only."""
 
     __slots__ = (
-        "_ending", "_linger", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "number", "producer",
-        "progress", "queued", "record", "released",
+        "_ending",
+        "_linger",
+        "_waiting",
+        "end",
+        "events",
+        "expires_s",
+        "first_s",
+        "num_read",
+        "number",
+        "producer",
+        "progress",
+        "queued",
+        "readers",
+        "record",
+        "released",
     )  # fmt: skip
 
     def __init__(self, record: Record, events: Sequence[Event[ContentT]] = (), *, number: int = 0) -> None:
@@ -49,7 +62,8 @@ class StreamLog(Generic[ContentT]):
         self.first_s: float | None = None  # monotonic; time of the first token in this process
         self.expires_s: float | None = None  # monotonic; None while it runs, and after it has expired
         self._linger: asyncio.TimerHandle | None = None
-        self._readers = 0
+        self.num_read = 0  # the most events that a reader had when it left
+        self.readers: dict[Reader[ContentT], None] = {}  # those that are open
         self._waiting: dict[Reader[ContentT], None] = {}  # for the next event, in order
         self._ending: dict[Reader[ContentT], None] = {}  # for the terminal one
 
@@ -64,7 +78,12 @@ class StreamLog(Generic[ContentT]):
 
     @property
     def num_readers(self) -> int:
-        return self._readers
+        return len(self.readers)
+
+    @property
+    def num_unread_tokens(self) -> int:
+        """Return how many tokens no reader has got. A reader that is open may still get all of them."""
+        return 0 if self.readers else _num_tokens(self.events[self.num_read :])
 
     @property
     def status(self) -> str:
@@ -85,7 +104,7 @@ class StreamLog(Generic[ContentT]):
     @property
     def num_tokens(self) -> int:
         """Return how many tokens the events have."""
-        return sum(len(event.token_ids) for event in self.events if type(event) is TextDelta)
+        return _num_tokens(self.events)
 
     @property
     def num_bytes(self) -> int:
@@ -165,7 +184,7 @@ class StreamLog(Generic[ContentT]):
     def linger(self, first_s: float = 0.0) -> None:
         """Cancel the stream if it has no reader and none comes within its linger time, or within `first_s` if it has
         none."""
-        if self._readers or self.end is not None or self.released is not None:
+        if self.readers or self.end is not None or self.released is not None:
             return
         if wait_s := self.record.linger_s or first_s:
             self._linger = asyncio.get_running_loop().call_later(wait_s, self.cancel)
@@ -211,16 +230,17 @@ class Reader(Follower, Generic[ContentT]):
 
     def __enter__(self) -> Reader[ContentT]:
         log = self._log
-        log._readers += 1
+        log.readers[self] = None
         log._stop_lingering()
-        if log._readers == 1 and log.producer is not None:
+        if len(log.readers) == 1 and log.producer is not None:
             log.producer.read()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         log = self._log
-        log._readers -= 1
-        if log._readers == 0 and log.producer is not None:
+        del log.readers[self]
+        log.num_read = max(log.num_read, self.cursor)
+        if not log.readers and log.producer is not None:
             log.producer.unread()
 
     def take(self) -> Taken[ContentT]:
@@ -270,6 +290,10 @@ class Reader(Follower, Generic[ContentT]):
         if self.shows_progress and self._progress is not None:
             return None
         return log._ending if self.at_end_only else log._waiting
+
+
+def _num_tokens(events: Iterable[object]) -> int:
+    return sum(len(event.token_ids) for event in events if type(event) is TextDelta)
 
 
 def enqueue(queues: dict[StreamLog, list[Event]], log: StreamLog, events: Sequence[Event]) -> bool:

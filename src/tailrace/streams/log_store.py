@@ -45,6 +45,7 @@ class StoreState:
     num_servers: int = 1  # with this one
     num_with_other_models: int = 0  # than this one
     clock_offset_s: float = 0.0  # by which this server's clock is ahead of the store's machine
+    commit_s: float = 0.0  # for how long commits have held up the event loop, all together
 
 
 class LogStore(Protocol[ContentT]):

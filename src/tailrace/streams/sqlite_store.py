@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tailrace.errors import LeaseLost
@@ -12,7 +13,7 @@ from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.damage import damaged_until_s
 from tailrace.streams.disk import DiskJournal
 from tailrace.streams.log import StreamLog
-from tailrace.streams.log_store import Lease
+from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.notes import LocalNotes
 from tailrace.streams.producer import Ender
 from tailrace.types import Event, Record
@@ -38,6 +39,10 @@ class SqliteLogStore(LocalLogStore):
         self._read_damage()
         journal.on_end = index.finish
         journal.on_damage = self._read_damage
+
+    @property
+    def state(self) -> StoreState:
+        return replace(super().state, commit_s=self._journal.commit_s)
 
     async def open(self, record: Record) -> Lease:
         log = self._journal.begin(record)

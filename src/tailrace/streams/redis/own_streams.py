@@ -40,7 +40,9 @@ class Owned:
         """The stream has no reader on these other servers."""
         for epoch in reading_epochs:
             if epoch in self.remote_readers:
-                self.remote_readers.pop(epoch).__exit__()
+                reader = self.remote_readers.pop(epoch)
+                reader.cursor = self.log.last_seq  # that server follows all of it
+                reader.__exit__()
 
 
 class OwnStreams:
