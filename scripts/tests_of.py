@@ -18,13 +18,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _PLUGINS = "tailrace_plugins"  # whose tests are in tests/plugins
+_ROOTS = ("tailrace", "tailrace_outer", _PLUGINS)
 
 
 @cache
 def _modules() -> dict[str, Path]:
     """Return the files of tailrace and of its tests by the names of their modules."""
     found = {}
-    for base, folder in ((ROOT / "src", "tailrace"), (ROOT / "src", _PLUGINS), (ROOT, "tests")):
+    for base, folder in (*((ROOT / "src", name) for name in _ROOTS), (ROOT, "tests")):
         for path in sorted((base / folder).rglob("*.py")):
             parts = path.relative_to(base).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path

@@ -20,7 +20,7 @@ from tests.apps.process import AppServer
 from tests.waiting import LONG_S
 
 import tailrace.serve
-from tailrace.serve.options import IGNORED, DeploymentOptions
+from tailrace_outer.serve.options import IGNORED, DeploymentOptions
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")

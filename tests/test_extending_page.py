@@ -181,6 +181,30 @@ def test_a_setting_that_the_engine_does_not_use_is_refused(parrot: Path) -> None
     assert "The engine parrot does not support --threads." in _errors_of("--engine", "parrot", "--threads", "2")
 
 
+def test_its_place_serves(parrot: Path) -> None:
+    ran = subprocess.run(
+        [TAILRACE, "serve", "scripted", "--on", "parrot", "--times", "2", "--port", "7000"],
+        capture_output=True, text=True, timeout=LONG_S, check=True, env=environment(),
+    )  # fmt: skip
+    assert ran.stderr == "scripted on port 7000\n" * 2
+    assert "the parrot knows one model." in _errors_of("--on", "parrot", "--model", "b=scripted")
+    assert "--times needs --on parrot." in _errors_of("--times", "2")
+    assert "Create a key" in _errors_of("--on", "parrot", "--host", "0.0.0.0")
+
+
+def test_a_place_with_an_option_of_the_server_is_left_out(site: Path) -> None:
+    source = """
+        import click
+
+        from tailrace.cli.commands import ServePlace
+
+        PLACE = ServePlace("odd", "", "odd:serve", (click.Option(["--host"]),))
+    """
+    install(site, "odd", {"odd.py": dedent(source)}, {"tailrace.places": {"odd": "odd:PLACE"}})
+    errors = _errors_of("--on", "odd")
+    assert "odd of the package odd is left out: `tailrace serve` has the option --host already." in errors
+
+
 def test_its_folders_are_served(parrot: Path, tmp_path: Path) -> None:
     (tmp_path / "polly").mkdir()
     (tmp_path / "polly" / "parrot.txt").write_text("Hello.")

@@ -17,6 +17,7 @@ TESTS = sorted(
     path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "bots"
 )  # those are apps of others
 _PRIVATE = re.compile(r"_[A-Za-z]\w*")
+_OURS = ("tailrace", "tailrace_outer")
 _PUBLIC = {"_asdict", "_exit", "_fields", "_replace"}  # of the standard library
 _OF_RAY = {
     "_get_batch_wait_timeout_s", "_get_curr_iteration_start_times", "_get_handling_task_stack",
@@ -58,7 +59,7 @@ def private_names(source: str) -> Iterator[str]:
     own = defined(tree)
     for node in ast.walk(tree):
         match node:
-            case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] == "tailrace":
+            case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] in _OURS:
                 for alias in aliases:
                     if any(map(_is_private, (*module.split("."), alias.name))):
                         yield f"{module}.{alias.name}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tailrace.packages import telemetry
 
 if TYPE_CHECKING:
-    from tailrace.serve.model import Model
+    from tailrace_outer.serve.model import Model
 
 __all__ = ["DEFAULT_MODEL", "__version__", "engine"]
 
@@ -26,6 +26,6 @@ def engine(model: str = DEFAULT_MODEL, **settings: Any) -> Model:  # Any: of eac
 
     Raises: TypeError for an unknown setting.
     """
-    from tailrace.serve.model import Model
+    from tailrace_outer.serve.model import Model
 
     return Model(model, settings)

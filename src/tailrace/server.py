@@ -50,6 +50,7 @@ __all__ = [
     "Options",
     "Reader",
     "Server",
+    "Settings",
     "SharedLog",
     "StreamLog",
     "client_disconnected",

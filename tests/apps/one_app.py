@@ -15,14 +15,14 @@ from starlette.types import ASGIApp, Message
 from tests.waiting import LONG_S
 
 from tailrace import serve
-from tailrace.apps.app_streams import AppStreams
-from tailrace.apps.front import Front
-from tailrace.apps.pool import HostedApp, Pool
 from tailrace.records.service import Records
-from tailrace.serve.link import Channel, Link
 from tailrace.settings import Settings
 from tailrace.streams import MemoryLogStore
 from tailrace.streams.opening import for_apps
+from tailrace_outer.apps.app_streams import AppStreams
+from tailrace_outer.apps.front import Front
+from tailrace_outer.apps.pool import HostedApp, Pool
+from tailrace_outer.serve.link import Channel, Link
 
 __all__ = ["OneApp", "client_of", "one_app"]
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 from tests.waiting import wait_until
 
-from tailrace.apps.answer_body import QueuedBody
-from tailrace.serve.link import ChannelClosed
+from tailrace_outer.apps.answer_body import QueuedBody
+from tailrace_outer.serve.link import ChannelClosed
 
 
 async def test_messages_arrive_in_order_and_then_the_end() -> None:

@@ -14,13 +14,13 @@ from tests.apps.one_app import client_of, one_app
 from tests.testing.redis_server import own_redis, prefix_of, shared_url
 from tests.waiting import LONG_S, wait_until
 
-from tailrace.apps.app_streams import AppStreams
-from tailrace.apps.events import Memo
 from tailrace.errors import SeqOutOfRange
 from tailrace.settings import Settings
 from tailrace.streams.opening import for_apps
 from tailrace.streams.redis import open_redis
 from tailrace.types import Payload, Record, TextDelta, new_stream_id
+from tailrace_outer.apps.app_streams import AppStreams
+from tailrace_outer.apps.events import Memo
 
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.apps.process import AppServer, write
 
-from tailrace.apps.interpreters import NEEDED, InterpreterError, find_interpreter
-from tailrace.apps.targets import PlanError, plan_of
+from tailrace_outer.apps.interpreters import NEEDED, InterpreterError, find_interpreter
+from tailrace_outer.apps.targets import PlanError, plan_of
 
 _APP = """
 import sys
@@ -114,8 +114,8 @@ def test_a_folder_is_loaded_by_a_package_that_the_interpreter_does_not_have(tmp_
         """
     write(package, "loading.py", loader)
     program = f"""
-from tailrace.apps.target import load
-from tailrace.serve.boot import AppTarget, FolderKind
+from tailrace_outer.apps.target import load
+from tailrace_outer.serve.boot import AppTarget, FolderKind
 
 kind = FolderKind("a folder", "kinds.loading:load_folder", {str(package)!r})
 app, notes = load(AppTarget({str(folder)!r}, directory={str(folder)!r}, kind=kind, concurrency=3, python="another"))

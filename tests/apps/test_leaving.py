@@ -25,7 +25,7 @@ import asyncio, os
 from fastapi import FastAPI
 from starlette.responses import StreamingResponse
 from tailrace import serve
-from tailrace.serve.handles import _connected
+from tailrace_outer.serve.handles import _connected
 
 api = FastAPI()
 

@@ -11,8 +11,8 @@ import pytest
 from tests.apps.process import write
 from tests.processes import wait_ended
 
-from tailrace.apps.process import BootError, ReplicaProcess
-from tailrace.serve.boot import AppTarget, Assignment, Failed
+from tailrace_outer.apps.process import BootError, ReplicaProcess
+from tailrace_outer.serve.boot import AppTarget, Assignment, Failed
 
 _DEPLOYMENT = """
 from tailrace import serve

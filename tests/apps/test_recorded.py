@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.apps.process import AppServer, Forgiving, write
 from tests.waiting import LONG_S
 
-from tailrace.apps.events import BodyPieces, RecordedEncoder, is_recordable
 from tailrace.streams import StreamLog
 from tailrace.types import End, Failure, Payload, Record, Usage, new_stream_id
+from tailrace_outer.apps.events import BodyPieces, RecordedEncoder, is_recordable
 
 _APP = """
 import asyncio, gzip, os

@@ -11,6 +11,7 @@ import pytest
 from tests.defined import defined
 
 SOURCE = Path(__file__).parents[2] / "src" / "tailrace"
+_OURS = ("tailrace", "tailrace_outer", "tailrace_plugins")
 _PRIVATE = re.compile(r"_[A-Za-z]\w*")
 # Documented all the same, by Python and SQLAlchemy.
 _DOCUMENTED = {
@@ -26,7 +27,7 @@ def _private_names(tree: ast.AST, inherited: set[str]) -> Iterator[str]:
     own = defined(tree) | _DOCUMENTED
     for node in ast.walk(tree):
         match node:
-            case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] != "tailrace":
+            case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] not in _OURS:
                 for alias in aliases:
                     parts = [*module.split("."), alias.name]
                     if module.startswith(_WITHOUT_DOCUMENTS) or any(map(_PRIVATE.fullmatch, parts)):
@@ -55,7 +56,7 @@ def test_private_names_are_found(source: str, found: list[str]) -> None:
 
 
 def test_only_compat_uses_private_names_of_libraries() -> None:
-    paths = [*SOURCE.rglob("*.py"), *(SOURCE.parent / "tailrace_plugins").rglob("*.py")]
+    paths = [path for package in _OURS for path in (SOURCE.parent / package).rglob("*.py")]
     trees = {path.relative_to(SOURCE.parent): ast.parse(path.read_text("utf-8")) for path in paths}
     inherited = set().union(*map(defined, trees.values()))
     found = {str(path): names for path, tree in trees.items() if (names := [*_private_names(tree, inherited)])}

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
-from tailrace.serve.batching import batch
+from tailrace_outer.serve.batching import batch
 
 __all__ = ["LONG_S", "Endless", "Pairs", "Recorder", "T", "catch", "drain", "start", "together", "total", "within"]
 

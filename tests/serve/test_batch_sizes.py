@@ -11,8 +11,8 @@ import pytest
 from tests.serve.batches import LONG_S, Recorder, start, together, total, within
 from tests.waiting import idle
 
-from tailrace.serve import context
 from tailrace.serve.exceptions import BackPressureError
+from tailrace_outer.serve import context
 
 
 async def test_row_17_batches_and_concurrent_batches() -> None:

@@ -18,9 +18,9 @@ import pytest
 from tests.serve.batches import LONG_S, Endless, Pairs, Recorder, catch, drain, start, together, within
 from tests.waiting import idle, turn
 
-from tailrace.serve import context
-from tailrace.serve.batching import batch
 from tailrace.serve.exceptions import RayServeException
+from tailrace_outer.serve import context
+from tailrace_outer.serve.batching import batch
 
 
 async def plain(items: list[Any]) -> list[Any]:
@@ -567,7 +567,7 @@ async def test_row_35_bare_on_a_generator() -> None:
 def test_a_decorated_class_can_be_sent_to_another_process() -> None:
     source = (
         "import asyncio\n"
-        "from tailrace.serve.batching import batch\n"
+        "from tailrace_outer.serve.batching import batch\n"
         "class Sent:\n"
         "    @batch(max_batch_size=2, batch_wait_timeout_s=1000)\n"
         "    async def run(self, items):\n"

@@ -12,7 +12,7 @@ from starlette.types import Message
 from tests.serve.batches import LONG_S, drain, start, together, within
 from tests.waiting import idle
 
-from tailrace.serve.batching import batch
+from tailrace_outer.serve.batching import batch
 
 
 class _HalfSent:

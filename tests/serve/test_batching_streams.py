@@ -17,8 +17,8 @@ from starlette.routing import Route
 from tests.serve.batches import LONG_S, Endless, Pairs, catch, drain, start, together, within
 from tests.waiting import idle, turn
 
-from tailrace.serve.batching import batch
 from tailrace.serve.exceptions import BackPressureError, RayServeException
+from tailrace_outer.serve.batching import batch
 
 
 async def test_row_08_cancellation_stream() -> None:

@@ -10,8 +10,8 @@ import pytest
 from tests.serve.batches import LONG_S, catch, drain, start, together, total, within
 from tests.waiting import idle
 
-from tailrace.serve import context
-from tailrace.serve.batching import Batch, Member, batch
+from tailrace_outer.serve import context
+from tailrace_outer.serve.batching import Batch, Member, batch
 
 
 class Steps:

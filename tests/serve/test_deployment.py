@@ -7,7 +7,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import pytest
 
 from tailrace import serve
-from tailrace.serve.deployment import bound, nodes
+from tailrace_outer.serve.deployment import bound, nodes
 
 
 class _Body:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tailrace.serve import failures
-from tailrace.serve.failures import failed, set_requirements
+from tailrace_outer.serve import failures
+from tailrace_outer.serve.failures import failed, set_requirements
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from tailrace.serve.exceptions import (
     RayServeException,
     RequestCancelledError,
 )
-from tailrace.serve.handles import CallHead, DeploymentHandle, connect, disconnect, pack_failure
-from tailrace.serve.link import Channel, ChannelClosed, Link
+from tailrace_outer.serve.handles import CallHead, DeploymentHandle, connect, disconnect, pack_failure
+from tailrace_outer.serve.link import Channel, ChannelClosed, Link
 
 
 @dataclass

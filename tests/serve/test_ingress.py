@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from tailrace import serve
 from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
-from tailrace.serve.ingress import asgi_of, has_ingress, is_asgi
+from tailrace_outer.serve.ingress import asgi_of, has_ingress, is_asgi
 
 
 async def _get(instance: Any, path: str, method: str = "GET") -> httpx.Response:

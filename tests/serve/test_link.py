@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.waiting import idle, turn
 
-from tailrace.serve.link import MAX_MESSAGE_BYTES, Channel, ChannelClosed, Link, LinkLost
+from tailrace_outer.serve.link import MAX_MESSAGE_BYTES, Channel, ChannelClosed, Link, LinkLost
 
 _WINDOW_BYTES = 256 * 2**10
 

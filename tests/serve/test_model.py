@@ -13,9 +13,9 @@ from tests.dialects.fake_server import FakeServer
 import tailrace
 from tailrace.dialects import native
 from tailrace.errors import ModelError, RequestError, StorageError, TailraceError, UnsupportedParameter
-from tailrace.serve.model import Model
 from tailrace.streams import StreamLog
 from tailrace.types import GenerateRequest
+from tailrace_outer.serve.model import Model
 
 _WRONG: list[dict[str, Any]] = [  # Any: of types that they should not have
     {"temperature": "hot"},

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tailrace import serve
-from tailrace.serve.options import REMARKS, DeploymentOptions, read_options
+from tailrace_outer.serve.options import REMARKS, DeploymentOptions, read_options
 
 _BASE = DeploymentOptions(name="Bot")
 

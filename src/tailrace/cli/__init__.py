@@ -39,7 +39,6 @@ class _Subcommands(click.Group):
         "ps": "Show the models and the running streams of a server.",
         "pull": "Download a model.",
         "rm": "Delete downloaded models.",
-        "run": "Serve your own code: an app, a folder or a YAML file.",
         "serve": "Serve a model over HTTP.",
         "usage": "Show how many requests and tokens were used, and by whom.",
     }

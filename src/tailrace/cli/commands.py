@@ -8,13 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.cli.console import INTERRUPTED, print_json, print_table, say, say_error
+from tailrace.cli.places import ModelArguments, ServePlace
 from tailrace.cli.plain_screen import PlainScreen, until_interrupted
 from tailrace.cli.servers import default_url, server_failures, server_options, tailrace_child
 from tailrace.wording import printable_text
 
 __all__ = [
     "INTERRUPTED",
+    "ModelArguments",
     "PlainScreen",
+    "ServePlace",
     "data_path",
     "default_url",
     "print_json",

@@ -11,17 +11,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from tailrace import DEFAULT_MODEL
 from tailrace.cli.config_file import config_option
 from tailrace.cli.console import say, say_error, show_log
+from tailrace.cli.places import HERE, ModelArguments, place_options, serve_at, take_place_options
 from tailrace.cli.setting_options import is_given, own_settings, setting_options, warn_of_unknown_variables
 from tailrace.settings import Settings, settings_of, settings_table
 from tailrace.system import eventloop
@@ -47,16 +46,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOPPED_LOADING = 130  # exit status after a signal that came before the server was ready
 
 
-def _read_replicas(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
-    from tailrace.apps.on_ray.spec import read_replicas
-
-    try:
-        return read_replicas(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
-
-
-@click.command()
+@click.command(params=place_options())
 @config_option
 @click.argument("model", default=DEFAULT_MODEL, envvar="TAILRACE_MODEL", is_eager=True)
 @click.option(
@@ -77,28 +67,6 @@ def _read_replicas(ctx: click.Context, param: click.Parameter, text: str) -> tup
     callback=own_settings,
     help="A setting of a single model, such as big.kv_tokens=8192; may be repeated.",
 )
-@click.option(
-    "--on",
-    type=click.Choice(["here", "ray"]),
-    default="here",
-    show_default=True,
-    help="Where the server runs: here, or as replicas on Ray Serve.",
-)
-@click.option(
-    "--replicas",
-    default="1",
-    show_default=True,
-    callback=_read_replicas,
-    metavar="N|MIN-MAX",
-    help="Number of replicas on Ray. With a range, Ray starts and stops them as needed.",
-)
-@click.option(
-    "--target-requests",
-    default=32,
-    show_default=True,
-    type=click.IntRange(1),
-    help="With a range of --replicas: running and waiting requests per replica that Ray aims at.",
-)
 @setting_options(*(row.name for row in settings_table()))
 @click.pass_context
 def serve(
@@ -108,8 +76,6 @@ def serve(
     named: tuple[str, ...],
     own: dict[str, dict[str, Any]],
     on: str,
-    replicas: tuple[int, int],
-    target_requests: int,
     **values: Any,
 ) -> None:  # Any: click hands over what the table describes
     """Serve MODEL over HTTP.
@@ -131,6 +97,7 @@ def serve(
     tailrace serve openai:http://10.0.0.5:8000/v1
     tailrace serve --model chat=smollm2 --model big=./model.gguf --set big.engine=llamacpp
     """
+    place = take_place_options(ctx, on, values)
     try:
         settings = settings_of(values)
     except ValueError as error:
@@ -139,38 +106,10 @@ def serve(
     show_log(settings.log_level, as_json=settings.log_format == "json", with_requests=settings.access_log)
     is_first = not named or is_given(ctx, "model")
     first = model if is_first else None
-    if on == "ray":
-        is_fixed, source = replicas[0] == replicas[1], ctx.get_parameter_source("target_requests")
-        if is_fixed and source is not ParameterSource.DEFAULT:
-            raise click.UsageError("--target-requests needs a range in --replicas, such as 2-8.")
-        raise SystemExit(_run_on_ray(_Models(first, named, own), settings, replicas, target_requests))
-    for name in ("replicas", "target_requests"):
-        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            flag = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{flag} needs --on ray: on one machine, a single engine batches all requests.")
-    raise SystemExit(run_on_socket(settings, partial(_serve, _Models(first, named, own), settings)))
-
-
-def _run_on_ray(models: _Models, settings: Settings, replicas: tuple[int, int], target_requests: int) -> int:
-    from tailrace.apps.on_ray import serve_on_ray
-    from tailrace.apps.on_ray.spec import ServerSpec
-
-    if not _may_listen(settings):
-        return 1
-    try:
-        spec = ServerSpec(models.first, settings, models.named, models.own, replicas, target_requests)
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    return serve_on_ray(spec)
-
-
-@dataclass(frozen=True, slots=True)
-class _Models:
-    """The models of a command line."""
-
-    first: str | None
-    named: tuple[str, ...]
-    own: dict[str, dict[str, Any]]  # settings of single models; Any: of each setting's type
+    models = ModelArguments(first, named, own)
+    if on != HERE:
+        raise SystemExit(serve_at(on, models, settings, place) if _may_listen(settings) else 1)
+    raise SystemExit(run_on_socket(settings, partial(_serve, models, settings)))
 
 
 def bound_socket(settings: Settings) -> socket.socket | None:
@@ -317,7 +256,7 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
             yield Path(directory)
 
 
-def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutine[Any, Any, bool]:
+def _serve(models: ModelArguments, settings: Settings, sock: socket.socket) -> Coroutine[Any, Any, bool]:
     """Download the models if they are missing, and return the server's coroutine for `run_on_socket`."""
     from tailrace.api.lifecycle import serve as serve_model
     from tailrace.api.pages import NO_LIBRARIES, has_libraries

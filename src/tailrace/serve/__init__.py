@@ -1,37 +1,4 @@
-"""Write your own streaming deployment: `from tailrace import serve` replaces `from ray import serve`.
+"""`from tailrace import serve`: what users' apps import. The code is in the outer layer, `tailrace_outer.serve`."""
 
-Rule: this code runs in the user's process, beside the user's code, and never touches client connections.
-`tailrace.apps` starts such processes and passes requests to them.
-"""
-
-from tailrace.serve.batching import Batch, Member, batch
-from tailrace.serve.context import get_batch_request_contexts, get_request_context
-from tailrace.serve.deployment import Application, Deployment, deployment
-from tailrace.serve.handles import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
-from tailrace.serve.ingress import ingress
-from tailrace.serve.options import BackpressureConfig
-from tailrace.serve.running import get_app_handle, get_deployment_handle, run, shutdown, start
-from tailrace.serve.stream import resumable, stream
-
-__all__ = [
-    "Application",
-    "BackpressureConfig",
-    "Batch",
-    "Deployment",
-    "DeploymentHandle",
-    "DeploymentResponse",
-    "DeploymentResponseGenerator",
-    "Member",
-    "batch",
-    "deployment",
-    "get_app_handle",
-    "get_batch_request_contexts",
-    "get_deployment_handle",
-    "get_request_context",
-    "ingress",
-    "resumable",
-    "run",
-    "shutdown",
-    "start",
-    "stream",
-]
+from tailrace_outer.serve import *  # noqa: F403
+from tailrace_outer.serve import __all__ as __all__

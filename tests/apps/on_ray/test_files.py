@@ -14,7 +14,7 @@ import yaml
 from tests.apps.on_ray.cluster import ray_python
 from tests.deploy import custom_resources
 
-from tailrace.apps.on_ray.spec import ServerSpec
+from tailrace_outer.apps.on_ray.spec import ServerSpec
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "examples" / "ray"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tailrace.apps.on_ray.scaling import by_requests
-from tailrace.apps.on_ray.spec import ServerSpec, read_replicas
 from tailrace.cli import main
+from tailrace_outer.apps.on_ray.scaling import by_requests
+from tailrace_outer.apps.on_ray.spec import ServerSpec, read_replicas
 
 _JOURNAL = "redis://127.0.0.1:6379/0"
 

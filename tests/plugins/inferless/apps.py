@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tailrace.apps.asgi import Lifespan
+from tailrace_outer.apps.asgi import Lifespan
 from tailrace_plugins.inferless.app import InferlessApp, load_app
 
 TEXT = '{"TEXT": {"datatype": "STRING", "required": True, "shape": [1], "example": ["Hello"]}}'
