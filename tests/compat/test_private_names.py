@@ -61,7 +61,7 @@ def test_only_compat_uses_private_names_of_libraries() -> None:
     inherited = set().union(*map(defined, trees.values()))
     found = {str(path): names for path, tree in trees.items() if (names := [*_private_names(tree, inherited)])}
     assert {path for path in found if path.startswith("tailrace/compat/")} == {
-        f"tailrace/compat/{library}.py" for library in ("anyio", "openvino", "ray", "uvicorn")
+        f"tailrace/compat/{library}.py" for library in ("anyio", "ray", "uvicorn")
     }
     rooms = {path for path in found if path.startswith("tailrace/compat/") or path.endswith("_names.py")}
     assert not {path: names for path, names in found.items() if path not in rooms}
