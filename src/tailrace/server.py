@@ -5,6 +5,7 @@ An extension is opened when the models are loaded, and closed when the server st
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import pkgutil
@@ -14,16 +15,19 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Scope
 
+from tailrace.access.keyring import Keyring
 from tailrace.access.principal import owner_of, principal_of
 from tailrace.dialects.bodies import JsonBody, require_plain_utf8
 from tailrace.dialects.native import event_json
 from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import HEARTBEAT
-from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError
+from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError, Unauthenticated
 from tailrace.extensions import Extension, installed_extensions
 from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
 from tailrace.http.body_budget import BodyBudget
+from tailrace.http.inner_requests import InnerAnswer, post
 from tailrace.http.stream_actions import KeptLonger, StreamActions
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
@@ -42,6 +46,7 @@ __all__ = [
     "Entry",
     "EntryId",
     "Follower",
+    "InnerAnswer",
     "LoadedLog",
     "LocalNotes",
     "LogListener",
@@ -49,6 +54,7 @@ __all__ = [
     "Opened",
     "Options",
     "Reader",
+    "Sender",
     "Server",
     "Settings",
     "SharedLog",
@@ -74,18 +80,65 @@ class Server:
     """What the routes of a server share.
 
     `bodies` limits the memory for request bodies; `streams` finds the streams of models; `notes_of` returns what an
-    extension keeps in the log store: a `SharedLog` where servers share one, else `LocalNotes`.
+    extension keeps in the log store: a `SharedLog` where servers share one, else `LocalNotes`. `ask` sends a request to
+    the server itself.
     """
 
-    def __init__(self, settings: Settings, store: Store, kept_longer: KeptLonger | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        kept_longer: KeptLonger | None = None,
+        keyring: Keyring | None = None,
+    ) -> None:
         self.settings = settings
         self.bodies = BodyBudget(settings)
         self.streams = StreamActions(store, settings, kept_longer)
         self.store = store
+        self._keyring = keyring or Keyring()
+        self._app: ASGIApp | None = None
+        self._answers = asyncio.Event()
+
+    def answer_with(self, app: ASGIApp) -> None:
+        """Set the application that answers `ask`."""
+        self._app = app
+        self._answers.set()
+
+    async def ask(
+        self, sender: Sender, path: str, body: bytes, *, headers: Mapping[str, str], logs: list[StreamLog]
+    ) -> InnerAnswer:
+        """Return the answer to a POST request with a body in JSON, as if the sender sent it now: with the limits of its
+        key, and the errors of the path's wire. It waits until the server can answer. `logs` gets the stream that
+        answers, as soon as there is one.
+
+        *Cancellation:* as if the client left. *Raises:* Unauthenticated if the key of the sender is not valid any more.
+        """
+        await self._answers.wait()
+        assert self._app is not None
+        principal = self._keyring.principal_of(sender.key_id)
+        if principal is None or principal.owner != sender.owner:
+            raise Unauthenticated("The key of this request is not valid any more.")
+        return await post(
+            self._app, path, body, principal=principal, address=sender.address, headers=headers, logs=logs
+        )
 
     async def notes_of(self, name: str) -> LocalNotes | SharedLog:
         """Raises: StorageError."""
         return await self.store.notes_of(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who has sent a request, to be kept for requests that follow from it."""
+
+    owner: str
+    key_id: str = ""
+    address: str = ""
+
+    @classmethod
+    def of(cls, scope: Scope) -> Sender:
+        principal = principal_of(scope)
+        return cls(principal.owner, principal.key_id, scope["client"][0] if scope.get("client") else "")
 
 
 async def _forget_nothing(owner: str) -> Mapping[str, int]:

@@ -34,12 +34,14 @@ class House:
         self.app = self.build_app()
 
     def server(self, settings: Settings | None = None, records: Records | None = None) -> Server:
-        kept = (records or self.records).conversations
-        return Server(settings or Settings(), self.service.store, kept)
+        records = records or self.records
+        return Server(settings or Settings(), self.service.store, records.conversations, records.keyring)
 
-    def build_app(self, settings: Settings | None = None, records: Records | None = None) -> ASGIApp:
+    def build_app(
+        self, settings: Settings | None = None, records: Records | None = None, server: Server | None = None
+    ) -> ASGIApp:
         """Return an application over the same streams, with other settings or other records."""
-        server = self.server(settings, records)
+        server = server or self.server(settings, records)
         return build_app(self.service.models, server, self.extensions, records or self.records)
 
     def twin(self) -> Records:
@@ -109,8 +111,9 @@ async def serving_with_keys(directory: Path, model: str = "scripted:tokens_per_s
     async with start_service(source, settings, data_path=directory) as service:
         house = House(service, f"sqlite:///{directory / 'records.sqlite'}")
         house.records.conversations.observe([service.generator], service.store)
-        async with open_extensions(house.server()) as house.extensions, asyncio.TaskGroup() as group:
-            house.app = house.build_app()
+        server = house.server()
+        async with open_extensions(server) as house.extensions, asyncio.TaskGroup() as group:
+            house.app = house.build_app(server=server)
             keeping = group.create_task(house.records.conversations.write_until_cancelled())
             async with house.records.recording([service.generator], service.store, directory):
                 try:

@@ -118,7 +118,7 @@ def test_a_locked_journal_is_kept(tmp_path: Path) -> None:
 def test_a_journal_with_durable_streams_is_kept(tmp_path: Path) -> None:
     kept = tmp_path / "port-8001"
     journal = DiskJournal(kept, lifetime_s=LIFETIME_S)
-    journal._database.add_note(b"key", b"body")
+    journal._database.add_notes([(b"key", b"body")])
     journal.close()
     _set_idle(kept, OLD_S)
     assert _remove(tmp_path, tmp_path / "port-8000") == []
@@ -131,7 +131,7 @@ def test_an_unused_journal_is_removed_and_one_with_content_is_kept(tmp_path: Pat
         DiskJournal(directory).close()
     (damaged / "journal.damaged-20260101T000000.sqlite").write_bytes(b"evidence")
     journal = DiskJournal(used)
-    journal._database.add_note(b"key", b"body")
+    journal._database.add_notes([(b"key", b"body")])
     remove_unused_journal(used)  # held
     journal.close()
     for directory in (unused, used, damaged, tmp_path / "none"):
@@ -157,7 +157,7 @@ def test_a_journal_with_recorded_damage_is_kept(tmp_path: Path) -> None:
 def test_reading_a_journal_changes_nothing(tmp_path: Path) -> None:
     """Opening a journal for writing moves its write-ahead log into the database, and hides that its end was lost."""
     running = DiskJournal(tmp_path / "running", lifetime_s=10 * LIFETIME_S)
-    running._database.add_note(b"key", b"body")
+    running._database.add_notes([(b"key", b"body")])
     left = tmp_path / "port-8001"  # as a server leaves it that was killed
     shutil.copytree(tmp_path / "running", left)
     running.close()

@@ -49,6 +49,14 @@ class Keyring:
                 for call in self._on_revoked:
                     call(key.key_id)
 
+    def principal_of(self, key_id: str) -> Principal | None:
+        """Return the principal of a key without its secret, or the anonymous one for no key; None if it is not valid
+        now."""
+        if not key_id:
+            return Principal() if self.is_empty else None
+        key = self._keys.get(key_id, NO_KEY)
+        return self._principals[key_id] if key.state(time.time()) == "active" else None
+
     def principal_with(self, token: str) -> Principal | None:
         """Return the principal of the key with this token; None if it is not valid now."""
         key_id, secret = split_token(token) or ("", "")

@@ -95,10 +95,10 @@ def build_routes(
         ]  # `export` must not match as a conversation's id
     sockets = Sockets(models, streams, settings)
     own += sockets.table()
-    own += [route for extension in extensions for route in extension.routes]
-    wires = ServedWires((*own_routes, *own))
+    of_extensions = [route for extension in extensions for route in extension.routes]
+    wires = ServedWires((*own_routes, *own), of_extensions)
     routes = Routes(wires, models, streams, settings, bodies, conversations)
-    return [*own_routes, *routes.table(), *sockets.of_wires(wires), *own], wires
+    return [*own_routes, *routes.table(), *sockets.of_wires(wires), *own, *of_extensions], wires
 
 
 def build_app(
@@ -133,6 +133,7 @@ def build_app(
         headers=_HEADERS,
         on_refused=metrics.on_turned_away,
     )
+    server.answer_with(edge)
     app = let_origins_read(edge, settings, [name for one in extensions for name in one.exposed_headers])
     if settings.access_log:
         app = AccessLog(app, wires)
@@ -221,7 +222,7 @@ async def open_server(
             ) as service,
             records.recording([served.generator for served in service.models], service.store, data_path),
         ):
-            server = Server(settings, service.store, records.conversations)
+            server = Server(settings, service.store, records.conversations, records.keyring)
             async with open_extensions(server) as extensions, asyncio.TaskGroup() as group:
                 app = build_app(service.models, server, extensions, records, own_routes(service), audit, *metrics)
                 stalls = StallWatch([served.generator for served in service.models], *metrics)

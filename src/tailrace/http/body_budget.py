@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 
 from starlette.datastructures import Headers
@@ -44,13 +44,15 @@ class BodyBudget:
         self._num_bytes = 0
         self._by_caller: Counter[str] = Counter()  # bytes
 
-    def reader(self, scope: Scope, *, is_small: bool = False, has_images: bool = False) -> BodyReader:
+    def reader(
+        self, scope: Scope, *, is_small: bool = False, has_images: bool = False, most_bytes: int | None = None
+    ) -> BodyReader:
         """Return a reader for one request. Keep it open as a context manager while the body is in memory.
 
-        A body may have as many bytes as the settings allow, more with `has_images`; `SMALL_BYTES` if `is_small`, or if
-        the request's key may not generate.
+        A body may have as many bytes as the settings allow, more with `has_images`, or `most_bytes`; `SMALL_BYTES` if
+        `is_small`, or if the request's key may not generate.
         """
-        limit_bytes = self._settings.body_bytes
+        limit_bytes = self._settings.body_bytes if most_bytes is None else most_bytes
         if has_images:
             limit_bytes = self._image_bytes
         if is_small or not principal_of(scope).has("generate"):
@@ -139,25 +141,13 @@ class BodyReader:
         Raises: what `check` raises; BodyTooLarge; BodyTimeout; AdmissionError if the budget is used up; ConnectionError
         if the client disconnected.
         """
-        declared = headers.get("content-length", "")
-        if declared.isdigit() and int(declared[:20]) > self._limit_bytes:
-            await _discard(receive)
-            raise self._too_large()
+        await self._check_declared(headers, receive)
         chunks: list[bytes] = []
         check_bytes = 2 * self._settings.body_bytes
         deadline_s = time.monotonic() + self._settings.body_s
-        while True:
-            try:
-                async with asyncio.timeout(min(self._settings.body_gap_s, deadline_s - time.monotonic())):
-                    message = await receive()
-            except TimeoutError:
-                raise BodyTimeout("The request body did not arrive in time.") from None
-            if message["type"] == "http.disconnect":
-                raise ConnectionResetError
-            chunk = message.get("body", b"")
-            if self._num_bytes + len(chunk) > self._limit_bytes:
-                await _discard(receive)
-                raise self._too_large()
+        has_more = True
+        while has_more:
+            chunk, has_more = await self._receive(receive, self._num_bytes, deadline_s)
             try:
                 self._budget.take(self._caller, len(chunk), self._num_bytes)
             except AdmissionError:
@@ -175,8 +165,42 @@ class BodyReader:
                 except BodyTooLarge:
                     await _discard(receive)
                     raise
-            if not message.get("more_body"):
-                return b"".join(chunks)
+        return b"".join(chunks)
+
+    async def pieces(self, headers: Headers, receive: Receive) -> AsyncIterator[bytes]:
+        """Yield the body as it arrives, for a caller that keeps none of it in memory. All of it may take longer than
+        other bodies, but be no slower than the largest of them.
+
+        Raises: as `read`.
+        """
+        await self._check_declared(headers, receive)
+        began_s, num_bytes, has_more = time.monotonic(), 0, True
+        while has_more:
+            allowed_s = self._settings.body_s * max(1.0, num_bytes / self._settings.body_bytes)
+            chunk, has_more = await self._receive(receive, num_bytes, began_s + allowed_s)
+            num_bytes += len(chunk)
+            yield chunk
+
+    async def _check_declared(self, headers: Headers, receive: Receive) -> None:
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and int(declared[:20]) > self._limit_bytes:
+            await _discard(receive)
+            raise self._too_large()
+
+    async def _receive(self, receive: Receive, num_bytes: int, deadline_s: float) -> tuple[bytes, bool]:
+        """Return what follows the first `num_bytes`, and whether there is more. Raises: as `read`."""
+        try:
+            async with asyncio.timeout(min(self._settings.body_gap_s, deadline_s - time.monotonic())):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeout("The request body did not arrive in time.") from None
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError
+        chunk = message.get("body", b"")
+        if num_bytes + len(chunk) > self._limit_bytes:
+            await _discard(receive)
+            raise self._too_large()
+        return chunk, bool(message.get("more_body"))
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"The request body is larger than {self._limit_bytes} bytes.")

@@ -28,11 +28,14 @@ class ServedWires:
     """All wires of a server: first the built-in ones, then those of plugins, which are loaded when they are needed.
 
     A plugin's wire is left out, with a line in the log, if it conflicts with another wire or with one of `routes`,
-    which the server has beside its wires, or if it cannot be described in the OpenAPI document.
+    which the server has beside its wires, or if it cannot be described in the OpenAPI document. The routes of
+    extensions may be below the prefix of a wire: their errors have its form.
     """
 
-    def __init__(self, routes: Iterable[BaseRoute] = ()) -> None:
-        routes = tuple(routes)
+    def __init__(self, routes: Iterable[BaseRoute] = (), of_extensions: Iterable[BaseRoute] = ()) -> None:
+        routes, of_extensions = tuple(routes), tuple(of_extensions)
+        self._own_paths = [one.path for one in routes if isinstance(one, Route)]
+        routes = (*routes, *of_extensions)
         self._routes = [one for one in routes if isinstance(one, Route)]
         self._sockets = {one.path for one in routes if isinstance(one, WebSocketRoute)}
 
@@ -85,7 +88,7 @@ class ServedWires:
             if path in sockets:
                 return f"there is another WebSocket at {path}"
         # Errors on a path without names have the format of its own wire, whatever prefix it has.
-        others_begin = (*routes, *(path for path in paths if "{" in path), *(other.prefix for other in served))
+        others_begin = (*self._own_paths, *(path for path in paths if "{" in path), *(other.prefix for other in served))
         if wire.prefix != NO_PREFIX and any(path.startswith(wire.prefix) for path in others_begin):
             return f"its prefix {wire.prefix!r} is also the prefix of other paths"
         msgspec.json.schema_components([one.body for one in wire.operations if one.body is not None])

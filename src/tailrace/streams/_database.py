@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -340,20 +340,32 @@ class Database:
         """Return (stream id, owner) of the tombstones, oldest first."""
         return [*self._select("SELECT stream_id, owner FROM expired ORDER BY row")]
 
-    def add_note(self, key: bytes, body: bytes) -> None:
-        """Write a note of an extension."""
+    def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
+        """Write notes of an extension, given as (key, body)."""
         with self._writing() as connection:
-            connection.execute("INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)", (key, body, checksum(body, key)))
+            connection.executemany(
+                "INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)",
+                [(key, body, checksum(body, key)) for key, body in notes],
+            )
 
-    def erase_notes(self, key: bytes) -> None:
-        """Delete all notes with this key."""
+    def erase_notes(self, keys: Iterable[bytes]) -> None:
+        """Delete all notes with these keys."""
         with self._writing() as connection:
-            connection.execute("DELETE FROM notes WHERE key = ?", (key,))
+            connection.executemany("DELETE FROM notes WHERE key = ?", [(key,) for key in keys])
 
-    def notes(self) -> Iterator[tuple[int, object, bytes | None]]:
-        """Yield row, key and body (None if damaged) of all notes, in the order of writing."""
-        for row, key, body, crc in self._select("SELECT row, key, body, crc FROM notes ORDER BY row"):
+    def notes(self, first: bytes, end: bytes) -> Iterator[tuple[int, object, bytes | None]]:
+        """Yield row, key and body (None if damaged) of the notes with keys from `first` to before `end`, in the order
+        of writing; with `end` before `first`, of those that are not between them. Also yield those with a damaged key,
+        which is not bytes."""
+        query = f"SELECT row, key, body, crc FROM notes WHERE row IN ({_rows_within(first, end)}) ORDER BY row"  # noqa: S608
+        for row, key, body, crc in self._select(query, first, end):
             yield row, key, intact(body, crc, key) if isinstance(key, bytes) else None
+
+    def note_sizes(self, first: bytes, end: bytes) -> list[tuple[bytes, int, bytes]]:
+        """Return the keys of notes from `first` to before `end` in their order, each with the size of the body and its
+        first byte."""
+        query = "SELECT key, length(body), substr(body, 1, 1) FROM notes WHERE key >= ? AND key < ? ORDER BY key"
+        return list(self._select(query, first, end))
 
     def drop_notes(self, rows: Sequence[int]) -> None:
         with self._writing() as connection:
@@ -392,3 +404,10 @@ class Database:
         self._connection.close()
         self.reserve.free()
         os.close(self._lock)
+
+
+def _rows_within(first: bytes, end: bytes) -> str:
+    """Return a query for the rows of `Database.notes`. All bytes are greater than any other value."""
+    if first < end:
+        return "SELECT row FROM notes WHERE key >= ? AND key < ? UNION ALL SELECT row FROM notes WHERE key < x''"
+    return "SELECT row FROM notes WHERE key >= ? OR key < ?"

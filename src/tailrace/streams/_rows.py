@@ -23,6 +23,7 @@ __all__ = ["Rows", "checksum", "intact", "read_key"]
 
 _PLAIN, _SEALED = b"\0", b"\1"
 _NONCE_BYTES = 12
+_TAG_BYTES = 16
 _MIN_KEY_BYTES = 32
 _SPREAD = 2_654_435_761  # spreads the numbers of streams over 32 bits (Knuth, 6.4)
 
@@ -59,6 +60,11 @@ class Rows:
         nonce = os.urandom(_NONCE_BYTES)
         sealed: bytes = self._aead.encrypt(nonce, body, row_key.encode())
         return _SEALED + nonce + sealed
+
+    @staticmethod
+    def num_added(row: bytes) -> int:
+        """Return how many bytes `encrypt` has added to a body, by the beginning of the row."""
+        return len(_SEALED) + _NONCE_BYTES + _TAG_BYTES if row[:1] == _SEALED else len(_PLAIN)
 
     def open(self, row: bytes | None, row_key: str) -> bytes:
         """Raises: JournalDamaged if the row was not encrypted with this key and for this stream."""

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tailrace.errors import JournalDamaged, ModelError, StorageError
@@ -281,20 +281,26 @@ class DiskJournal:
 
     # Notes of extensions (`notes.NoteRows`)
 
-    def add_note(self, key: bytes, body: bytes) -> None:
-        """Commit a note before this returns. Raises: StorageError."""
+    def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
+        """Commit notes before this returns: all or none. Raises: StorageError."""
         with self._write_now():
-            self._database.add_note(key, self._rows.encrypt(body, key.hex()))
+            self._database.add_notes([(key, self._rows.encrypt(body, key.hex())) for key, body in notes])
 
-    def erase_notes(self, key: bytes) -> None:
+    def erase_notes(self, keys: Iterable[bytes]) -> None:
         """Raises: StorageError."""
         with self._write_now():
-            self._database.erase_notes(key)
+            self._database.erase_notes(keys)
 
-    def notes(self) -> Iterator[Note]:
-        """Yield all notes, in the order of writing. Those with a damaged key are deleted."""
+    def note_sizes(self, first: bytes, end: bytes) -> list[tuple[bytes, int]]:
+        """Raises: StorageError."""
+        found = self._database.note_sizes(first, end)
+        return [(key, num_bytes - self._rows.num_added(begin)) for key, num_bytes, begin in found]
+
+    def notes(self, first: bytes, end: bytes) -> Iterator[Note]:
+        """Yield the notes with keys from `first` to before `end`, in the order of writing. Those with a damaged key are
+        deleted."""
         nobodys: list[int] = []
-        for row, key, body in self._database.notes():
+        for row, key, body in self._database.notes(first, end):
             if not isinstance(key, bytes):
                 nobodys.append(row)
                 continue

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 __all__ = ["Answer", "Entry", "EntryId", "LoadedLog", "LocalNotes", "LogListener", "Note", "NoteRows", "SharedLog"]
 
 _NAMED = b"\1"  # begins the keys of every extension, except
+_AFTER_NAMED = b"\2"
 _WITHOUT_NAME = "durable"  # which was the only one in earlier versions; its keys begin otherwise
 
 
@@ -27,9 +28,10 @@ class Note(NamedTuple):
 class NoteRows(Protocol):
     """The file that has the notes of all extensions (`streams/disk.py`)."""
 
-    def add_note(self, key: bytes, body: bytes) -> None: ...
-    def erase_notes(self, key: bytes) -> None: ...
-    def notes(self) -> Iterator[Note]: ...
+    def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None: ...
+    def erase_notes(self, keys: Iterable[bytes]) -> None: ...
+    def note_sizes(self, first: bytes, end: bytes) -> Iterable[tuple[bytes, int]]: ...
+    def notes(self, first: bytes, end: bytes) -> Iterator[Note]: ...
     def cut_notes(self, cuts: Mapping[bytes, int]) -> None: ...
     def record_damage(self) -> None: ...
 
@@ -50,20 +52,45 @@ class LocalNotes:
         self._damaged_until_s = damaged_until_s
         self._prefix = b"" if name == _WITHOUT_NAME else b"%b%b\0" % (_NAMED, name.encode())
 
-    def read(self) -> Iterator[Note]:
-        """Raises: StorageError."""
-        for row, key, body in self._rows.notes() if self._rows is not None else ():
-            if key.startswith(self._prefix) and (self._prefix or not key.startswith(_NAMED)):
-                yield Note(row, key.removeprefix(self._prefix), body)
+    @classmethod
+    def in_memory(cls, name: str) -> LocalNotes:
+        """Return notes that this process keeps, for extensions that have no other memory of them."""
+        return cls(name, _MemoryRows())
+
+    @property
+    def is_kept(self) -> bool:
+        return self._rows is not None
+
+    def read(self, prefix: bytes = b"") -> Iterator[Note]:
+        """Yield the notes whose keys begin with `prefix`, in the order of writing. Raises: StorageError."""
+        for row, key, body in self._rows.notes(*self._range(prefix)) if self._rows is not None else ():
+            yield Note(row, key.removeprefix(self._prefix), body)
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the body of the newest note with this key; None if there is none, or it is damaged. Raises:
+        StorageError."""
+        own = self._prefix + key
+        notes = list(self._rows.notes(own, own + b"\0")) if self._rows is not None else []
+        return notes[-1].body if notes else None
+
+    def sizes(self, prefix: bytes = b"") -> dict[bytes, int]:
+        """Return the keys that begin with `prefix`, in their order, each with about the bytes of its newest note.
+        Raises: StorageError."""
+        found = self._rows.note_sizes(*self._range(prefix)) if self._rows is not None else ()
+        return {key.removeprefix(self._prefix): num_bytes for key, num_bytes in found}
 
     def add(self, key: bytes, body: bytes) -> None:
-        if self._rows is not None:
-            self._rows.add_note(self._prefix + key, body)
+        self.add_all([(key, body)])
 
-    def erase(self, key: bytes) -> None:
-        """Delete all notes with this key."""
+    def add_all(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add notes, given as (key, body): all or none."""
         if self._rows is not None:
-            self._rows.erase_notes(self._prefix + key)
+            self._rows.add_notes([(self._prefix + key, body) for key, body in notes])
+
+    def erase(self, *keys: bytes) -> None:
+        """Delete all notes with these keys."""
+        if self._rows is not None:
+            self._rows.erase_notes([self._prefix + key for key in keys])
 
     def cut(self, cuts: Mapping[bytes, int]) -> None:
         """Delete the notes of each key from a row on, since a damaged one may not be followed by others."""
@@ -79,6 +106,46 @@ class LocalNotes:
     def damaged_until_s(self) -> float:
         """Until when (monotonic) something that is missing may have been lost by damage. Read first."""
         return self._damaged_until_s()
+
+    def _range(self, prefix: bytes) -> tuple[bytes, bytes]:
+        """Return the first key with this prefix, and the first key behind all of them."""
+        first = self._prefix + prefix
+        if not first:
+            return _AFTER_NAMED, _NAMED  # all that is not between them
+        return first, first[:-1] + bytes([first[-1] + 1])
+
+
+class _MemoryRows:
+    """Notes in memory, as `NoteRows`."""
+
+    def __init__(self) -> None:
+        self._notes: dict[bytes, list[Note]] = {}
+        self._num_rows = 0
+
+    def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
+        for key, body in notes:
+            self._num_rows += 1
+            self._notes.setdefault(key, []).append(Note(self._num_rows, key, body))
+
+    def erase_notes(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._notes.pop(key, None)
+
+    def note_sizes(self, first: bytes, end: bytes) -> list[tuple[bytes, int]]:
+        return sorted((key, len(notes[-1].body or b"")) for key, notes in self._notes.items() if first <= key < end)
+
+    def notes(self, first: bytes, end: bytes) -> Iterator[Note]:
+        if end == first + b"\0":
+            yield from self._notes.get(first, [])
+        else:
+            yield from sorted(note for key, notes in self._notes.items() if first <= key < end for note in notes)
+
+    def cut_notes(self, cuts: Mapping[bytes, int]) -> None:
+        for key, row in cuts.items():
+            self._notes[key] = [note for note in self._notes.get(key, []) if note.row < row]
+
+    def record_damage(self) -> None:
+        """Nothing is damaged in memory."""
 
 
 class EntryId(NamedTuple):

@@ -1,0 +1,55 @@
+"""Opens the files and batches of a server, and closes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tailrace.server import LocalNotes, Opened, Options, Server
+from tailrace_plugins.batches.anthropic_routes import AnthropicRoutes
+from tailrace_plugins.batches.batches import RowBatches
+from tailrace_plugins.batches.errors import NoBatches
+from tailrace_plugins.batches.extension import EXTENSION
+from tailrace_plugins.batches.files import Files
+from tailrace_plugins.batches.openai_routes import OpenAIRoutes
+from tailrace_plugins.batches.openapi import BATCHES_TAG, batch_paths
+from tailrace_plugins.batches.row_runner import RowRunner
+
+__all__ = ["open_batches"]
+
+_SHARE = 8  # of the memory for bodies, as other large bodies have
+
+
+@asynccontextmanager
+async def open_batches(server: Server, options: Options) -> AsyncIterator[Opened]:
+    """Open the files and batches of a server, and continue those of an earlier process. Raises: StorageError."""
+    notes = await server.notes_of(EXTENSION.name)
+    if not options["batch_bytes"] or not isinstance(notes, LocalNotes):
+        yield Opened([Route(path, _refuse) for path in ("/v1/files", "/v1/batches", "/v1/messages/batches")])
+        return
+    if not notes.is_kept:
+        notes = LocalNotes.in_memory(EXTENSION.name)
+    files = Files(notes, most_bytes=options["batch_bytes"])
+    rows = RowRunner(server, at_once=options["batch_rows_at_once"], has_room=files.has_room)
+    async with asyncio.TaskGroup() as group:
+        batches = RowBatches(
+            notes, files, rows, group, most_rows=options["batch_rows"], row_bytes=server.settings.body_bytes
+        )
+        await batches.start()
+        file_bytes = options["batch_file_bytes"]
+        body_bytes = max(server.settings.body_bytes, min(file_bytes, server.settings.pending_body_bytes // _SHARE))
+        routes = [
+            *OpenAIRoutes(server, batches, file_bytes=file_bytes).table(),
+            *AnthropicRoutes(server, batches, most_bytes=body_bytes, most_rows=options["batch_rows"]).table(),
+        ]
+        yield Opened(routes, batch_paths(), BATCHES_TAG, forget=batches.forget)
+        batches.close()
+
+
+async def _refuse(request: Request) -> Response:
+    raise NoBatches("This server takes no batches: --batch-bytes is 0, or it shares its streams with other servers.")
