@@ -53,22 +53,22 @@ _HISTOGRAMS_OF_TGI = (
 
 class _Prometheus:
     def __init__(self, port: int) -> None:
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LONG_S, trust_env=False)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=LONG_S, trust_env=False)
 
     def ask(self, query: str) -> list[float]:
         """Return the values of a query, without those that are no number. Raises: AssertionError if it is refused."""
-        answer = self._http.get("/api/v1/query", params={"query": query}).json()
+        answer = self.http.get("/api/v1/query", params={"query": query}).json()
         assert answer["status"] == "success", answer
         values = [float(one["value"][1]) for one in answer["data"]["result"]]
         return [value for value in values if not math.isnan(value)]
 
     def is_up(self) -> bool:
         with contextlib.suppress(httpx.TransportError):
-            return self._http.get("/-/ready").status_code == 200
+            return self.http.get("/-/ready").status_code == 200
         return False
 
     def alerts(self) -> list[dict[str, Any]]:  # Any: of JSON
-        rules = self._http.get("/api/v1/rules").json()["data"]["groups"]
+        rules = self.http.get("/api/v1/rules").json()["data"]["groups"]
         return [rule for group in rules for rule in group["rules"]]
 
 
@@ -92,8 +92,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Prometheus]:
             f"--web.listen-address=127.0.0.1:{port}",
         ]  # fmt: skip
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            prometheus = _Prometheus(port)
             try:
-                prometheus = _Prometheus(port)
                 until(prometheus.is_up)
                 _use(server)
                 until(lambda: bool(prometheus.ask("count_over_time(tailrace_ready[1m]) > 3")))
@@ -101,6 +101,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Prometheus]:
                 until(lambda: prometheus.ask("sum(tailrace_follows_total)") == [2])
                 yield prometheus
             finally:
+                prometheus.http.close()
                 process.terminate()
 
 
