@@ -332,6 +332,25 @@ async def test_counting_images_is_work_for_who_may_generate(house: House) -> Non
     assert (await house.client(house.key("me")).post(path, json=body)).status_code == 200
 
 
+async def test_an_image_of_a_conversation_is_counted_by_its_id(house: House) -> None:
+    client = house.client(house.key("me"))
+    its_id = await _new(client)
+    sent = await client.post(
+        f"/v1/conversations/{its_id}/images", content=picture(1), headers={"content-type": "image/png"}
+    )
+    image_id = sent.json()["id"]
+
+    async def count(url: str, by: httpx.AsyncClient = client) -> httpx.Response:
+        block = {"type": "image", "source": {"type": "url", "url": url}}
+        body = {"model": "default", "messages": [{"role": "user", "content": [block]}]}
+        return await by.post("/v1/messages/count_tokens", json=body)
+
+    found, whole = await count(image_id), await count(data_url(picture(1)))
+    assert (found.status_code, found.json()) == (200, whole.json())
+    for url, by in ((image_id, house.client(house.key("another"))), (f"img_{'0' * 64}", client)):
+        assert (await count(url, by)).status_code == 400
+
+
 async def test_images_of_earlier_turns_have_their_place_among_those_in_use(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,15 +110,16 @@ class _Keeper:
 
 
 async def test_what_is_kept_are_pixels_also_where_another_server_gets_files_as_they_came() -> None:
-    harness, sent, keeper = Harness(context_tokens=3_000), picture(1, kind="JPEG"), _Keeper()
+    harness, sent = Harness(context_tokens=3_000), picture(1, kind="JPEG")
+    harness.generator.keeper = _Keeper()
     takes = frozenset({"text", "image/jpeg", "image/png"})
     harness.engine.capabilities = dataclasses.replace(harness.engine.engine.capabilities, sees=False, takes=takes)
     harness.generator.prompts = PromptEncoder(
         tokenizer=ByteTokenizer(), chat=MessageEncoder(continues=False), context_tokens=3_000, add_bos=False
     )
-    passed_on = await harness.generator.create(_about(sent), keeper=keeper)
+    passed_on = await harness.generator.create(_about(sent))
     assert list(passed_on.record.attachments.values()) == [sent]
-    kept = await harness.generator.create(replace(_about(sent), keep=True), keeper=keeper)
+    kept = await harness.generator.create(replace(_about(sent), keep=True))
     (canonical,) = await ImageReader().read([Image(sent)], as_sent=False)
     assert list(kept.record.attachments.values()) == [canonical.content]
     assert kept.record.images == (KeptImage(canonical.digest, "image/png", len(canonical.content)),)

@@ -186,12 +186,13 @@ class Routes:
         first, *others = sorted(self._models.names, key=lambda one: one.task != _task_of(operation))
         running = partial(running_streams, self._models, owner_of(request.scope))
         parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
-        parsed = replace(parsed, attributed=partial(_attributed, reader, request.scope, wire.name, first.model))
         meant = wire.find_model(parsed)
         if meant is None and others:
             raise self._models.unknown()
         assert meant is None or isinstance(meant, NamedModel)  # a wire picks one of the given servers
-        principal_of(request.scope).require_within("model", (meant or first).model)
+        model = (meant or first).model
+        principal_of(request.scope).require_within("model", model)
+        parsed = replace(parsed, attributed=partial(_attributed, reader, request.scope, wire.name, model))
         return parsed if meant in (None, first) else replace(parsed, server=meant, others=()), meant
 
     def _reply(self, reply: Reply) -> Response:
@@ -330,7 +331,7 @@ class Routes:
     ) -> StreamLog:
         if parsed.branch is not None:
             parsed.branch.require_free()
-        return (await generator.create(generation, claim, self._conversations)).log
+        return (await generator.create(generation, claim)).log
 
     async def _follow(self, owner: str, following: Following) -> ASGIApp:
         log = await self._streams.find(owner, following.stream_id, following.after)

@@ -146,6 +146,7 @@ class Generator:
         self.vector_runs: dict[VectorRun, None] = {}  # requests for vectors in progress, in order
         self.observers = Observers()
         self.meter: Meter | None = None  # None: usage is not limited
+        self.keeper: ImageKeeper | None = None  # None: no images are kept
         self.is_unloaded = False  # the next request loads the engine
         self.may_see = may_see
         self.used_s = time.monotonic()  # when a stream last began or ended
@@ -214,25 +215,16 @@ class Generator:
         """Return how many requests have their turn before a queued stream."""
         return next((run.num_ahead for run in self.live if run.log is log), 0)
 
-    async def create(
-        self, request: GenerateRequest, claim: Claim | None = None, keeper: ImageKeeper | None = None
-    ) -> Run:
-        """Start a stream. `claim` is its idempotency key. `keeper` has images of earlier requests, and keeps those of
-        this one if they are to be kept.
+    async def create(self, request: GenerateRequest, claim: Claim | None = None) -> Run:
+        """Start a stream. `claim` is its idempotency key.
 
         Raises: RequestError if the request cannot be served, AdmissionError if it cannot be served now, EngineLost if
         there is no engine, StorageError if the stream cannot be kept. Then no stream exists.
         """
         with contextlib.ExitStack() as held:  # until a run holds its images itself
-            return await self._create(request, claim, keeper, held)
+            return await self._create(request, claim, held)
 
-    async def _create(
-        self,
-        request: GenerateRequest,
-        claim: Claim | None,
-        keeper: ImageKeeper | None,
-        held: contextlib.ExitStack,
-    ) -> Run:
+    async def _create(self, request: GenerateRequest, claim: Claim | None, held: contextlib.ExitStack) -> Run:
         arrived_s = time.monotonic()
         request = self._with_token_ids(request)
         self._check(request)
@@ -241,7 +233,7 @@ class Generator:
             # Outside `gate.coming`: requests that wait here must not take slots of requests without a grammar.
             request = await self._with_grammar(request, request.sampling.grammar)
         with self.gate.coming(request.owner):
-            request = await self._with_images(request, keeper, held)
+            request = await self._with_images(request, held)
             prompts = await self.prompts.encode(request)
         longest = max(prompt.num_tokens for prompt in prompts)
         num_choices = len(prompts) * request.sampling.n
@@ -249,6 +241,7 @@ class Generator:
         allowance = self.meter.allowance(request.key_id, request.owner) if self.meter is not None else Allowance()
         sampling = self._fill_in(request, longest, num_prompt_tokens, num_choices, allowance)
         assert sampling.max_tokens is not None
+        keeper = self.keeper
         is_kept = keeper is not None and keeper.keeps(request)
         linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
         record = Record(
@@ -291,12 +284,10 @@ class Generator:
             sampling = replace(sampling, stop_token_ids=ends)
         return replace(request, bad_words=(), sampling=sampling) if sampling is not request.sampling else request
 
-    async def _with_images(
-        self, request: GenerateRequest, keeper: ImageKeeper | None, held: contextlib.ExitStack
-    ) -> GenerateRequest:
+    async def _with_images(self, request: GenerateRequest, held: contextlib.ExitStack) -> GenerateRequest:
         """Return the request with its images as the engine takes them, and how they are written in the prompt. Their
         room is reserved until `held` is closed. Raises: as `create`."""
-        images = images_of(request)
+        images, keeper = images_of(request), self.keeper
         capabilities = self._supervisor.capabilities
         if not images:
             return request
@@ -606,7 +597,7 @@ class Generator:
     async def _with_sights(self, request: GenerateRequest) -> GenerateRequest:
         """As `_with_images`, for a request that does not run."""
         with contextlib.ExitStack() as held:
-            return await self._with_images(request, None, held)
+            return await self._with_images(request, held)
 
     def _fill_in(
         self, request: GenerateRequest, longest: int, num_prompt_tokens: int, num_choices: int, allowance: Allowance

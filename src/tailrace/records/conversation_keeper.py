@@ -182,10 +182,12 @@ class ConversationKeeper(Observer):
     # Start, writing, shutdown
 
     def observe(self, generators: Sequence[Generator], store: LogStore[Any]) -> None:  # Any: apps have no conversations
-        """Observe all streams of these generators from now on. Streams are read from `store`."""
+        """Observe all streams of these generators from now on, and keep their images. Streams are read from
+        `store`."""
         self._streams = store
         for generator in generators:
             generator.observers.add(self)
+            generator.keeper = self
 
     def queue_earlier_streams(self, running: Iterable[Record], *, has_past: bool) -> None:
         """Queue the streams of an earlier process for writing. `running` are those that continue. With `has_past`, also
