@@ -26,7 +26,7 @@ Config = Mapping[str, Any]  # Any: JSON
 Pixels = npt.NDArray[np.float32]
 
 _LONGEST = 4096  # of an image, as it is resized. Source: MAX_IMAGE_SIZE of Idefics3
-_MOST_RATIO = 200  # of an image whose shorter side gets a fixed length
+_MOST_PIXELS = 2**26  # of an image as it is resized: 256 MiB
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -48,7 +48,8 @@ class Preparation:
         """Return in how many rows and columns an image is cut; (0, 0): in none. Reads only its head. Raises:
         SequenceFailed if the model cannot read an image of this shape."""
         width, height = _opened(image).size
-        if self.kind == "crop" and max(width, height) > _MOST_RATIO * min(width, height):
+        shorter, longer = sorted((width, height))
+        if self.kind == "crop" and self.length**2 * longer > _MOST_PIXELS * shorter:
             raise SequenceFailed("an image is too narrow for this model")
         if self.kind != "grid":
             return 0, 0

@@ -51,10 +51,11 @@ def test_pixels_are_those_of_the_library(name: str) -> None:
 
 def test_narrow_images_need_little_memory() -> None:
     """In the middle of one, the longer side would have millions of pixels."""
-    middle = Preparation("crop", side=32, length=32, resample=3)
-    assert middle.grid(picture(1, 200, 1)) == (0, 0)
-    with pytest.raises(SequenceFailed, match="narrow"):
-        middle.grid(picture(1, 1, 201))
+    for length, ratio in ((4096, 4), (32, 2**16)):
+        middle = Preparation("crop", side=32, length=length, resample=3)
+        assert middle.grid(picture(1, ratio, 1)) == (0, 0)
+        with pytest.raises(SequenceFailed, match="narrow"):
+            middle.grid(picture(1, 1, ratio + 1))
     grid = Preparation("grid", side=32, length=64, resample=1)
     assert grid.grid(picture(1, 60_000, 1)) == (1, 2)
     assert len(list(grid.squares(picture(1, 60_000, 1)))) == 3

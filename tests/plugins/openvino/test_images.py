@@ -280,7 +280,7 @@ def test_prompts_that_do_not_fit_their_image_are_refused(engine_of: Engines, ask
     with pytest.raises(SequenceFailed, match="not those that this model has"):
         engine.submit(msgspec.structs.replace(sequence, segments=(first, short, last)))
     with pytest.raises(SequenceFailed, match="too narrow"):
-        engine.see(picture(1, 2000, 2))
+        engine.see(picture(1, 2**17, 1))
 
 
 _OLDER = {

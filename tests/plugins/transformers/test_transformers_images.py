@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,31 @@ def test_sequences_of_a_model_whose_images_shift_positions_run_beside_each_other
     for _ in range(8):
         forwards.step()
     assert [row.token_ids for row in rows] == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "width"),
+    [
+        ({"size": {"shortest_edge": 4096}}, 4),
+        ({"image_processor_type": "LlavaImageProcessor", "do_pad": True}, 8192),
+        ({"image_processor_type": "LlavaImageProcessor", "do_pad": False}, 2**16),
+    ],
+)
+def test_narrow_images_need_little_memory(
+    changed: dict[str, object], width: int, seeing_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Their processors would make them very large before they cut them."""
+    from tailrace_plugins.transformers.transformers_eyes import Eyes
+
+    for file in seeing_dir("llava").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "processor_config.json").read_text())
+    config["image_processor"] |= changed
+    (tmp_path / "processor_config.json").write_text(json.dumps(config))
+    eyes = Eyes(str(tmp_path))
+    assert eyes.see(picture(1, width, 1)).placeholder == "<image>"
+    with pytest.raises(SequenceFailed, match="narrow"):
+        eyes.see(picture(1, width + 1, 1))
 
 
 def test_the_card_says_whether_a_model_reads_images(seeing_dir: Callable[[str], Path], tmp_path: Path) -> None:
