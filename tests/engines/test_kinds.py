@@ -193,6 +193,21 @@ def test_a_model_with_a_projector_is_read_with_its_images(installed: set[str], t
     assert choose(seeing, for_one=True).kind.name == "llamacpp"
 
 
+def test_a_directory_of_a_model_that_reads_images(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its images are worth more than vLLM's speed, also on a GPU."""
+    monkeypatch.setattr(kinds, "has_gpu", lambda: True)
+    seeing = replace(GGUF, format="huggingface", architecture="qwen2_vl", has_vision=True)
+    found = choose(seeing)
+    assert (found.kind.name, found.why) == ("transformers", "a Hugging Face directory; vllm reads no images")
+    assert choose(seeing, "vllm").kind.name == "vllm"
+    installed.discard("transformers")
+    found = choose(seeing)
+    assert (found.kind.name, found.why) == ("vllm", "a Hugging Face directory")
+    installed |= {"transformers"}
+    installed.discard("vllm")
+    assert choose(seeing).why == "a Hugging Face directory"
+
+
 def _write_projector(path: Path, kind: str) -> None:
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_clip_projector_type(kind)

@@ -214,9 +214,10 @@ def choose(
     for_one: bool = False,
     changed: Mapping[str, object] = MappingProxyType({}),
 ) -> EngineChoice:
-    """Choose the engine for a model. `auto` prefers the engine that is fastest with one stream if `for_one`, or if it
-    uses the GPU of a Mac, unless it does not support one of the `changed` settings. If one of these is a device, it
-    takes an engine that has it. Raises: ModelError that says what to do, if there is none.
+    """Choose the engine for a model. `auto` prefers an engine that reads images, if one can with this model; the engine
+    that is fastest with one stream if `for_one`, or if it uses the GPU of a Mac, unless it does not support one of the
+    `changed` settings. If one of these is a device, it takes an engine that has it. Raises: ModelError that says what
+    to do, if there is none.
     """
     device = read_device(str(changed.get("device", "")))
     if wanted != "auto":
@@ -230,6 +231,9 @@ def choose(
     if device and able:
         able = _with_device(able, device_name(device))
     has_eyes = any(kind.sees(card) for kind in able if not kind.missing)
+    usual = next((kind for kind in able if not kind.missing), None)
+    if has_eyes:
+        able.sort(key=lambda kind: not kind.sees(card))
     rivals = {kind.name: _unfit_for_one(kind, card, changed, has_eyes) for kind in able if kind.is_for_one}
     has_mac_gpu = has_metal() and device != "cpu"
     if for_one or has_mac_gpu:
@@ -237,6 +241,8 @@ def choose(
     for kind in able:
         if not kind.missing:
             why = [_FORMATS[card.format], *(f"{other.name} is not installed" for other in able[: able.index(kind)])]
+            if has_eyes and usual is not None and not usual.sees(card):
+                why.append(f"{usual.name} reads no images")
             why += _load_note(kind, able, rivals, for_one=for_one, has_mac_gpu=has_mac_gpu)
             return EngineChoice(kind, "; ".join(why))
     if not able:
