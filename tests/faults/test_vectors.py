@@ -72,20 +72,32 @@ async def test_a_hundred_requests_survive_two_engines(server: Server) -> None:
         for one, text in zip(data, texts, strict=True):
             assert one["embedding"] == pytest.approx(_expected(text), abs=1e-6)
         assert answer.json()["usage"]["prompt_tokens"] == sum(map(len, texts))
-    assert server.log.count("Another engine is ready") == 2
+    until(lambda: server.log.count("Another engine is ready") == 2)
     until(lambda: _count(server, "tailrace_requests_running") == 0)
 
 
-async def test_a_text_that_kills_engines_ends(server: Server) -> None:
-    """It is tried on three engines. Requests after it have a new one."""
-    async with httpx.AsyncClient(base_url=server.url, timeout=100, trust_env=False) as client:
-        answer = await _ask(client, ["<|crash|>"])
-        assert answer.status_code == 503
-        assert answer.json()["error"]["code"] == "engine_unavailable"
-        while (after := await _ask(client, ["Hi"])).status_code == 503:  # the next engine is not ready yet
-            assert "retry-after" in after.headers
-            await asyncio.sleep(0.1)
-    assert after.json()["data"][0]["embedding"] == pytest.approx(_expected("Hi"), abs=1e-6)
+@pytest.mark.parametrize("control", ["<|crash|>", "<|stall|>"])
+async def test_a_text_that_kills_engines_is_refused(control: str) -> None:
+    """It is found by one more engine, among the texts of others, which all are answered. Then it is refused, also
+    beside another text."""
+    with contextlib.closing(Server(f"scripted:embeds={_SIZE},prefill_tokens_per_s=20000", "--stall-s", "1")) as server:
+        server.wait_ready()
+        async with httpx.AsyncClient(base_url=server.url, timeout=100, trust_env=False) as client:
+            others = [asyncio.create_task(_ask(client, texts)) for texts in _TEXTS[:20]]
+            answer = await _ask(client, ["Hi", control])
+            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "poison_request")
+            assert "Input 1, counted from 0, has stopped the engine" in answer.text
+            answers = await asyncio.gather(*others)
+            assert Counter(one.status_code for one in answers) == {200: 20}
+            for one, texts in zip(answers, _TEXTS, strict=False):
+                found = [entry["embedding"] for entry in one.json()["data"]]
+                assert found == [pytest.approx(_expected(text), abs=1e-6) for text in texts]
+            assert server.log.count("Starting another engine") == 2
+            again = await _ask(client, [control, "Something else."])
+            assert (again.status_code, again.json()["error"]["code"]) == (422, "poison_request")
+            after = await _ask(client, ["Hi"])
+            assert after.json()["data"][0]["embedding"] == pytest.approx(_expected("Hi"), abs=1e-6)
+            assert server.log.count("Starting another engine") == 2
 
 
 def test_a_model_ranks_with_its_chat_template() -> None:

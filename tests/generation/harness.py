@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import lru_cache
 from weakref import WeakKeyDictionary
@@ -21,6 +22,7 @@ from tailrace.engines.scripted.engine import (
     scripted_token,
     tokenizer_json,
 )
+from tailrace.engines.scripted.vectors import ScriptedVectors
 from tailrace.engines.supervisor import Supervisor
 from tailrace.engines.worker_process import Receiver
 from tailrace.errors import EngineError, EngineLost, SequenceFailed
@@ -29,7 +31,7 @@ from tailrace.streams import MemoryLogStore, StreamLog
 from tailrace.streams.sqlite_store import SqliteLogStore
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.text.reasoning import find_format
-from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
+from tailrace.types import End, Event, GenerateRequest, Sampling, Task, TextDelta
 
 __all__ = ["HandStepped", "Harness", "end_of", "greedy", "oracle", "text_of", "tokenizer"]
 
@@ -69,6 +71,10 @@ def end_of(log: StreamLog) -> End:
     return last
 
 
+def _engine(spec: EngineSpec) -> ScriptedEngine | ScriptedVectors:
+    return ScriptedEngine(spec) if spec.task == "generate" else ScriptedVectors(spec)
+
+
 class HandStepped(Supervisor):
     """An engine in this process that steps when a test calls `step`. Between its two halves, `compute` and `deliver`,
     deltas are on their way."""
@@ -76,7 +82,7 @@ class HandStepped(Supervisor):
     def __init__(self, spec: EngineSpec, on_change: Callable[[], None]) -> None:
         super().__init__(spec, on_change=on_change)
         self.on_change = on_change
-        self.engine = ScriptedEngine(spec)
+        self.engine = _engine(spec)
         self.capabilities = self.engine.capabilities
         self.is_ready = True
         self.receivers: dict[int, Receiver] = {}
@@ -102,6 +108,10 @@ class HandStepped(Supervisor):
         except SequenceFailed as error:
             self._refused.append(Delta(sequence.sequence_id, 0, (), (), "error", error.message))
 
+    def submit_all(self, sequences: Many[Sequence], receiver: Receiver) -> None:
+        for sequence in sequences:
+            self.submit(sequence, receiver)
+
     def abort(self, sequence_id: int) -> None:
         self.aborted.append(sequence_id)
         self.engine.abort(sequence_id)
@@ -109,6 +119,7 @@ class HandStepped(Supervisor):
     async def see(self, image: bytes) -> Sight:
         self.asked.append(image)
         if self.death_of_image is None:
+            assert isinstance(self.engine, ScriptedEngine)
             return self.engine.see(image)
         self.fail(self.death_of_image)
         raise EngineLost("The engine was lost while it read an image.", is_crash=True)
@@ -165,7 +176,7 @@ class HandStepped(Supervisor):
     def restart(self, **options: float) -> None:
         """Do what a new worker causes when it is ready. It may have other options."""
         if options:
-            self.engine = ScriptedEngine(msgspec.structs.replace(self.spec, options=options))
+            self.engine = _engine(msgspec.structs.replace(self.spec, options=options))
         self.is_ready = True
         self.on_change()
 
@@ -182,6 +193,7 @@ class Harness:
     thinks: bool = False  # the chat template has reasoning markers
     limits: Limits = field(default_factory=Limits)
     options: dict[str, float] = field(default_factory=dict)
+    task: Task = "generate"
     store: MemoryLogStore | SqliteLogStore = field(default_factory=MemoryLogStore)
 
     def __post_init__(self) -> None:
@@ -191,6 +203,7 @@ class Harness:
             kv_tokens=self.kv_tokens,
             max_sequences=self.max_sequences,
             options=self.options,
+            task=self.task,
         )
         source = THINKING_TEMPLATE if self.thinks else CHAT_TEMPLATE
         template = ChatTemplate(source, bos_token="", eos_token="<|end|>")

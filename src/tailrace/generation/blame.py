@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tailrace.errors import PoisonRequest
-from tailrace.types import Record
+from tailrace.types import Prompt, Record
 
 __all__ = ["Blame", "Culprit"]
 
@@ -36,7 +36,16 @@ class Culprit:
     @classmethod
     def of_record(cls, record: Record) -> Culprit:
         request = [[prompt.segments for prompt in record.prompts], replace(record.sampling, seed=None)]
-        return cls(record.caller, hashlib.sha256(msgspec.msgpack.encode(request)).digest())
+        return cls(record.caller, _fingerprint(request))
+
+    @classmethod
+    def of_prompt(cls, caller: str, prompt: Prompt) -> Culprit:
+        """Return one input of a request for vectors."""
+        return cls(caller, _fingerprint(prompt.segments))
+
+
+def _fingerprint(content: object) -> bytes:
+    return hashlib.sha256(msgspec.msgpack.encode(content)).digest()
 
 
 class Blame:
@@ -50,11 +59,21 @@ class Blame:
 
     def check(self, record: Record) -> None:
         """Raises: PoisonRequest if this caller's request is banned."""
-        if not self.bans:
-            return
-        left_s = self.bans.get(Culprit.of_record(record), 0.0) - time.monotonic()
-        if left_s > 0:
+        if self.bans and self._is_banned(Culprit.of_record(record)):
             raise PoisonRequest("This request has stopped the engine, and is refused for some minutes.")
+
+    def check_inputs(self, record: Record) -> None:
+        """Raises: PoisonRequest if an input of this caller's request for vectors is banned."""
+        for index, prompt in enumerate(record.prompts if self.bans else ()):
+            if self._is_banned(Culprit.of_prompt(record.caller, prompt)):
+                raise PoisonRequest(
+                    f"Input {index}, counted from 0, has stopped the engine while nothing else ran on it, and is refused "
+                    "for some minutes.",
+                    param="input",
+                )
+
+    def _is_banned(self, culprit: Culprit) -> bool:
+        return self.bans.get(culprit, 0.0) > time.monotonic()
 
     def add(self, culprit: Culprit) -> None:
         """Record that this request was proven to kill an engine."""

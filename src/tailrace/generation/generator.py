@@ -38,6 +38,7 @@ from tailrace.generation.prompts import PromptEncoder, images_of, with_images
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.generation.vector_run import VectorRun
+from tailrace.generation.vector_trials import VectorTrials
 from tailrace.images.fetch import ImageFetcher
 from tailrace.images.reader import BUSY, CANONICAL_TYPE, ImageReader
 from tailrace.images.turns import OwnerTurns
@@ -165,6 +166,7 @@ class Generator:
         self.recovery = Recovery(
             supervisor, self.new_sequence_id, self._blame, on_done=self._open_gate, on_caught_up=gate.caught_up
         )
+        self._vector_trials = VectorTrials(supervisor, self.new_sequence_id, self._blame, self.vector_runs)
         self._has_given_up = False
         self._give_up_timer: asyncio.TimerHandle | None = None
         store.write_errors.on_give_up.append(self.fail_all)
@@ -190,7 +192,7 @@ class Generator:
     def is_busy(self) -> bool:
         """Whether any request waits, runs, or is still on the engine."""
         is_used = self.live or self.vector_runs or self.gate.num_running or self.gate.num_waiting
-        return bool(is_used or self.recovery.is_trying)
+        return bool(is_used or self.recovery.is_trying or self._vector_trials.is_trying)
 
     @property
     def num_restarts(self) -> int:
@@ -431,7 +433,7 @@ class Generator:
         """An engine is ready: resume the streams of the last one. Or it was lost: shut the gate."""
         if self._supervisor.is_ready:
             self._stop_give_up_timer()
-            self.recovery.resume()
+            self._vector_trials.resume(self.recovery.resume)
             return
         self.recovery.on_engine_down(crashed=self._supervisor.has_crashed)
         is_broken = self._supervisor.failures >= _MAX_FAILED_STARTS
@@ -443,7 +445,7 @@ class Generator:
     def on_unload(self) -> None:
         """The engine is unloaded on purpose, until the next request."""
         self.is_unloaded = True
-        self.recovery.abandon()
+        self._abandon()
         self._stop_give_up_timer()
         self.gate.shut()
 
@@ -477,10 +479,14 @@ class Generator:
         """There was no engine for too long: end all streams."""
         self._give_up_timer = None
         self._has_given_up = True
-        self.recovery.abandon()
+        self._abandon()
         every: list[Run | VectorRun] = [*self.live, *self.vector_runs]
         for run in every:
             run.fail(EngineLost("The engine was lost, and did not come back in time."))
+
+    def _abandon(self) -> None:
+        self.recovery.abandon()
+        self._vector_trials.forget()
 
     def _stop_give_up_timer(self) -> None:
         self._has_given_up = False
@@ -500,10 +506,12 @@ class Generator:
     def start_vectors(self, record: Record, form: VectorForm, times: Times) -> VectorRun:
         """Start a request for vectors. Its caller awaits the result at once.
 
-        Raises: AdmissionError, RequestError, EngineLost, StorageError; then it has not begun.
+        Raises: AdmissionError, RequestError, PoisonRequest, EngineLost, StorageError; then it has not begun.
         """
+        self._blame.check_inputs(record)
+        is_slowed = self._blame.is_slowed(record.caller)
         with self.reserved(record):
-            self.gate.check(VectorRun.demand(record), 0, 1, owner=record.owner)
+            self.gate.check(VectorRun.demand(record), 0, 1, owner=record.owner, is_slowed=is_slowed)
         run = VectorRun(
             record,
             form,
@@ -512,11 +520,12 @@ class Generator:
             engine=self._supervisor,
             new_sequence_id=self.new_sequence_id,
             observers=self.observers,
+            on_lost=self._vector_trials.add,
             on_end=self._on_vectors_end,
         )
         self.vector_runs[run] = None
         self.observers.on_begun(record)
-        run.enter(queue_s=self.limits.queue_s)
+        run.enter(queue_s=self.limits.queue_s, is_slowed=is_slowed)
         return run
 
     def _on_vectors_end(self, run: VectorRun) -> None:

@@ -1,7 +1,7 @@
 """One request for vectors in progress: its wait in the queue, its sequences on the engine, its end.
 
 It is no stream: nothing of it is kept, and nobody can follow it. When the engine dies, it waits for the next one, goes
-through the queue again, and what has no vector yet runs again.
+through the queue again, and what has no vector yet runs again. Before, its texts may be tried alone (`vector_trials`).
 """
 
 from __future__ import annotations
@@ -55,11 +55,14 @@ class VectorRun:
         engine: SequencesRunner,
         new_sequence_id: Callable[[], int],
         observers: Observers,
+        on_lost: Callable[[VectorRun, Many[int]], None],
         on_end: Callable[[VectorRun], None],
     ) -> None:
+        """`on_lost` gets the indexes of the prompts that were on an engine when it died, also after the end."""
         self.record = record
         self.times = times
         self.cut_to_tokens: int | None = None  # the most tokens of an input, if one had more and was cut
+        self._on_lost = on_lost
         self._on_end = on_end
         self._form = form
         self._gate = gate
@@ -72,6 +75,7 @@ class VectorRun:
         self._ahead_tokens = 0
         self._entry: QueueEntry | None = None
         self._queue_s = 0.0
+        self._is_slowed = False  # its caller repeatedly crashes engines
         self._done: asyncio.Future[tuple[bytes, ...]] = asyncio.get_running_loop().create_future()
 
     @staticmethod
@@ -80,9 +84,14 @@ class VectorRun:
         longest = max(prompt.num_tokens for prompt in record.prompts)
         return min(record.num_prompt_tokens, max(longest, _AHEAD_TOKENS))
 
-    def enter(self, *, queue_s: float) -> None:
+    def sequence(self, sequence_id: int, index: int) -> Sequence:
+        """Return a sequence that makes the vector of one prompt."""
+        return Sequence(sequence_id, self.record.prompts[index].segments, vector=self._form)
+
+    def enter(self, *, queue_s: float, is_slowed: bool) -> None:
         """Queue this request for at most `queue_s`. Call `result` next. Call `Gate.check` immediately before."""
         self._queue_s = queue_s
+        self._is_slowed = is_slowed
         self.times.entered_s = time.monotonic()
         self._enter()
 
@@ -103,7 +112,6 @@ class VectorRun:
             self.times.ended_s = time.monotonic()
             for sequence_id in self._on_engine:
                 self._engine.abort(sequence_id)
-            self._on_engine.clear()
             self._leave()
             self._on_end(self)
             self._observers.on_end(self.record, StreamLog(self.record, [end]), self.times)
@@ -111,6 +119,10 @@ class VectorRun:
         arrived_s, admitted_s, ended_s = self.times.arrived_s, self.times.admitted_s, self.times.ended_s
         assert admitted_s is not None
         return Vectors(vectors, num_tokens, admitted_s - arrived_s, ended_s - arrived_s)
+
+    @property
+    def is_over(self) -> bool:
+        return self._done.done()
 
     def fail(self, error: TailraceError) -> None:
         """End it. Does nothing if it has ended."""
@@ -125,6 +137,7 @@ class VectorRun:
             1,
             self._start,
             owner=self.record.owner,
+            is_slowed=self._is_slowed,
             queue_s=self._queue_s,
             expire=lambda: self.fail(QueueTimeout("The model was too busy to begin this request in time.")),
         )
@@ -171,11 +184,13 @@ class VectorRun:
 
     def lost(self, error: EngineError) -> None:
         """The engine died. This is called for each sequence that it had."""
-        if not self._on_engine:
+        lost = sorted(self._on_engine.values())
+        if not lost:
             return
         self._on_engine.clear()
         self._leave()
         self.times.num_losses += 1
+        self._on_lost(self, lost)
         if self.times.num_losses == _MOST_LOSSES:
             self.fail(EngineLost(f"{error.message} {_MOST_LOSSES} engines had begun this request.", retry_after_s=1.0))
 
@@ -188,8 +203,8 @@ class VectorRun:
             prompt = self.record.prompts[self._left[0]]
             if (self._on_engine or chosen) and self._ahead_tokens + prompt.num_tokens > _AHEAD_TOKENS:
                 break
-            sequence = Sequence(self._new_sequence_id(), prompt.segments, vector=self._form)
-            chosen[self._left.popleft()] = sequence
+            index = self._left.popleft()
+            chosen[index] = self.sequence(self._new_sequence_id(), index)
             self._ahead_tokens += prompt.num_tokens
         if not chosen:
             return
