@@ -67,8 +67,7 @@ class Blame:
         for index, prompt in enumerate(record.prompts if self.bans else ()):
             if self._is_banned(Culprit.of_prompt(record.caller, prompt)):
                 raise PoisonRequest(
-                    f"Input {index}, counted from 0, has stopped the engine while nothing else ran on it, and is refused "
-                    "for some minutes.",
+                    f"Input {index}, counted from 0, has stopped the engine, and is refused for some minutes.",
                     param="input",
                 )
 

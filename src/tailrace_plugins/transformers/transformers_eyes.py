@@ -41,9 +41,7 @@ class Eyes:
         opened = _opened(image)
         self._check_shape(*sorted(opened.size))
         try:
-            read = self._processor(
-                images=[opened], text=[self._placeholder], return_text_replacement_offsets=True
-            )
+            read = self._processor(images=[opened], text=[self._placeholder], return_text_replacement_offsets=True)
             expansion: str = read["text_replacement_offsets"][0][0]["replacement"]
         except Exception as error:  # the library raises whatever its processors do
             raise SequenceFailed("its size does not suit the model") from error
