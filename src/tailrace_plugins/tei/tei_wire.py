@@ -1,4 +1,4 @@
-"""The wire of Text Embeddings Inference: `/embed`, `/similarity` and `/rerank`. Its `/info` is here that of TGI.
+"""The wire of Text Embeddings Inference: `/embed`, `/similarity` and `/rerank`. `/info` is in TGI's plugin.
 
 1. An input that is too long gets 413, as there; `truncate` cuts it.
 2. `prompt_name` is refused unless it is null: put the prompt before the text.

@@ -272,18 +272,30 @@ def read_grammar(kind: str, value: object) -> Grammar:
 
 
 def show_info(request: ParsedRequest) -> Reply:
+    """The facts have the form of TGI or, if the first model makes vectors, that of Text Embeddings Inference."""
     server = request.server
-    facts: JsonBody = {
-        "model_id": server.model,
-        "model_sha": None,
+    limit_tokens = server.generator.limit_tokens()
+    kind: JsonBody = {
         "model_pipeline_tag": "text-generation",
         "max_concurrent_requests": server.max_requests,
         "max_best_of": _MAX_BEST_OF,
         "max_stop_sequences": MAX_STOPS,
-        "max_input_tokens": server.generator.limit_tokens() - 1,
-        "max_total_tokens": server.generator.limit_tokens(),
+        "max_input_tokens": limit_tokens - 1,
+        "max_total_tokens": limit_tokens,
         "validation_workers": 1,
         "max_client_batch_size": server.max_prompts,
+    }
+    if server.task != "generate":
+        kind = {
+            "model_type": {"embedding" if server.task == "embed" else "reranker": {}},
+            "max_concurrent_requests": server.max_requests,
+            "max_input_length": limit_tokens,
+            "max_client_batch_size": server.max_inputs,
+        }
+    facts: JsonBody = {
+        "model_id": server.model,
+        "model_sha": None,
+        **kind,
         "router": "tailrace",
         "version": server.version,
         "sha": None,
