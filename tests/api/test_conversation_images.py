@@ -320,6 +320,24 @@ async def test_the_limits_of_a_key_come_before_its_images(house: House) -> None:
     assert (await client.post("/v1/chat/completions", json=cut)).status_code == 429  # nobody has looked at the picture
 
 
+async def test_adding_images_counts_as_a_request(house: House) -> None:
+    """Each of the ways to add them. A refused one has read no image."""
+    client = house.client(house.key("me", quota=Quota(requests_per_minute=3)))
+    its_id = await _new(client)
+    items = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(picture(1))}]}]
+    path = f"/v1/conversations/{its_id}"
+    cut, png = picture(2)[:-3000], {"content-type": "image/png"}
+    assert (await client.post(f"{path}/images", content=picture(3), headers=png)).status_code == 200
+    assert (await client.post(f"{path}/items", json={"items": items})).status_code == 200
+    assert (await client.post(f"{path}/images", content=cut, headers=png)).status_code == 400
+    assert (await client.post(f"{path}/images", content=cut, headers=png)).status_code == 429
+    assert (await client.post("/v1/conversations", json={"items": items})).status_code == 429
+    assert (await client.post(f"{path}/items", json={"items": [{"role": "user", "content": "?"}]})).status_code == 200
+    file = (await client.get(f"{path}/export")).content
+    found = await client.post("/v1/conversations/import", content=file, headers={"content-type": "application/json"})
+    assert found.status_code == 429
+
+
 async def test_counting_images_is_work_for_who_may_generate(house: House) -> None:
     picture_of = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(picture(1)).decode()}
     messages = [{"role": "user", "content": [{"type": "image", "source": picture_of}]}]

@@ -118,6 +118,9 @@ _UNSEEN: dict[str, tuple[str, dict[str, Any]]] = {
     "counted": ("/v1/messages/count_tokens", {"model": "default", "messages": [{"role": "user", "content": _LONG}]}),
     "ollama": ("/api/generate", {"model": "default", "prompt": _LONG}),
     "tgi": ("/generate", {"inputs": _LONG}),
+    "conversation": ("/v1/conversations", {"items": [{"role": "user", "content": _LONG}]}),
+    "metadata": ("/v1/conversations", {"items": [], "unknown": _LONG}),
+    "file": ("/v1/conversations/import", {"conversations": [{"from": "human", "value": _LONG}]}),
 }
 
 

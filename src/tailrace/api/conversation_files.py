@@ -67,7 +67,8 @@ class ConversationFileRoutes:
         with self._bodies.reader(request.scope, has_images=self._intake.is_wanted()) as reader:
             text = await reader.read_json(request.headers, request.receive)
             drafts, files = await asyncio.to_thread(lambda: _read(text))
-            async with self._intake.reading_file(owner, files) as images:
+            reader.check_text(sum(map(len, files.values())))
+            async with self._intake.reading_file(request.scope, files) as images:
                 found = {name: image for name, (image, _) in images.items()}
                 given = [(draft.conversation, with_images(draft.items, found)) for draft in drafts]
                 created = await self._conversations.ask(

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace.access.principal import owner_of, principal_of
+from tailrace.access.principal import arrival_of, owner_of, principal_of
 from tailrace.api.routes import route
 from tailrace.conversations.item_images import ID_PREFIX, MAX_BYTES, digest_in
 from tailrace.dialects.bodies import to_json
@@ -21,6 +21,7 @@ from tailrace.http.body_budget import BodyBudget
 from tailrace.images.reader import ImageReader
 from tailrace.images.turns import OwnerTurns
 from tailrace.records.conversation_keeper import ConversationKeeper
+from tailrace.records.service import Records
 from tailrace.types import Image, KeptImage
 
 __all__ = ["ConversationImageRoutes", "ImageIntake"]
@@ -39,27 +40,28 @@ _HEADERS = {
 
 
 class ImageIntake:
-    """Reads the images that are added to conversations, a few requests at a time."""
+    """Reads the images that are added to conversations, a few requests at a time. A request with images counts against
+    the limits of its key, and gets a row in the records."""
 
-    def __init__(self, conversations: ConversationKeeper, reader: ImageReader, is_wanted: Callable[[], bool]) -> None:
+    def __init__(self, records: Records, reader: ImageReader, is_wanted: Callable[[], bool]) -> None:
         """`is_wanted`: whether a model reads images, so that larger bodies are taken."""
         self.is_wanted = is_wanted
-        self._conversations = conversations
+        self._records = records
         self._reader = reader
         self._turns = OwnerTurns(_AT_ONCE, _AT_ONCE // 2)
 
     @contextlib.asynccontextmanager
-    async def reading(self, owner: str, images: Sequence[Image]) -> AsyncIterator[list[tuple[KeptImage, bytes]]]:
-        """Read images in the form in which they are kept. They are in memory until this context ends.
+    async def reading(self, scope: Scope, images: Sequence[Image]) -> AsyncIterator[list[tuple[KeptImage, bytes]]]:
+        """Read the images of a request in the form in which they are kept. They are in memory until this context ends.
 
-        Raises: RequestError if one cannot be used, or the owner has none of this id; QueueFull, StorageError.
+        Raises: RequestError if one cannot be used, or the owner has none of this id; AdmissionError, StorageError.
         """
         if not images:
             yield []
             return
-        async with self._turns.turn_or_refusal(owner, _WAIT_S, _BUSY):
+        async with self._turn(scope) as owner:
             images = await self._reader.fetch(tuple(images), _WAIT_S, owner=owner)
-            own = await self._conversations.find_images(owner, images)
+            own = await self._records.conversations.find_images(owner, images)
             new = [one for one in own if not one.kept]
             rest = iter(await self._reader.read(new, as_sent=False, owner=owner))
             whole = [one if one.kept else next(rest) for one in own]
@@ -67,16 +69,25 @@ class ImageIntake:
 
     @contextlib.asynccontextmanager
     async def reading_file(
-        self, owner: str, contents: Mapping[str, bytes]
+        self, scope: Scope, contents: Mapping[str, bytes]
     ) -> AsyncIterator[dict[str, tuple[KeptImage, bytes]]]:
         """As `reading`, for the images of a file, by their names in it."""
         if not contents:
             yield {}
             return
-        async with self._turns.turn_or_refusal(owner, _WAIT_S, _BUSY):
+        async with self._turn(scope) as owner:
             images = [Image(content, "images") for content in contents.values()]
             read = await self._reader.read(images, as_sent=False, owner=owner, most_bytes=MAX_BYTES)
             yield {name: (_as_kept(one), one.content) for name, one in zip(contents, read, strict=True)}
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, scope: Scope) -> AsyncIterator[str]:
+        """Count a request, wait for its owner's turn, and yield the owner. Raises: AdmissionError, StorageError."""
+        log, owner = self._records.request_log, owner_of(scope)
+        arrival = arrival_of(scope, wire="conversations", model="")
+        with contextlib.nullcontext() if log is None else log.counted(arrival):
+            async with self._turns.turn_or_refusal(owner, _WAIT_S, _BUSY):
+                yield owner
 
 
 def _as_kept(image: Image) -> KeptImage:
@@ -106,7 +117,7 @@ class ConversationImageRoutes:
             content = await reader.read(request.headers, request.receive)
             if not content:
                 raise RequestError("The image is empty.", param="image")
-            async with self._intake.reading(owner, [Image(content, "image")]) as ((image, canonical),):
+            async with self._intake.reading(request.scope, [Image(content, "image")]) as ((image, canonical),):
                 key_id = principal_of(request.scope).key_id
                 await self._conversations.put_images(owner, conversation_id, {image: canonical}, key_id=key_id)
         body = {

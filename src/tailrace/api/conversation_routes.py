@@ -26,7 +26,7 @@ from tailrace.dialects.responses_items import InputItem, item_json, items_from
 from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import RequestError
 from tailrace.http.asgi_answers import JsonAnswer
-from tailrace.http.body_budget import BodyBudget
+from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.types import Image, KeptImage
 
@@ -106,8 +106,8 @@ class ConversationRoutes:
         owner = writer_of(request)
         key_id = principal_of(request.scope).key_id
         async with (
-            self._read(request, NewConversationBody) as (body, ignored),
-            self._reading(owner, body.items or []) as (items, left_out, images),
+            self._read(request, NewConversationBody) as (body, ignored, reader),
+            self._reading(request, reader, body.items or []) as (items, left_out, images),
         ):
             title, headers = _title(body.title) or "", ignored_header((*ignored, *left_out), is_strict=self._is_strict)
             created = await self._conversations.ask(
@@ -124,8 +124,8 @@ class ConversationRoutes:
 
     async def _update(self, request: Request) -> ASGIApp:
         owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
-        async with self._read(request, ConversationChangesBody) as (body, ignored):
-            pass
+        async with self._read(request, ConversationChangesBody) as (body, ignored, reader):
+            reader.check_text(0)
         title, headers = _title(body.title), ignored_header(ignored, is_strict=self._is_strict)
         changed = await self._conversations.ask(
             lambda store: store.update(owner, conversation_id, title=title, metadata=body.metadata, head=body.head)
@@ -167,8 +167,8 @@ class ConversationRoutes:
     async def _add_items(self, request: Request) -> ASGIApp:
         owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
         async with (
-            self._read(request, NewItemsBody) as (body, ignored),
-            self._reading(owner, body.items) as (items, left_out, images),
+            self._read(request, NewItemsBody) as (body, ignored, reader),
+            self._reading(request, reader, body.items) as (items, left_out, images),
         ):
             headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
             if not items:
@@ -192,14 +192,16 @@ class ConversationRoutes:
 
     @contextlib.asynccontextmanager
     async def _reading(
-        self, owner: str, given: list[InputItem]
+        self, request: Request, reader: BodyReader, given: list[InputItem]
     ) -> AsyncIterator[tuple[list[Item], list[str], Mapping[KeptImage, bytes]]]:
-        """Read items: they, what is left out, and their images. Raises: RequestError, and as `ImageIntake.reading`."""
+        """Read items: they, what is left out, and their images. Raises: RequestError; BodyTooLarge for too much text
+        beside the images; as `ImageIntake.reading`."""
         notes: list[str] = []
         images: list[Image] = []
         items = [without_marks(item) for item in items_from(given, notes, name="items", images=images)]
+        reader.check_text(sum(len(image.content) for image in images))
         check_items(items)
-        async with self._intake.reading(owner, images) as read:
+        async with self._intake.reading(request.scope, images) as read:
             kept = (image for image, _ in read)
             items = [
                 structs.replace(item, images=tuple(structs.replace(one, kept=next(kept)) for one in item.images))
@@ -208,15 +210,15 @@ class ConversationRoutes:
             yield items, notes, dict(read)
 
     @contextlib.asynccontextmanager
-    async def _read(self, request: Request, kind: type[T]) -> AsyncIterator[tuple[T, tuple[str, ...]]]:
-        """Read the body and the names of unknown fields. They are in memory until this context ends. Raises:
-        RequestError."""
+    async def _read(self, request: Request, kind: type[T]) -> AsyncIterator[tuple[T, tuple[str, ...], BodyReader]]:
+        """Read the body and the names of unknown fields. They are in memory until this context ends, with the reader.
+        Raises: RequestError."""
         require_plain_utf8(request.headers)
         with self._bodies.reader(request.scope, has_images=self._intake.is_wanted()) as reader:
             text = await reader.read_json(request.headers, request.receive)
             if text:
                 require_json(request.headers)
-            yield read_fields(read_json(text or b"{}"), kind)
+            yield *read_fields(read_json(text or b"{}"), kind), reader
 
 
 def conversation_json(conversation: Conversation) -> JsonBody:

@@ -80,7 +80,7 @@ def build_routes(
     own: list[BaseRoute] = [*about.table()]
     if records is not None:
         image_reader = ImageReader(ImageFetcher(settings.fetch_images))
-        intake = ImageIntake(records.conversations, image_reader, lambda: models.read_images)
+        intake = ImageIntake(records, image_reader, lambda: models.read_images)
         conversation_routes = ConversationRoutes(records.conversations, bodies, intake, is_strict=settings.strict)
         images = ConversationImageRoutes(records.conversations, bodies, intake)
         files = ConversationFileRoutes(records.conversations, bodies, intake)
