@@ -8,6 +8,7 @@ import pytest
 from tests.generation.engine_failures import CRASH, KILL
 from tests.generation.harness import Harness
 from tests.streams.virtual_time import run as run_scenario
+from tests.waiting import turn
 
 from tailrace.errors import EngineLost, PoisonRequest
 from tailrace.generation.embedder import Embedder
@@ -43,7 +44,7 @@ class _House:
         for _ in range(1000):
             if all(one.done() for one in asked):
                 return num_deaths
-            await asyncio.sleep(0)
+            await turn(1)
             if self.has_killer:
                 self.engine.fail(death)
                 self.engine.restart()
@@ -116,9 +117,9 @@ async def test_a_text_is_tried_when_its_client_has_left() -> None:
     house = _House()
     poison = await house.ask(_KILLER)
     assert house.has_killer
-    await asyncio.sleep(0)
+    await turn(1)
     poison.cancel()
-    await asyncio.sleep(0)
+    await turn(1)
     house.engine.fail(CRASH)
     house.engine.restart()
     assert house.has_killer
@@ -146,7 +147,10 @@ def test_trials_have_a_time_limit() -> None:
 async def test_a_trial_is_forgotten_when_no_engine_comes() -> None:
     house = _House()
     asked = await house.ask("Hi")
+    await turn(1)
     house.engine.fail(CRASH)
-    house.harness.generator.on_unload()
-    assert not house.harness.generator._vector_trials.is_trying
     asked.cancel()
+    await turn(2)
+    assert house.harness.generator.is_busy
+    house.harness.generator.on_unload()
+    assert not house.harness.generator.is_busy
