@@ -24,8 +24,8 @@ import redis
 
 from tailrace.measure.bench.load import percentile
 from tailrace.streams import Lease, LogStore, Reader, StreamLog, open_sqlite
-from tailrace.streams.redis import open_redis
 from tailrace.types import ANONYMOUS, End, Record, Sampling, TextDelta, Usage, new_stream_id
+from tailrace_outer.redis_streams.redis_store import open_redis
 
 STEPS = 200
 LOADS = (1, 16, 64)

@@ -48,7 +48,7 @@ def _private_names(tree: ast.AST, inherited: set[str]) -> Iterator[str]:
         ("task._waiter, sys._getframe(1)", ["task._waiter"]),
         ("self._of_base, other._of_base", ["other._of_base"]),
         ("getattr(task, '_waiter', None)", ["_waiter"]),
-        ("from tailrace.streams import _rows\nself._own = 1\nother._own", []),
+        ("from tailrace.streams import _index\nself._own = 1\nother._own", []),
     ],
 )
 def test_private_names_are_found(source: str, found: list[str]) -> None:

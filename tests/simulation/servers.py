@@ -20,8 +20,8 @@ from tailrace.errors import ClaimTaken, Draining, EngineLost, StorageError, Tail
 from tailrace.generation import Generator, Limits, PromptEncoder
 from tailrace.generation.observers import Observer, Times
 from tailrace.streams import Reader, StreamLog
-from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.types import ANONYMOUS, Claim, End, Event, GenerateRequest, Record, Released
+from tailrace_outer.redis_streams.redis_store import RedisLogStore, open_redis
 
 __all__ = ["MODEL", "Answer", "Message", "Server"]
 

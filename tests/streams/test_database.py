@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams._database import Database, TailRow
-from tailrace.streams._rows import Rows
+from tailrace.streams.rows import Rows
 from tailrace.types import (
     Attachment,
     CallReading,

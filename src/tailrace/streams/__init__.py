@@ -7,11 +7,11 @@ are appended.
 
 from __future__ import annotations
 
-from tailrace.streams._rows import read_key
 from tailrace.streams.log import Reader, StreamLog, Taken
 from tailrace.streams.log_store import Lease, LogStore, StoreState
 from tailrace.streams.memory_store import MemoryLogStore
 from tailrace.streams.producer import Ender, Producer
+from tailrace.streams.rows import read_key
 from tailrace.streams.sqlite_store import SqliteLogStore, open_sqlite
 from tailrace.streams.write_errors import WriteErrors
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tailrace.errors import StorageError
 from tailrace.streams._clock import stamp
 from tailrace.streams._database import Database, FinishedRow
-from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
+from tailrace.streams.rows import Rows
 
 __all__ = ["MAX_EXPIRED", "Compaction"]
 

@@ -19,9 +19,9 @@ from tailrace.errors import ModelError, StorageError
 from tailrace.streams._clock import age_s, stamp
 from tailrace.streams._files import has_lost_commits, hold_lock, open_own
 from tailrace.streams._reserve import Reserve
-from tailrace.streams._rows import checksum, intact
 from tailrace.streams._schema import DATA_DIR_HINT, migrate
 from tailrace.streams._sqlite_errors import as_storage_error, is_damage
+from tailrace.streams.rows import checksum, intact
 from tailrace.system.file_systems import NEEDS_LOCAL_DISK, lacks_locks, warn_of_network
 from tailrace.types import ANONYMOUS
 

@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tailrace.errors import JournalDamaged, ModelError, StorageError
-from tailrace.streams import _startup_recovery as startup_recovery
+from tailrace.streams import startup_recovery
 from tailrace.streams._compaction import MAX_EXPIRED, Compaction
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
-from tailrace.streams._rows import Rows
-from tailrace.streams._startup_recovery import Unfinished
 from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.log import StreamLog, enqueue, without_producers
 from tailrace.streams.notes import Note
 from tailrace.streams.old_journals import LIFETIME_FACT
+from tailrace.streams.rows import Rows
+from tailrace.streams.startup_recovery import Unfinished
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event, Record
 

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from pkgutil import resolve_name
+from typing import Protocol, cast
 
-from tailrace.errors import ModelError
-from tailrace.packages.requirements import install_command
 from tailrace.settings import Settings
-from tailrace.streams._rows import read_key
 from tailrace.streams.log_store import LogStore
 from tailrace.streams.memory_store import MemoryLogStore
+from tailrace.streams.notes import LocalNotes, SharedLog
 from tailrace.streams.old_journals import lifetime_s
-from tailrace.streams.sqlite_store import SqliteLogStore, open_sqlite
+from tailrace.streams.rows import read_key
+from tailrace.streams.sqlite_store import open_sqlite
 from tailrace.types import Payload
-
-if TYPE_CHECKING:  # the library is not installed everywhere
-    from tailrace.streams.redis import RedisLogStore
 
 __all__ = ["Store", "for_apps", "open_log_store"]
 
-Store: TypeAlias = "MemoryLogStore | SqliteLogStore | RedisLogStore"
-"""A log store that keeps notes of extensions (`notes.py`), too: `notes_of(name)`."""
+
+class Store(LogStore, Protocol):
+    """A log store that keeps notes of extensions (`notes.py`), too."""
+
+    async def notes_of(self, name: str) -> LocalNotes | SharedLog:
+        """Return what an extension keeps, by its name."""
+
+
+class _Open(Protocol):
+    def __call__(
+        self, settings: Settings, *, key: bytes | None, of_apps: bool
+    ) -> AbstractAsyncContextManager[Store]: ...
 
 
 @contextlib.asynccontextmanager
@@ -32,17 +39,9 @@ async def open_log_store(settings: Settings, path: Path, *, of_apps: bool = Fals
     """Open the log store that the settings name, of the streams of models or `of_apps`; where servers share it, these
     are apart. Raises: ModelError if it cannot be opened."""
     key = read_key(Path(settings.journal_key_file)) if settings.journal_key_file else None
-    if settings.shares_streams:
-        async with _import_open_redis()(
-            settings.journal,
-            of_apps=of_apps,
-            lease_s=settings.lease_s,
-            retention_s=settings.retention_s,
-            budget_bytes=settings.retention_bytes,
-            key=key,
-            keep_finished=settings.keep_finished,
-            give_up_after_s=settings.journal_wait_s,
-        ) as shared:
+    if settings.shared_store is not None:
+        opens: _Open = resolve_name(settings.shared_store.opens)
+        async with opens(settings, key=key, of_apps=of_apps) as shared:
             yield shared
         return
     if settings.journal == "memory":
@@ -69,15 +68,3 @@ def for_apps(store: LogStore) -> LogStore[Payload]:
     """Return a store that keeps the streams of apps, as its users see it. A store treats all events alike except the
     `End`, and its own code has the types of models' streams."""
     return cast("LogStore[Payload]", store)
-
-
-def _import_open_redis() -> Callable[..., AbstractAsyncContextManager[RedisLogStore]]:
-    """Return `open_redis`. Raises: ModelError if the client library is not installed."""
-    try:
-        from tailrace.streams.redis import open_redis
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "redis":
-            raise
-        command = install_command(extra="redis")
-        raise ModelError(f"A Redis in --journal needs the package redis. Install it: {command}") from None
-    return open_redis

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from tests.redis_streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen, takes
 from tests.streams.broken_links import slow
-from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen, takes
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import LONG_S, wait_until
 
@@ -26,8 +26,8 @@ from tailrace.errors import (
     UnknownStream,
 )
 from tailrace.streams import Ender, Reader
-from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.types import ANONYMOUS, Claim, End, Failure, Usage
+from tailrace_outer.redis_streams.redis_store import RedisLogStore, open_redis
 
 
 @pytest.fixture

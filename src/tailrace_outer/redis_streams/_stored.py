@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tailrace.errors import JournalDamaged
-from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
-from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._scripts import LOAD
+from tailrace.streams.rows import Rows
 from tailrace.types import Event
+from tailrace_outer.redis_streams._connection import Connection
+from tailrace_outer.redis_streams._scripts import LOAD
 
 __all__ = ["Gone", "Stored", "for_clients", "load"]
 

@@ -11,8 +11,8 @@ import redis
 from tests.testing.redis_server import copy_keys, prefix_of, shared_url
 
 from tailrace.streams import LogStore
-from tailrace.streams.redis import open_redis
 from tailrace.testing import StoreLaw, store_laws
+from tailrace_outer.redis_streams.redis_store import open_redis
 
 LEASE_S = 2.0
 

@@ -8,14 +8,14 @@ from collections import OrderedDict
 from collections.abc import Container
 
 from tailrace.errors import StorageError
-from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._follower import Entries
-from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._mirror import Message, Mirror
-from tailrace.streams.redis._patience import RETRY_S
-from tailrace.streams.redis._redis_keys import DAY_MS
-from tailrace.streams.redis._scripts import STOP
-from tailrace.streams.redis.own_streams import OwnStreams
+from tailrace_outer.redis_streams._connection import Connection
+from tailrace_outer.redis_streams._follower import Entries
+from tailrace_outer.redis_streams._members import Members
+from tailrace_outer.redis_streams._mirror import Message, Mirror
+from tailrace_outer.redis_streams._patience import RETRY_S
+from tailrace_outer.redis_streams._redis_keys import DAY_MS
+from tailrace_outer.redis_streams._scripts import STOP
+from tailrace_outer.redis_streams.own_streams import OwnStreams
 
 __all__ = ["Messages"]
 

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
 from tailrace.streams.producer import Producer
-from tailrace.streams.redis._follower import Entries
-from tailrace.streams.redis._stored import for_clients
+from tailrace.streams.rows import Rows
 from tailrace.types import Event
+from tailrace_outer.redis_streams._follower import Entries
+from tailrace_outer.redis_streams._stored import for_clients
 
 __all__ = ["Mirror"]
 

@@ -8,11 +8,11 @@ import time
 import msgspec
 
 from tailrace.errors import ClaimTaken, IdempotencyConflict
-from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._patience import CATCH_UP_S, RETRY_S
-from tailrace.streams.redis._redis_keys import DAY_MS
-from tailrace.streams.redis._scripts import CLAIM, RECALL
 from tailrace.types import Claim, Record
+from tailrace_outer.redis_streams._connection import Connection
+from tailrace_outer.redis_streams._patience import CATCH_UP_S, RETRY_S
+from tailrace_outer.redis_streams._redis_keys import DAY_MS
+from tailrace_outer.redis_streams._scripts import CLAIM, RECALL
 
 __all__ = ["TAKEN", "Claims"]
 

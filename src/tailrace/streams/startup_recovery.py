@@ -11,8 +11,8 @@ from tailrace.streams._clock import age_s, now
 from tailrace.streams._compaction import MAX_EXPIRED
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
-from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
+from tailrace.streams.rows import Rows
 from tailrace.types import End, Event, Failure, Status, Usage
 
 __all__ = ["MAX_RECOVERIES", "TOO_MANY_RECOVERIES", "Unfinished", "end_of", "finished", "unfinished"]

@@ -12,11 +12,11 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from tailrace.errors import JournalDamaged
-from tailrace.streams._rows import Rows
 from tailrace.streams.notes import Answer, Entry, EntryId, LoadedLog, LogListener
-from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._follower import Entries
-from tailrace.streams.redis._scripts import script
+from tailrace.streams.rows import Rows
+from tailrace_outer.redis_streams._connection import Connection
+from tailrace_outer.redis_streams._follower import Entries
+from tailrace_outer.redis_streams._scripts import script
 
 __all__ = ["RedisSharedLog"]
 

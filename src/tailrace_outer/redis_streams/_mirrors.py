@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tailrace.errors import JournalDamaged, StorageError
-from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
-from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._follower import Entries, Followers, KeyFollower
-from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._mirror import Mirror
-from tailrace.streams.redis._server_messages import Messages
-from tailrace.streams.redis._stored import Stored, load
+from tailrace.streams.rows import Rows
 from tailrace.types import Event, Record
+from tailrace_outer.redis_streams._connection import Connection
+from tailrace_outer.redis_streams._follower import Entries, Followers, KeyFollower
+from tailrace_outer.redis_streams._members import Members
+from tailrace_outer.redis_streams._mirror import Mirror
+from tailrace_outer.redis_streams._server_messages import Messages
+from tailrace_outer.redis_streams._stored import Stored, load
 
 __all__ = ["Mirrors"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tailrace.errors import JournalDamaged, ModelError
-from tailrace.streams._rows import Rows
-from tailrace.streams.redis._connection import Connection
+from tailrace.streams.rows import Rows
+from tailrace_outer.redis_streams._connection import Connection
 
 __all__ = ["check_format"]
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.errors import JournalDamaged
-from tailrace.streams._rows import Rows
-from tailrace.streams._startup_recovery import MAX_RECOVERIES, TOO_MANY_RECOVERIES
-from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._scripts import TAKE
-from tailrace.streams.redis.own_streams import OwnStreams
+from tailrace.streams.rows import Rows
+from tailrace.streams.startup_recovery import MAX_RECOVERIES, TOO_MANY_RECOVERIES
 from tailrace.types import Event, Failure, Record, Status
+from tailrace_outer.redis_streams._connection import Connection
+from tailrace_outer.redis_streams._members import Members
+from tailrace_outer.redis_streams._scripts import TAKE
+from tailrace_outer.redis_streams.own_streams import OwnStreams
 
 __all__ = ["Orphan", "Orphans"]
 

@@ -10,28 +10,28 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, UnknownStream
-from tailrace.streams._rows import Rows
-from tailrace.streams._startup_recovery import end_of
 from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.producer import Ender
-from tailrace.streams.redis._claims import TAKEN, Claims
-from tailrace.streams.redis._connection import Connection, start_error
-from tailrace.streams.redis._finished import FinishedStreams
-from tailrace.streams.redis._follower import Followers
-from tailrace.streams.redis._format import check_format
-from tailrace.streams.redis._inventory import Inventory
-from tailrace.streams.redis._lookup import Lookup
-from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._mirrors import Mirrors
-from tailrace.streams.redis._openings import Openings
-from tailrace.streams.redis._orphans import Orphans
-from tailrace.streams.redis._patience import CLOSE_S, LATE_S
-from tailrace.streams.redis._server_messages import Messages
-from tailrace.streams.redis._writer import Writer
-from tailrace.streams.redis.own_streams import OwnStreams
-from tailrace.streams.redis.shared_log import RedisSharedLog
+from tailrace.streams.rows import Rows
+from tailrace.streams.startup_recovery import end_of
 from tailrace.types import Claim, Event, Failure, Record, Status
+from tailrace_outer.redis_streams._claims import TAKEN, Claims
+from tailrace_outer.redis_streams._connection import Connection, start_error
+from tailrace_outer.redis_streams._finished import FinishedStreams
+from tailrace_outer.redis_streams._follower import Followers
+from tailrace_outer.redis_streams._format import check_format
+from tailrace_outer.redis_streams._inventory import Inventory
+from tailrace_outer.redis_streams._lookup import Lookup
+from tailrace_outer.redis_streams._members import Members
+from tailrace_outer.redis_streams._mirrors import Mirrors
+from tailrace_outer.redis_streams._openings import Openings
+from tailrace_outer.redis_streams._orphans import Orphans
+from tailrace_outer.redis_streams._patience import CLOSE_S, LATE_S
+from tailrace_outer.redis_streams._server_messages import Messages
+from tailrace_outer.redis_streams._writer import Writer
+from tailrace_outer.redis_streams.own_streams import OwnStreams
+from tailrace_outer.redis_streams.shared_log import RedisSharedLog
 
 __all__ = ["RedisLogStore", "open_redis"]
 
