@@ -1,4 +1,4 @@
-"""Only `compat` uses private names of libraries, and the `*_names.py` of plugins."""
+"""Only `compat` uses private names of libraries, and the `*_names.py` of the packages around the core."""
 
 from __future__ import annotations
 
@@ -60,9 +60,7 @@ def test_only_compat_uses_private_names_of_libraries() -> None:
     trees = {path.relative_to(SOURCE.parent): ast.parse(path.read_text("utf-8")) for path in paths}
     inherited = set().union(*map(defined, trees.values()))
     found = {str(path): names for path, tree in trees.items() if (names := [*_private_names(tree, inherited)])}
-    assert {path for path in found if path.startswith("tailrace/compat/")} == {
-        f"tailrace/compat/{library}.py" for library in ("anyio", "ray", "uvicorn")
-    }
+    assert {path for path in found if path.startswith("tailrace/compat/")} == {"tailrace/compat/uvicorn.py"}
     rooms = {path for path in found if path.startswith("tailrace/compat/") or path.endswith("_names.py")}
     assert not {path: names for path, names in found.items() if path not in rooms}
 
@@ -71,9 +69,7 @@ def test_every_module_has_its_versions_checked() -> None:
     modules = {path.stem for path in (SOURCE / "compat").glob("*.py")} - {"__init__"}
     tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")} - {"private_names"}
     assert tests == modules
-    plugins, tests_of_plugins = SOURCE.parent / "tailrace_plugins", Path(__file__).parents[1] / "plugins"
-    modules = {f"{path.parent.name}/{path.name}" for path in plugins.glob("*/*_names.py")}
-    assert modules
-    assert modules == {
-        f"{path.parent.name}/{path.name.removeprefix('test_')}" for path in tests_of_plugins.glob("*/test_*_names.py")
-    }
+    around = {(path.parent.name, path.name) for path in SOURCE.parent.rglob("*_names.py")}
+    checked = {(path.parent.name, path.name) for path in Path(__file__).parents[1].rglob("test_*_names.py")}
+    assert {("apps", "anyio_names.py"), ("vllm", "vllm_names.py")} <= around
+    assert {(folder, f"test_{name}") for folder, name in around} == checked - {("compat", "test_private_names.py")}

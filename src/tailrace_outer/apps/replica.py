@@ -25,9 +25,9 @@ import anyio.to_thread
 import msgspec
 from starlette.types import ASGIApp
 
-from tailrace.compat.anyio import task_in_thread
 from tailrace.system import eventloop
 from tailrace.system.child import begin_child, end_family_with_me
+from tailrace_outer.apps.anyio_names import task_in_thread
 from tailrace_outer.apps.asgi import Lifespan, serve_request
 from tailrace_outer.apps.target import describe, load
 from tailrace_outer.apps.watch import LoopWatch

@@ -23,8 +23,8 @@ from weakref import WeakKeyDictionary
 
 import anyio.to_thread
 
-from tailrace.compat.starlette import plain_generator
 from tailrace_outer.serve.failures import failed
+from tailrace_outer.serve.starlette_names import plain_generator
 
 __all__ = ["Scope", "close_on_abort", "closing_generators"]
 

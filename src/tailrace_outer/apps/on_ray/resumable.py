@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.compat.ray import OwnRequest
 from tailrace.dialects import native
 from tailrace.errors import TailraceError
 from tailrace.http.asgi_answers import error_answer
@@ -19,6 +18,7 @@ from tailrace.wording import shown_path
 from tailrace_outer.apps.answer_body import QueuedBody
 from tailrace_outer.apps.app_streams import AppStreams
 from tailrace_outer.apps.offers import take_offer
+from tailrace_outer.apps.on_ray.ray_names import OwnRequest
 from tailrace_outer.apps.on_ray.stream_thread import StreamThread, reporting_disconnects
 from tailrace_outer.apps.stream_routes import event_id_of, resumed
 from tailrace_outer.serve.failures import failed, refusal_of

@@ -7,7 +7,7 @@ import anyio.to_thread
 from tests.compat.checked import check_versions
 from tests.waiting import LONG_S
 
-from tailrace.compat.anyio import task_in_thread
+from tailrace_outer.apps.anyio_names import task_in_thread
 
 
 def test_versions() -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 from starlette.concurrency import iterate_in_threadpool
 from tests.compat.checked import check_versions
 
-from tailrace.compat.starlette import plain_generator
+from tailrace_outer.serve.starlette_names import plain_generator
 
 
 def test_versions() -> None:
