@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import pkgutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import HEARTBEAT
 from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError, Unauthenticated
 from tailrace.extensions import Extension, installed_extensions
+from tailrace.generation.observers import Observer, Observers, Times
 from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.inner_requests import InnerAnswer, post
@@ -36,6 +37,7 @@ from tailrace.streams.notes import Answer, Entry, EntryId, LoadedLog, LocalNotes
 from tailrace.streams.opening import Store
 from tailrace.system.follower import Follower
 from tailrace.text.templates import is_deeper
+from tailrace.types import Record
 from tailrace.wording import in_one_line
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "LocalNotes",
     "LogListener",
     "Note",
+    "Observer",
     "Opened",
     "Options",
     "Reader",
@@ -59,6 +62,7 @@ __all__ = [
     "Settings",
     "SharedLog",
     "StreamLog",
+    "Times",
     "client_disconnected",
     "event_json",
     "is_deeper",
@@ -81,7 +85,7 @@ class Server:
 
     `bodies` limits the memory for request bodies; `streams` finds the streams of models; `notes_of` returns what an
     extension keeps in the log store: a `SharedLog` where servers share one, else `LocalNotes`. `ask` sends a request to
-    the server itself.
+    the server itself. `observe` calls an observer of all requests.
     """
 
     def __init__(
@@ -90,14 +94,26 @@ class Server:
         store: Store,
         kept_longer: KeptLonger | None = None,
         keyring: Keyring | None = None,
+        observers: Iterable[Observers] = (),
     ) -> None:
         self.settings = settings
         self.bodies = BodyBudget(settings)
         self.streams = StreamActions(store, settings, kept_longer)
         self.store = store
         self._keyring = keyring or Keyring()
+        self._observers = tuple(observers)
         self._app: ASGIApp | None = None
         self._answers = asyncio.Event()
+
+    def observe(self, observer: Observer) -> None:
+        """Call an observer for each request of all models. Streams that this server has taken over as it started may
+        have begun to run already."""
+        for observers in self._observers:
+            observers.add(observer)
+
+    def add_headers(self, headers: Callable[[Record], Mapping[str, str]]) -> None:
+        """Add headers to each answer with a stream."""
+        self.streams.more_headers.append(headers)
 
     def answer_with(self, app: ASGIApp) -> None:
         """Set the application that answers `ask`."""

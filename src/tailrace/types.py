@@ -279,6 +279,7 @@ class KeptFields(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ANONYMOUS  # only the owner can follow, stop or delete the stream
     key_id: str = ""  # of the key that the request came with
     wire: str = ""
+    trace: str = ""  # its header `traceparent`, if that is valid
 
     def kept(self) -> dict[str, Any]:  # Any: of each field's type
         """Return these fields by their names."""
@@ -363,6 +364,7 @@ class Arrival:
     wire: str
     owner: str = ANONYMOUS
     key_id: str = ""
+    trace: str = ""  # as `KeptFields.trace`
 
 
 class Allowance(NamedTuple):
@@ -439,6 +441,7 @@ class Record(KeptFields, frozen=True):
     claim: Claim | None = None
     attachments: dict[str, bytes] = {}  # of the prompts, by digest; only while the stream runs
     images: tuple[KeptImage, ...] = ()  # of the messages, in order, if the database has them; also after the end
+    is_chat: bool = False
 
     @property
     def seed(self) -> int:

@@ -77,7 +77,7 @@ def test_readers_and_those_that_come_back(slow: Server) -> None:
         for wire, after in ((first, ""), (second, "?after=1")):
             wire.send("GET", f"/v1/streams/{stream}/events{after}")
             assert wire.head() == 200
-        assert scrape(slow)["tailrace_readers"] == 2
+        wait_for(slow, lambda found: found["tailrace_readers"] == 2)
     wait_for(slow, lambda found: found["tailrace_readers"] == 0)
     assert grown(before, scrape(slow), "follows") == {
         "follows_total{position=start}": 1,

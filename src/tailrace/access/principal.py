@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,11 +14,12 @@ from tailrace.transport.addresses import network_of
 from tailrace.types import ANONYMOUS, Arrival, GenerateRequest, VectorRequest
 
 __all__ = [
-    "PRINCIPAL", "Principal", "arrival_of", "caller_of", "owner_of", "principal_of", "sent_by",
+    "PRINCIPAL", "Principal", "arrival_of", "caller_of", "owner_of", "principal_of", "sent_by", "trace_of",
 ]  # fmt: skip
 
 RequestT = TypeVar("RequestT", GenerateRequest, VectorRequest)
 
+_TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 PRINCIPAL = "tailrace_principal"  # the key of the principal in an ASGI scope
 
 
@@ -93,10 +95,21 @@ def caller_of(scope: Scope) -> str:
     return network_of(client[0]) if client else ""
 
 
+def trace_of(scope: Scope) -> str:
+    """Return the header `traceparent` of a request; "" if it has none, or an invalid one.
+
+    *Source:* Trace Context, W3C Recommendation of 2021-11-23, section 3.2.
+    """
+    found = [value for name, value in scope.get("headers", ()) if name == b"traceparent"]
+    match = _TRACEPARENT.fullmatch(found[0]) if len(found) == 1 else None
+    is_valid = match is not None and match[1].strip(b"0") and match[2].strip(b"0")
+    return found[0].decode() if is_valid else ""
+
+
 def arrival_of(scope: Scope, *, wire: str, model: str) -> Arrival:
     """Return the identity of a request that is not parsed yet."""
     principal = principal_of(scope)
-    return Arrival(model, wire, principal.owner, principal.key_id)
+    return Arrival(model, wire, principal.owner, principal.key_id, trace_of(scope))
 
 
 def sent_by(scope: Scope, request: RequestT, *, wire: str, model: str) -> RequestT:
@@ -109,4 +122,5 @@ def sent_by(scope: Scope, request: RequestT, *, wire: str, model: str) -> Reques
         owner=principal.owner,
         key_id=principal.key_id,
         wire=wire,
+        trace=trace_of(scope),
     )

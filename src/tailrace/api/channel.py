@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import assert_never
 
 from tailrace.access.audit import note_refusal
-from tailrace.access.principal import arrival_of, sent_by
+from tailrace.access.principal import arrival_of, sent_by, trace_of
 from tailrace.api.fitting import fitted, left_open, shortened
 from tailrace.api.stream_facts import facts_of
 from tailrace.assembly.models import Models
@@ -139,12 +140,18 @@ class StreamChannel:
         except SeqOutOfRange as error:
             error.param = "after"
             raise
-        self._models.of(log).generator.observers.on_followed(log.record, after)
+        observers = self._models.of(log).generator.observers
+        observers.on_followed(log.record, after)
         following = self._frames_of(follow.name, log, after, shows_progress=follow.return_progress)
         if log.is_over(after):
             await self._socket.say(following.frames.ended(after))
         else:
             await self._begin(follow.name, following, following.frames.following(after))
+            assert following.task is not None
+            begun_s, trace = time.monotonic(), trace_of(self._socket.scope)
+            following.task.add_done_callback(
+                lambda _: observers.on_read(log.record, after, time.monotonic() - begun_s, trace)
+            )
 
     async def _unfollow(self, name: str) -> None:
         following = self._find(name)

@@ -222,7 +222,8 @@ async def open_server(
             ) as service,
             records.recording([served.generator for served in service.models], service.store, data_path),
         ):
-            server = Server(settings, service.store, records.conversations, records.keyring)
+            observers = [served.generator.observers for served in service.models]
+            server = Server(settings, service.store, records.conversations, records.keyring, observers)
             async with open_extensions(server) as extensions, asyncio.TaskGroup() as group:
                 app = build_app(service.models, server, extensions, records, own_routes(service), audit, *metrics)
                 stalls = StallWatch([served.generator for served in service.models], *metrics)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by
+from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by, trace_of
 from tailrace.api.fitting import cut_inputs, fitted, fitted_inputs, left_open, overflow_answer, shortened
 from tailrace.api.request_headers import ignored_header, is_cross_origin, is_own_address, may_generate, with_headers
 from tailrace.api.stream_facts import facts_of, running_streams
@@ -58,7 +59,7 @@ from tailrace.errors import (
 from tailrace.generation import Generator, images_of, without_images
 from tailrace.http.asgi_answers import JsonAnswer, WholeAnswer, WithHeaders, unless_left
 from tailrace.http.body_budget import BodyBudget, BodyReader
-from tailrace.http.stream_actions import StreamActions, id_header
+from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires, is_meant
 from tailrace.images.turns import OwnerTurns
 from tailrace.records.conversation_keeper import ConversationKeeper
@@ -146,7 +147,7 @@ class Routes:
                 case MakeVectors() as act:
                     answer = await self._make_vectors(wire, act, request, parsed, meant)
                 case Follow(parse):
-                    answer = await self._follow(owner_of(request.scope), parse(parsed))
+                    answer = await self._follow(request.scope, parse(parsed))
                 case OnStream(find, verb):
                     stream_id, view = find(parsed)
                     opened = partial(self._open, view)
@@ -249,7 +250,7 @@ class Routes:
         self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: NamedModel | None
     ) -> ASGIApp:
         """Begin a stream, and return its answer."""
-        owner, named = owner_of(request.scope), meant or self._models.names[0]
+        named = meant or self._models.names[0]
         served = named.served
         with served.arriving(arrival_of(request.scope, wire=wire.name, model=named.model)):
             if meant is not None and not served.is_loaded and may_generate(request):
@@ -258,7 +259,7 @@ class Routes:
             if isinstance(call, Reply):
                 return self._reply(call)
             if isinstance(call, Following):
-                return await self._follow(owner, call)
+                return await self._follow(request.scope, call)
             ignored = ignored_header(call.ignored, is_strict=self._settings.strict)
             if request.method in ("GET", "HEAD") and is_cross_origin(request):
                 raise Forbidden("Pages of other origins cannot start a generation.", param="sec-fetch-site")
@@ -288,7 +289,7 @@ class Routes:
             if not log.record.prompts:  # an Idempotency-Key found an ended stream
                 prompts = await served.generator.prompts.encode(without_images(call.request))
                 facts = replace(facts, record=msgspec.structs.replace(log.record, prompts=prompts))
-            encoder, headers = call.view.open(facts), id_header(log) | ignored
+            encoder, headers = call.view.open(facts), self._streams.headers_of(log) | ignored
             if call.stream:
                 return self._streams.follow(log, encoder, call.view, headers=headers.items())
             if call.at_once:
@@ -333,14 +334,16 @@ class Routes:
             parsed.branch.require_free()
         return (await generator.create(generation, claim)).log
 
-    async def _follow(self, owner: str, following: Following) -> ASGIApp:
-        log = await self._streams.find(owner, following.stream_id, following.after)
-        self._models.of(log).generator.observers.on_followed(log.record, following.after)
+    async def _follow(self, scope: Scope, following: Following) -> ASGIApp:
+        log = await self._streams.find(owner_of(scope), following.stream_id, following.after)
+        observers = self._models.of(log).generator.observers
+        observers.on_followed(log.record, following.after)
         encoder = self._open(following.view, log)
         if following.replay:
             assert isinstance(encoder, CumulativeEncoder)
             encoder.skip(log.events[: following.after])
-        return self._streams.follow(log, encoder, following.view, following.after)
+        answer = self._streams.follow(log, encoder, following.view, following.after)
+        return _Read(answer, partial(observers.on_read, log.record, following.after), trace_of(scope))
 
     def _open(self, view: View, log: StreamLog) -> Encoder:
         return view.open(facts_of(self._models.of(log), log))
@@ -388,6 +391,22 @@ def _action_of(operation: Operation) -> str:
 
 def _task_of(operation: Operation) -> Task:
     return operation.act.task if isinstance(operation.act, MakeVectors) else "generate"
+
+
+class _Read:
+    """The answer to a client that follows a stream: an ASGI application. `on_end` gets the seconds that it took."""
+
+    def __init__(self, answer: ASGIApp, on_end: Callable[[float, str], None], trace: str) -> None:
+        self._answer = answer
+        self._on_end = on_end
+        self._trace = trace
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun_s = time.monotonic()
+        try:
+            await self._answer(scope, receive, send)
+        finally:
+            self._on_end(time.monotonic() - begun_s, self._trace)
 
 
 class _Endpoint:

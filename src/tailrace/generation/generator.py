@@ -258,6 +258,7 @@ class Generator:
             claim=claim,
             attachments={image.digest: image.content for image in images_of(request)},
             images=tuple(map(_as_kept, images_of(request))) if is_kept else (),
+            is_chat=bool(request.messages),
             **request.kept(),
         )
         self._blame.check(record)

@@ -65,6 +65,9 @@ class Observer:
     def on_followed(self, record: Record, after: int) -> None:
         """A client reads a stream that has begun, from the event after `after`."""
 
+    def on_read(self, record: Record, after: int, read_s: float, trace: str) -> None:
+        """This client has left, or has the end. It read for so long. `trace` is as in `KeptFields`, of its request."""
+
     def on_taken_over(self, record: Record, num_tokens: int) -> None:
         """The stream of another server or an earlier process continues here. It has so many tokens already."""
 
@@ -123,6 +126,9 @@ class Observers:
 
     def on_followed(self, record: Record, after: int) -> None:
         self._tell(lambda observer: observer.on_followed(record, after))
+
+    def on_read(self, record: Record, after: int, read_s: float, trace: str) -> None:
+        self._tell(lambda observer: observer.on_read(record, after, read_s, trace))
 
     def on_taken_over(self, record: Record, num_tokens: int) -> None:
         self._tell(lambda observer: observer.on_taken_over(record, num_tokens))

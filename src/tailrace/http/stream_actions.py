@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, Protocol
 
 from starlette.responses import Response
@@ -17,9 +18,9 @@ from tailrace.errors import StreamExpired, UnknownStream
 from tailrace.http.asgi_answers import JsonAnswer, StreamAnswer
 from tailrace.settings import Settings
 from tailrace.streams import LogStore, StreamLog
-from tailrace.types import ContentT, is_stream_id
+from tailrace.types import ContentT, Record, is_stream_id
 
-__all__ = ["KeptLonger", "StreamActions", "id_header"]
+__all__ = ["KeptLonger", "StreamActions"]
 
 
 class KeptLonger(Protocol[ContentT]):
@@ -38,6 +39,7 @@ class StreamActions(Generic[ContentT]):
         self._store = store
         self._settings = settings
         self._kept_longer = kept_longer
+        self.more_headers: list[Callable[[Record], Mapping[str, str]]] = []  # of answers with a stream
 
     async def find(self, owner: str, stream_id: str, after: int = 0) -> StreamLog[ContentT]:
         """Find a stream in the log store, or among those that are kept longer. Raises: as `LogStore.read`."""
@@ -60,9 +62,9 @@ class StreamActions(Generic[ContentT]):
     ) -> ASGIApp:
         """Return the events after `after`. If there is none any more, this is 204, which stops an EventSource."""
         if log.is_over(after):
-            return Response(status_code=204, headers=id_header(log))
+            return Response(status_code=204, headers=self.headers_of(log))
         path = self.path_of(log)
-        ours = {**id_header(log), "location": path + "/events", "content-location": path}
+        ours = {**self.headers_of(log), "location": path + "/events", "content-location": path}
         return StreamAnswer(
             log,
             encoder,
@@ -97,7 +99,8 @@ class StreamActions(Generic[ContentT]):
                     await self._store.delete(owner, stream_id)
                 if log.record.keep and self._kept_longer is not None:
                     await self._kept_longer.forget(owner, stream_id)
-        return JsonAnswer(body, 200, id_header(log)) if body else Response(status_code=204, headers=id_header(log))
+        headers = self.headers_of(log)
+        return JsonAnswer(body, 200, headers) if body else Response(status_code=204, headers=headers)
 
     async def cancel(self, scope: Scope, log: StreamLog[ContentT]) -> None:
         """End a stream as cancelled, if it has not ended. Raises: StreamError, StorageError."""
@@ -105,10 +108,11 @@ class StreamActions(Generic[ContentT]):
             if log.end is None:
                 await self._store.stop(owner_of(scope), log.stream_id)
 
+    def headers_of(self, log: StreamLog[Any]) -> dict[str, str]:  # Any: of a model or of an app
+        """Return the headers of answers with this stream: its id, and those of extensions."""
+        more = (headers(log.record).items() for headers in self.more_headers)
+        return {"x-stream-id": log.stream_id, **dict(itertools.chain(*more))}
+
     def path_of(self, log: StreamLog[ContentT]) -> str:
         """Return the path that has the streams of all wires."""
         return f"{self._settings.root_path}/v1/streams/{log.stream_id}"
-
-
-def id_header(log: StreamLog[Any]) -> dict[str, str]:  # Any: of a model or of an app
-    return {"x-stream-id": log.stream_id}
