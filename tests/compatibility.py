@@ -5,8 +5,7 @@ The fields are those of the wire and those of its official client, if there is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -15,12 +14,13 @@ from anthropic.types.message_count_tokens_params import MessageCountTokensParams
 from anthropic.types.message_create_params import MessageCreateParamsBase as MessageParams
 from anthropic.types.model_list_params import ModelListParams
 from anthropic.types.output_config_param import OutputConfigParam
-from msgspec import inspect
 from ollama._types import ChatRequest, EmbeddingsRequest, EmbedRequest, GenerateRequest, Options
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.embedding_create_params import EmbeddingCreateParams as EmbeddingParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
+from tests.described_api import ANY, Api, Value, as_it_is, fields_of
+from tests.plugins.front_ends import described as front_ends
 
 from tailrace.dialects import embeddings, native, openai, rerank, responses
 from tailrace.dialects.bodies import JsonBody
@@ -34,50 +34,9 @@ from tailrace_plugins.tei import tei_wire as tei
 from tailrace_plugins.tgi import tgi_wire as tgi
 from tailrace_plugins.triton import triton_wire as triton
 
-__all__ = ["ANY", "APIS", "Api", "Value", "fields_of"]
-
-Value = Any  # Any: of JSON
-ANY = "*"  # an unknown field; as a key of `moot`, every field
-
-
-def _as_it_is(body: JsonBody) -> JsonBody:
-    return body
-
-
-@dataclass(frozen=True)
-class Api:
-    """One route of an API. The tests add one field at a time to `base`: its body, or its query if `in_query`."""
-
-    title: str
-    door: str  # method and path, or command and path of a WebSocket
-    base: JsonBody
-    fields: Iterable[str]  # with dots for nested fields
-    samples: Mapping[str, Value]
-    companions: Mapping[str, JsonBody] = field(default_factory=dict)  # fields that a field needs; None removes one
-    # Fields that correctly have no effect, and the reason. ANY: every field that `base` does not have.
-    moot: Mapping[str, str] = field(default_factory=dict)
-    form: Callable[[JsonBody], JsonBody] = _as_it_is  # makes the body from the fields
-    note: str = ""
-    in_query: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict)
-
+__all__ = ["APIS"]
 
 _TEI_CUTS = ("prompt_name", "truncate", "truncation_direction")
-
-
-def fields_of(shape: type[msgspec.Struct], *inside: str) -> set[str]:
-    """Return the names of a body's fields. A field named in `inside` is replaced by its own fields."""
-    struct = inspect.type_info(shape)
-    assert isinstance(struct, inspect.StructType)
-    names = set()
-    for one in struct.fields:
-        kinds = one.type.types if isinstance(one.type, inspect.UnionType) else (one.type,)
-        inner = next((kind.cls for kind in kinds if isinstance(kind, inspect.StructType)), None)
-        if one.encode_name in inside and inner is not None:
-            names |= {f"{one.encode_name}.{name}" for name in fields_of(inner)}
-        else:
-            names.add(one.encode_name)
-    return names
 
 
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -229,7 +188,7 @@ def _triton(verb: str) -> list[Api]:
     forms = [
         (_as_tensors, "as tensors in `inputs`"),
         (_as_parameters, "inside of `parameters`"),
-        (_as_it_is, "beside each other"),
+        (as_it_is, "beside each other"),
     ]
     return [
         Api(
@@ -557,6 +516,7 @@ APIS = [
         fields_of(llama_server.LlamaCompletionBody) | set(llama_server.WIRE.unused),
         _LLAMA_SAMPLES | {"prompt": "Ho"},
     ),
+    *front_ends.APIS,
     Api(
         "The vLLM article",
         "POST /generate-stream",

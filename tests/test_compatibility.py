@@ -19,7 +19,8 @@ from zlib import crc32
 import msgspec
 import pytest
 from starlette.datastructures import QueryParams
-from tests.compatibility import ANY, APIS, Api, Value, fields_of
+from tests.compatibility import APIS
+from tests.described_api import ANY, Api, Value, fields_of
 from tests.dialects.fake_server import FakeServer, parsed
 from tests.dialects.transcripts import facts
 

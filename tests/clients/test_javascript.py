@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.api.oracle import Answer, chat_ids
 from tests.api.process import Server
 from tests.clients.installed import run_javascript
 
@@ -33,6 +34,12 @@ def test_a_native_stream_continues_without_its_reader(paced: Server) -> None:
     state = paced.wait_state(stream_id, "done")
     assert state["usage"]["completion_tokens"] == 60
     assert len(state["text"]) > 60
+
+
+@pytest.mark.parametrize("client", ["ai sdk resumed", "ag-ui"])
+def test_a_front_end_has_the_whole_answer(client: str, paced: Server) -> None:
+    (outcome,) = run_javascript(client, url=paced.url, prompts=[PROMPT], max_tokens=60)
+    assert outcome.get("text") == Answer(chat_ids(PROMPT), 60).text, outcome
 
 
 def test_an_event_source_stops_at_the_end(server: Server) -> None:

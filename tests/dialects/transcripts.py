@@ -31,6 +31,8 @@ from tailrace.types import (
 )
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
+from tailrace_plugins.front_ends import ag_ui_wire as ag_ui
+from tailrace_plugins.front_ends import ai_sdk_wire as ai_sdk
 from tailrace_plugins.ollama import ollama_wire as ollama
 from tailrace_plugins.tgi import tgi_wire as tgi
 from tailrace_plugins.triton import triton_wire as triton
@@ -235,7 +237,16 @@ _RESPONSES = {
     "responses_logprobs": responses.parse(parsed({**_INPUT, "include": ["message.output_text.logprobs"]})),
     "responses_background": responses.parse(parsed({**_INPUT, **_REMEMBERED, "background": True})),
 }
-MEMOS = {name: call.request.memo for name, call in _RESPONSES.items()}  # of views that want something to be kept
+_UI = {"id": "chat-1", "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}]}
+_RUN = {"threadId": "t1", "runId": "r1", "messages": [{"id": "m1", "role": "user", "content": "Hi"}]}
+_FRONT_ENDS = {
+    "ai_sdk": ai_sdk.parse(parsed(_UI)),
+    "ai_sdk_tools": ai_sdk.parse(parsed({**_UI, "tools": {"weather": {"inputSchema": {"type": "object"}}}})),
+    "ag_ui": ag_ui.parse(parsed(_RUN)),
+    "ag_ui_tools": ag_ui.parse(parsed({**_RUN, "tools": [{"name": "weather", "description": "d"}]})),
+}
+# Of views that want something to be kept.
+MEMOS = {name: call.request.memo for name, call in (_RESPONSES | _FRONT_ENDS).items()}
 
 VIEWS: dict[str, View] = {
     "native": native({"prompt": "Hi"}).view,
@@ -276,7 +287,7 @@ VIEWS: dict[str, View] = {
         triton.parse_generate(parsed({"parameters": {"prompt": "Hi"}, "id": "7"}, path={"model": "scripted"}))
     ),
     "triton_tensors": view_of(triton.parse_infer(parsed(_TENSORS, path={"model": "scripted"}))),
-    **{name: call.view for name, call in _RESPONSES.items()},
+    **{name: call.view for name, call in (_RESPONSES | _FRONT_ENDS).items()},
 }
 
 _ENDS = ("error", "cancelled", "interrupted", "refused")
@@ -312,6 +323,10 @@ STREAMED: dict[str, tuple[str, ...]] = {
     "responses_forced": ("forced_call",),
     "responses_logprobs": ("logprobs",),
     "responses_background": ("plain", "length", "cancelled"),
+    "ai_sdk": (*_ALL, "cached", "thinking", "thinking_cut"),
+    "ai_sdk_tools": ("plain", "calls", "cut_call", "thinking_call"),
+    "ag_ui": (*_ALL, "cached", "thinking", "thinking_cut"),
+    "ag_ui_tools": ("plain", "calls", "cut_call", "thinking_call"),
 }
 REPORTING = (
     "native_progress", "chat_progress", "chat_progress_usage", "completion_progress", "completion_progress_usage",

@@ -77,6 +77,7 @@ js openai completion stream           | APIError              | TypeError       
 js openai response stream             | APIError              | TypeError             | APIError              | RateLimitError        | InternalServerError
 js anthropic stream                   | APIError              | AnthropicError        | BadRequestError       | RateLimitError        | ServiceUnavailableError
 js ollama chat stream                 | Error                 | TypeError             | ResponseError         | ResponseError         | ResponseError
+js ai sdk                             | Error                 | TypeError             | Error                 | Error                 | Error
 js websocket                          | StreamError           | Error                 | StreamError           | StreamError           | Error
 js eventsource, text so far           | StreamError           |                       | Error                 | Error                 | Error
 js hub chat                           | ProviderApiError      | TypeError             | ProviderApiError      | ProviderApiError      | ProviderApiError

@@ -147,7 +147,11 @@ class Routes:
                 case MakeVectors() as act:
                     answer = await self._make_vectors(wire, act, request, parsed, meant)
                 case Follow(parse):
-                    answer = await self._follow(request.scope, parse(parsed))
+                    found = parse(parsed)
+                    if isinstance(found, Reply):
+                        answer = self._reply(found)
+                    else:
+                        answer = await self._follow(request.scope, found)
                 case OnStream(find, verb):
                     stream_id, view = find(parsed)
                     opened = partial(self._open, view)

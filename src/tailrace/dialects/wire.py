@@ -260,7 +260,7 @@ class MakeVectors:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    parse: Callable[[ParsedRequest], Following]
+    parse: Callable[[ParsedRequest], Following | Reply]  # a reply if there is nothing to follow
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,47 @@ export const clients = {
     return gather(parts, (part) => part.message.content);
   },
 
+  // Front ends
+
+  "ai sdk": async (url, prompt, count, signal) => {
+    const { DefaultChatTransport, readUIMessageStream } = await import("ai");
+    const transport = new DefaultChatTransport({ api: `${url}/v1/ai-sdk/chat`, body: { maxOutputTokens: count } });
+    const messages = [{ id: "1", role: "user", parts: [{ type: "text", text: prompt }] }];
+    const chat = { chatId: crypto.randomUUID(), messages, trigger: "submit-message", abortSignal: signal };
+    const stream = await transport.sendMessages(chat);
+    let last;
+    const options = { stream, terminateOnError: true };
+    for await (const message of readUIMessageStream(options)) last = message;
+    return last.parts.map((part) => part.text ?? "").join("");
+  },
+
+  // The reader leaves after some chunks, as a page that is reloaded, and asks for the answer of its chat.
+  "ai sdk resumed": async (url, prompt, count) => {
+    const { DefaultChatTransport, readUIMessageStream } = await import("ai");
+    const body = { maxOutputTokens: count, seed: 0 };
+    const transport = new DefaultChatTransport({ api: `${url}/v1/ai-sdk/chat`, body });
+    const messages = [{ id: "1", role: "user", parts: [{ type: "text", text: prompt }] }];
+    const chatId = crypto.randomUUID();
+    const left = new AbortController();
+    const asked = { chatId, messages, trigger: "submit-message", abortSignal: left.signal };
+    const begun = await transport.sendMessages(asked);
+    await begun.getReader().read();
+    left.abort();
+    const stream = await transport.reconnectToStream({ chatId });
+    let last;
+    for await (const message of readUIMessageStream({ stream, terminateOnError: true })) last = message;
+    if ((await transport.reconnectToStream({ chatId })) !== null) throw new Error("it follows an answer that has ended");
+    return last.parts.map((part) => part.text ?? "").join("");
+  },
+
+  "ag-ui": async (url, prompt, count) => {
+    const { HttpAgent } = await import("@ag-ui/client");
+    const initialMessages = [{ id: "1", role: "user", content: prompt }];
+    const agent = new HttpAgent({ url: `${url}/v1/ag-ui`, threadId: crypto.randomUUID(), initialMessages });
+    const { newMessages } = await agent.runAgent({ forwardedProps: { max_tokens: count, seed: 0 } });
+    return newMessages.map((message) => message.content).join("");
+  },
+
   // text-generation-inference's wire
 
   "hub 4.13.16 text": async (url, prompt, count, signal) => {

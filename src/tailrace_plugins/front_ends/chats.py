@@ -1,0 +1,192 @@
+"""What the wires of front ends share: a chat has an id, which the stream of its answer keeps; so a page that was
+reloaded finds the answer that is made."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from tailrace.dialects import (
+    CallPart,
+    Encoder,
+    Follow,
+    Following,
+    JsonBody,
+    ParsedRequest,
+    Reply,
+    StreamFacts,
+    ToolCallReader,
+    View,
+    failure_of,
+)
+from tailrace.errors import TailraceError, UnknownStream
+from tailrace.types import CallReading, End, Event, Released, TextDelta
+
+__all__ = ["BlockEncoder", "ChatId", "Memo", "follow_running", "running_in"]
+
+ChatId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class Memo(msgspec.Struct, omit_defaults=True):
+    """What a stream keeps of its request."""
+
+    chat: str
+    run: str = ""  # AG-UI's id of the run
+    message: str = ""  # the id of the message that the answer continues; "": the answer is a new one
+    calls: CallReading | None = None
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def of(cls, facts: StreamFacts) -> Memo:
+        return msgspec.json.decode(facts.record.memo, type=cls)
+
+
+def running_in(request: ParsedRequest, wire: str) -> str | None:
+    """Return the id of the newest unfinished stream in the chat that the path names; None if there is none."""
+    for facts, _ in reversed(request.running()):
+        if facts.record.wire == wire and Memo.of(facts).chat == request.path["chat"]:
+            return facts.record.stream_id
+    return None
+
+
+def follow_running(wire: str, view: View) -> Follow:
+    """Return the operation that follows the answer which is made in a chat, from its beginning; 204 if none is."""
+
+    def parse(request: ParsedRequest) -> Following | Reply:
+        stream_id = running_in(request, wire)
+        return Reply(b"", 204) if stream_id is None else Following(stream_id, 0, view)
+
+    return Follow(parse)
+
+
+def require_running(request: ParsedRequest, wire: str) -> str:
+    """Return the id of the newest unfinished stream in the chat that the path names. Raises: UnknownStream."""
+    stream_id = running_in(request, wire)
+    if stream_id is None:
+        raise UnknownStream("No answer is made in this chat.")
+    return stream_id
+
+
+class BlockEncoder(Encoder):
+    """Encodes an answer as blocks, one after the other: text, reasoning, and calls of tools. Each is opened, grows, and
+    is closed. `kind` is "text" or "reasoning"; blocks have numbers from 0."""
+
+    def __init__(self, facts: StreamFacts) -> None:
+        self.facts = facts
+        self.memo = Memo.of(facts)
+        self._reader = None if self.memo.calls is None else ToolCallReader(self.memo.calls)
+        self._has_begun = False
+        self._block = -1
+        self._kind = ""  # of the open block; "": none is open
+        self._call = ""  # name of the open call
+        self._arguments: list[str] = []  # of the open call
+        self._finish = ""
+
+    @abstractmethod
+    def begin(self) -> list[JsonBody]:
+        """Return the events before the first block."""
+
+    @abstractmethod
+    def finish(self, end: End, reason: str) -> list[JsonBody]:
+        """Return the events after the last block of a complete answer. `reason` is stop, length or tool_calls."""
+
+    @abstractmethod
+    def fail(self, error: TailraceError, *, is_cancelled: bool) -> list[JsonBody]:
+        """Return the events of an answer that is cut off."""
+
+    @abstractmethod
+    def open_block(self, kind: str, block: int) -> list[JsonBody]: ...
+    @abstractmethod
+    def grow(self, kind: str, block: int, text: str) -> list[JsonBody]: ...
+    @abstractmethod
+    def close_block(self, kind: str, block: int) -> list[JsonBody]: ...
+    @abstractmethod
+    def open_call(self, block: int, name: str) -> list[JsonBody]: ...
+    @abstractmethod
+    def grow_call(self, block: int, arguments: str) -> list[JsonBody]: ...
+    @abstractmethod
+    def close_call(self, block: int, name: str, arguments: str) -> list[JsonBody]: ...
+
+    def call_id(self, block: int) -> str:
+        return f"call_{self.facts.record.stream_id}_{block}"
+
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        return b"".join(b"data: " + json.dumps(frame, separators=(",", ":")).encode("ascii") + b"\n\n"
+                        for frame in self._frames(event)) + self.tail(event)  # fmt: skip
+
+    def tail(self, event: Event | Released) -> bytes:
+        """Return what follows the last event."""
+        return b""
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
+
+    def _frames(self, event: Event | Released) -> list[JsonBody]:
+        frames = [] if self._has_begun else self.begin()
+        self._has_begun = True
+        if isinstance(event, TextDelta):
+            return frames + self._delta(event)
+        if event.status == "done":
+            assert isinstance(event, End)
+            return frames + self.finish(event, self._finish)
+        return frames + self._close() + self.fail(failure_of(event), is_cancelled=event.status == "cancelled")
+
+    def _delta(self, event: TextDelta) -> list[JsonBody]:
+        frames = self._say("reasoning", event.reasoning)
+        finish = event.finish_reason
+        if self._reader is None:
+            frames += self._say("text", event.text)
+        else:
+            parts = self._reader.push(event.text) + (self._reader.flush(is_cut=finish == "length") if finish else [])
+            for part in parts:
+                frames += self._say("text", part) if isinstance(part, str) else self._tell(part)
+        if finish is not None:
+            frames += self._close()
+            has_calls = self._reader is not None and self._reader.num_calls > 0
+            is_complete = finish != "length" or (self._reader is not None and self._reader.is_over)
+            self._finish = "tool_calls" if has_calls and is_complete else finish
+        return frames
+
+    def _say(self, kind: str, text: str) -> list[JsonBody]:
+        if not text:
+            return []
+        frames: list[JsonBody] = []
+        if self._kind != kind:
+            frames = self._close()
+            self._block += 1
+            self._kind = kind
+            frames += self.open_block(kind, self._block)
+        return frames + self.grow(kind, self._block, text)
+
+    def _tell(self, part: CallPart) -> list[JsonBody]:
+        if part.arguments:
+            self._arguments.append(part.arguments)
+            return self.grow_call(self._block, part.arguments)
+        frames = self._close()
+        self._block += 1
+        self._kind, self._call = "call", part.name
+        return frames + self.open_call(self._block, part.name)
+
+    def _close(self) -> list[JsonBody]:
+        kind, self._kind = self._kind, ""
+        if not kind:
+            return []
+        if kind != "call":
+            return self.close_block(kind, self._block)
+        arguments = "".join(self._arguments)
+        self._arguments.clear()
+        return self.close_call(self._block, self._call, arguments)
+
+
+def json_or_text(text: str) -> tuple[Any, bool]:  # Any: JSON
+    """Return the value of a JSON text and True; or the text itself and False."""
+    try:
+        return msgspec.json.decode(text or "{}"), True
+    except msgspec.DecodeError:
+        return text, False

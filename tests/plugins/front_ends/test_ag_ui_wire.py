@@ -1,0 +1,107 @@
+"""AG-UI's wire: requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.dialects.fake_server import FakeServer, parsed
+from tests.dialects.transcripts import facts
+from tests.plugins.front_ends.test_ai_sdk_wire import PIXEL
+
+from tailrace.dialects import GenerateCall
+from tailrace.dialects.bodies import JsonBody
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace_plugins.front_ends import ag_ui_wire as ag_ui
+from tailrace_plugins.front_ends.chats import Memo
+
+HI: JsonBody = {"id": "1", "role": "user", "content": "Hi"}
+
+
+def call_of(*messages: JsonBody, server: FakeServer | None = None, **more: Any) -> GenerateCall:
+    body = {
+        "threadId": "t1", "runId": "r1", "messages": list(messages) or [HI], "tools": [], "context": [], "state": {},
+    } | more  # fmt: skip
+    return ag_ui.parse(parsed(body, server=server))
+
+
+def said(*messages: JsonBody, **more: Any) -> list[tuple[str, str]]:
+    return [(one.role, one.content) for one in call_of(*messages, **more).request.messages]
+
+
+def test_a_run_goes_on_without_its_reader() -> None:
+    call = call_of(parentRunId="r0", protocolVersion="1.0.0", resume=[])
+    assert call.request.on_disconnect == "detach"
+    assert call.ignored == ()
+    memo = Memo.of(facts(memo=call.request.memo))
+    assert (memo.chat, memo.run) == ("t1", "r1")
+
+
+def test_messages_of_all_roles() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"in": "Bonn"}'}}
+    found = call_of(
+        {"id": "0", "role": "developer", "content": "Be brief."},
+        HI,
+        {"id": "2", "role": "activity", "activityType": "plan", "content": {"steps": []}},
+        {"id": "3", "role": "reasoning", "content": "Look."},
+        {"id": "4", "role": "assistant", "toolCalls": [call]},
+        {"id": "5", "role": "tool", "toolCallId": "c1", "content": "noon"},
+    ).request.messages
+    assert [(one.role, one.content) for one in found] == [
+        ("system", "Be brief."), ("user", "Hi"), ("assistant", ""), ("tool", "noon"),
+    ]  # fmt: skip
+    assert found[2].reasoning == "Look."
+    assert [(one.name, one.arguments) for one in found[2].tool_calls] == [("clock", '{"in": "Bonn"}')]
+    assert found[3].tool_call_id == "c1"
+
+
+def test_context_is_part_of_the_system_message() -> None:
+    context = [{"description": "The page", "value": "rivers"}, {"description": "Unit", "value": "m"}]
+    assert said(context=context) == [("system", "The page: rivers\nUnit: m"), ("user", "Hi")]
+    first = {"id": "0", "role": "system", "content": "Be brief."}
+    assert said(first, HI, context=context)[0] == ("system", "Be brief.\n\nThe page: rivers\nUnit: m")
+
+
+def test_a_failed_tool_says_so() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    failed = {"id": "3", "role": "tool", "toolCallId": "c1", "content": "", "error": "no clock"}
+    assert said(HI, {"id": "2", "role": "assistant", "toolCalls": [call]}, failed)[-1] == ("tool", "Error: no clock")
+
+
+def test_images() -> None:
+    data = PIXEL.partition(",")[2]
+    image = {"type": "image", "source": {"type": "data", "value": data, "mimeType": "image/png"}}
+    asked = {"id": "1", "role": "user", "content": [{"type": "text", "text": "What is this?"}, image]}
+    assert len(call_of(asked, server=FakeServer(sees=True)).request.messages[0].images) == 1
+    with pytest.raises(UnsupportedParameter, match="reads no image"):
+        call_of(asked)
+    stored = {"type": "image", "source": {"type": "file", "value": "f1"}}
+    with pytest.raises(UnsupportedParameter, match="send the image itself"):
+        call_of({"id": "1", "role": "user", "content": [stored]}, server=FakeServer(sees=True))
+
+
+def test_forwarded_properties_are_parameters() -> None:
+    call = call_of(forwardedProps={"max_tokens": 9, "temperature": 0.5, "color": "red"})
+    assert (call.request.sampling.max_tokens, call.request.sampling.temperature) == (9, 0.5)
+    assert call.ignored == ("forwardedProps.color",)
+    with pytest.raises(UnsupportedParameter, match=r"forwardedProps\.n"):
+        call_of(forwardedProps={"n": 2})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"threadId": ""},
+        {"runId": None},
+        {"messages": []},
+        {"messages": [{"id": "1", "role": "king", "content": "Hi"}]},
+        {"messages": [{"id": "1", "role": "system", "content": "Hi"}]},
+        {"tools": [{"description": "no name"}]},
+        {"forwardedProps": {"temperature": "warm"}},
+        {"resume": [{"interruptId": "i1"}]},
+    ],
+)
+def test_bad_bodies_are_refused(change: JsonBody) -> None:
+    body = {"threadId": "t1", "runId": "r1", "messages": [HI], **change}
+    with pytest.raises(RequestError):
+        ag_ui.parse(parsed(body))
