@@ -280,6 +280,7 @@ class KeptFields(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str = ""  # of the key that the request came with
     wire: str = ""
     trace: str = ""  # its header `traceparent`, if that is valid
+    is_background: bool = False  # it runs only where no other request could
 
     def kept(self) -> dict[str, Any]:  # Any: of each field's type
         """Return these fields by their names."""

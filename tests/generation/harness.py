@@ -225,10 +225,21 @@ class Harness:
         )
         self.generator.on_engine_change()
 
-    async def create(self, prompt: str = "Hi", sampling: Sampling | None = None, *, linger_s: float = 1e6) -> Run:
+    async def create(
+        self,
+        prompt: str = "Hi",
+        sampling: Sampling | None = None,
+        *,
+        linger_s: float = 1e6,
+        is_background: bool = False,
+    ) -> Run:
         """Create a stream, which by default continues without readers."""
         request = GenerateRequest(
-            prompts=(prompt,), sampling=sampling or greedy(20), on_disconnect="detach", linger_s=linger_s
+            prompts=(prompt,),
+            sampling=sampling or greedy(20),
+            on_disconnect="detach",
+            linger_s=linger_s,
+            is_background=is_background,
         )
         return await self.generator.create(request)
 

@@ -4,6 +4,9 @@ arrival.
 The slots for running and queued requests are shared fairly, too. When all slots are taken, an owner who has fewer than
 an equal share still gets one. So one owner cannot lock out the others.
 
+*Background* requests wait until no other request does, and have slots of their own. When another request has no room,
+they leave the engine to it, the newest first, and wait again (`QueueEntry.preempt`).
+
 Requests of a caller who repeatedly crashes engines are *slowed*. They start one at a time: the next one starts when the
 previous one has produced some tokens or has ended. They also wait during a pause (`pause_slowed`), so that running
 streams make progress between two crashes. Requests of other callers overtake them.
@@ -12,9 +15,10 @@ streams make progress between two crashes. Requests of other callers overtake th
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -41,6 +45,8 @@ class QueueEntry:
     start: Callable[[], None]
     owner: str = ANONYMOUS
     is_slowed: bool = False  # its caller repeatedly crashes engines
+    is_background: bool = False
+    preempt: Callable[[], None] | None = None  # gives the room of a background request back, if it can
     queue_s: float = 0.0
     expire: Callable[[], None] | None = None
     admitted_s: float | None = field(init=False, default=None)  # None: still waiting
@@ -67,8 +73,11 @@ class Gate:
         self.will_drain = False  # requests are still accepted, but no load balancer should send any
         self._refusal: EngineLost | Draining | None = None
         self._waiting: FairQueue[QueueEntry] = FairQueue()
+        self._background: FairQueue[QueueEntry] = FairQueue()  # waits behind it
+        self._preemptible: dict[QueueEntry, None] = {}  # run in the background, in the order of their starts
         self._num_running = 0
-        self._num_slots: Counter[str] = Counter()  # slots by owner: running, queued and `coming` requests
+        # Slots by owner: running, queued and `coming` requests; first those that do not run in the background.
+        self._num_slots: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         self._is_admitting = False
         self._mean_service_s = 1.0
         self._unsettled: QueueEntry | None = None  # the slowed entry that runs but is not `settle`d yet
@@ -78,7 +87,7 @@ class Gate:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._background)
 
     @property
     def num_running(self) -> int:
@@ -154,6 +163,7 @@ class Gate:
         *,
         owner: str = ANONYMOUS,
         is_slowed: bool = False,
+        is_background: bool = False,
     ) -> int:
         """Check that a request can run here, and return its number of tokens. Slowed requests may not take the last
         quarter of the slots.
@@ -163,7 +173,7 @@ class Gate:
         """
         self._check_refusal()
         num_tokens = self.demand(num_prompt_tokens, max_tokens, num_sequences)
-        self.check_open(owner, is_slowed=is_slowed)
+        self.check_open(owner, is_slowed=is_slowed, is_background=is_background)
         return num_tokens
 
     def demand(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
@@ -180,13 +190,14 @@ class Gate:
                 raise RequestError(f"n must be at most {self._capacity_sequences} here.", param="n")
         return num_tokens
 
-    def check_open(self, owner: str = ANONYMOUS, *, is_slowed: bool = False) -> None:
+    def check_open(self, owner: str = ANONYMOUS, *, is_slowed: bool = False, is_background: bool = False) -> None:
         """Check that an owner may queue a request now, whatever its size. Raises: QueueFull, Draining, EngineLost."""
         self._check_refusal()
         num_slots = max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests
-        num_used = self._num_slots.total()
-        share = num_slots // len({owner, *self._num_slots})
-        if num_used >= num_slots and (self._num_slots[owner] >= share or num_used >= 2 * num_slots):
+        used = self._num_slots[is_background]
+        num_used = used.total()
+        share = num_slots // len({owner, *used})
+        if num_used >= num_slots and (used[owner] >= share or num_used >= 2 * num_slots):
             raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
 
     def _check_refusal(self) -> None:
@@ -194,20 +205,20 @@ class Gate:
             raise self._refusal.with_traceback(None)  # otherwise its traceback would grow with each raise
 
     @contextmanager
-    def coming(self, owner: str = ANONYMOUS) -> Iterator[None]:
+    def coming(self, owner: str = ANONYMOUS, *, is_background: bool = False) -> Iterator[None]:
         """Reserve a slot while a request is parsed and checked, before `enter`. Raises: as `check_open`."""
-        self.check_open(owner)
-        self._num_slots[owner] += 1
+        self.check_open(owner, is_background=is_background)
+        self._num_slots[is_background][owner] += 1
         try:
             yield
         finally:
-            self._release_slot(owner)
+            self._release_slot(owner, is_background=is_background)
 
     def enter(self, entry: QueueEntry) -> None:
         """Queue a entry, and start it if it is its turn. Call `check` immediately before, without an await in
         between."""
-        self._waiting.append(entry)
-        self._num_slots[entry.owner] += 1
+        self._queue_of(entry).append(entry)
+        self._num_slots[entry.is_background][entry.owner] += 1
         self._admit()
         if entry.admitted_s is None and entry.expire is not None:
             last_s = time.monotonic() + entry.queue_s + _MAX_LOST_S
@@ -228,16 +239,19 @@ class Gate:
 
     def num_ahead(self, entry: QueueEntry) -> int:
         """Return how many queued entries have their turn before this one; 0 if it is not queued."""
-        return self._waiting.num_ahead(entry) if entry.admitted_s is None else 0
+        if entry.admitted_s is not None:
+            return 0
+        return self._queue_of(entry).num_ahead(entry) + (len(self._waiting) if entry.is_background else 0)
 
     def leave(self, entry: QueueEntry) -> None:
         """Free the slot of a queued or running request."""
         if entry.timer is not None:
             entry.timer.cancel()
-        self._release_slot(entry.owner)
+        self._release_slot(entry.owner, is_background=entry.is_background)
         if entry.admitted_s is None:
-            self._waiting.remove(entry)
+            self._queue_of(entry).remove(entry)
         else:
+            self._preemptible.pop(entry, None)
             self.used_tokens -= entry.num_tokens
             self.used_sequences -= entry.num_sequences
             self._num_running -= 1
@@ -258,11 +272,11 @@ class Gate:
         self._is_admitting = True
         try:
             while self._is_open and (entry := self._next()) is not None:
-                if self.used_tokens + entry.num_tokens > self.capacity_tokens:
-                    break
-                if self.used_sequences + entry.num_sequences > self._capacity_sequences:
-                    break
-                self._waiting.take(entry)
+                if not self._fits(entry):
+                    self._make_room(entry)
+                    if not self._fits(entry):
+                        break
+                self._queue_of(entry).take(entry)
                 self.used_tokens += entry.num_tokens
                 self.used_sequences += entry.num_sequences
                 self._num_running += 1
@@ -271,6 +285,8 @@ class Gate:
                     entry.timer.cancel()
                 if entry.is_slowed:
                     self._unsettled = entry
+                if entry.preempt is not None:
+                    self._preemptible[entry] = None
                 entry.start()
         finally:
             self._is_admitting = False
@@ -279,12 +295,33 @@ class Gate:
         """Return the first queued entry that may start now."""
         is_paused = self._pause_timer is not None and self._num_running > 0  # a pause only protects running streams
         may_slowed_begin = self._unsettled is None and not is_paused
-        return next((entry for entry in self._waiting if may_slowed_begin or not entry.is_slowed), None)
+        queued = itertools.chain(self._waiting, self._background)
+        return next((entry for entry in queued if may_slowed_begin or not entry.is_slowed), None)
 
-    def _release_slot(self, owner: str) -> None:
-        self._num_slots[owner] -= 1
-        if not self._num_slots[owner]:
-            del self._num_slots[owner]
+    def _queue_of(self, entry: QueueEntry) -> FairQueue[QueueEntry]:
+        return self._background if entry.is_background else self._waiting
+
+    def _fits(self, entry: QueueEntry, given: Sequence[QueueEntry] = ()) -> bool:
+        """Return whether there is room for an entry, if others give theirs."""
+        num_tokens = self.used_tokens + entry.num_tokens - sum(one.num_tokens for one in given)
+        num_sequences = self.used_sequences + entry.num_sequences - sum(one.num_sequences for one in given)
+        return num_tokens <= self.capacity_tokens and num_sequences <= self._capacity_sequences
+
+    def _make_room(self, entry: QueueEntry) -> None:
+        """Take background requests off the engine, the newest first, if that makes room for an entry before them."""
+        if entry.is_background or not self._fits(entry, list(self._preemptible)):
+            return
+        for one in reversed(list(self._preemptible)):
+            if self._fits(entry):
+                return
+            assert one.preempt is not None
+            one.preempt()
+
+    def _release_slot(self, owner: str, *, is_background: bool) -> None:
+        slots = self._num_slots[is_background]
+        slots[owner] -= 1
+        if not slots[owner]:
+            del slots[owner]
 
     def _end_pause(self) -> None:
         self._pause_timer = None

@@ -33,6 +33,12 @@ _LINGER: JsonBody = {
     "description": "Seconds for which the stream continues without a reader.",
     "schema": {"type": "string", "pattern": "^[0-9]{1,5}$"},
 }
+_PRIORITY: JsonBody = {
+    "name": "X-Tailrace-Priority",
+    "in": "header",
+    "description": "background: the request runs only where no other one could.",
+    "schema": {"type": "string", "enum": ["live", "background"]},
+}
 _KEY: JsonBody = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -227,7 +233,7 @@ def _parameters(operation: Operation) -> list[JsonBody]:
             {"name": operation.only_with_header, "in": "header", "required": True, "schema": {"type": "string"}}
         )
     if isinstance(operation.act, Generate):
-        parameters += [_LINGER, _KEY]
+        parameters += [_LINGER, _PRIORITY, _KEY]
     return parameters
 
 

@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 from msgspec.structs import replace
 from starlette.requests import Request
 
+from tailrace.access.principal import RequestT
 from tailrace.dialects.shapes import path_of
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import GenerateRequest
 
-__all__ = ["ignored_header", "is_cross_origin", "is_own_address", "may_generate", "with_headers"]
+__all__ = ["ignored_header", "is_cross_origin", "is_own_address", "may_generate", "with_headers", "with_priority"]
 
 _MAX_NAMED = 10
 _LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
@@ -49,9 +50,19 @@ def may_generate(request: Request) -> bool:
     return request.method != "HEAD" and (request.method != "GET" or not is_cross_origin(request))
 
 
+def with_priority(call: RequestT, request: Request) -> RequestT:
+    """Apply the header X-Tailrace-Priority to a call. Raises: RequestError."""
+    priority = request.headers.get("x-tailrace-priority", "live")
+    if priority not in ("live", "background"):
+        raise RequestError("X-Tailrace-Priority must be live or background.", param="x-tailrace-priority")
+    return replace(call, is_background=True) if priority == "background" else call
+
+
 def with_headers(call: GenerateRequest, request: Request) -> GenerateRequest:
-    """Apply the headers X-Tailrace-Continuity and X-Tailrace-Linger to a call. With an Idempotency-Key the default
-    linger time is that of `/v1/streams`, because the client intends to come back. Raises: RequestError."""
+    """Apply the headers X-Tailrace-Continuity, X-Tailrace-Linger and X-Tailrace-Priority to a call. With an
+    Idempotency-Key the default linger time is that of `/v1/streams`, because the client intends to come back. Raises:
+    RequestError."""
+    call = with_priority(call, request)
     continuity = request.headers.get("x-tailrace-continuity", "any")
     if continuity not in ("any", "exact"):
         raise RequestError("X-Tailrace-Continuity must be any or exact.", param="x-tailrace-continuity")

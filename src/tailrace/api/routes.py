@@ -23,7 +23,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by, trace_of
 from tailrace.api.fitting import cut_inputs, fitted, fitted_inputs, left_open, overflow_answer, shortened
-from tailrace.api.request_headers import ignored_header, is_cross_origin, is_own_address, may_generate, with_headers
+from tailrace.api.request_headers import (
+    ignored_header,
+    is_cross_origin,
+    is_own_address,
+    may_generate,
+    with_headers,
+    with_priority,
+)
 from tailrace.api.stream_facts import facts_of, running_streams
 from tailrace.assembly.models import Models
 from tailrace.assembly.served import NamedModel
@@ -221,7 +228,7 @@ class Routes:
             ignored_header(call.ignored, is_strict=self._settings.strict)
             if not served.is_loaded:
                 await self._models.load(served)
-            wanted = fitted_inputs(call.request, is_strict=self._settings.strict)
+            wanted = with_priority(fitted_inputs(call.request, is_strict=self._settings.strict), request)
             try:
                 run = await served.embedder.begin(sent_by(request.scope, wanted, wire=wire.name, model=named.model))
             except RequestError as error:

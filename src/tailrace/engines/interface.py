@@ -77,6 +77,7 @@ class Sequence(msgspec.Struct, frozen=True):
     adapter: str = ""  # the name of one of `EngineSpec.adapters`
     vector: VectorForm | None = None  # what to give of an embedding; without effect on scores
     attachments: dict[str, bytes] = {}  # the bytes of those in `segments`, by digest
+    is_background: bool = False  # its prompt is read after those of all others, by engines that read several
 
     @property
     def prompt_ids(self) -> tuple[int, ...]:

@@ -231,10 +231,10 @@ class Generator:
         request = self._with_token_ids(request)
         self._check(request)
         if request.sampling.grammar is not None:
-            self.gate.check_open(request.owner)
+            self.gate.check_open(request.owner, is_background=request.is_background)
             # Outside `gate.coming`: requests that wait here must not take slots of requests without a grammar.
             request = await self._with_grammar(request, request.sampling.grammar)
-        with self.gate.coming(request.owner):
+        with self.gate.coming(request.owner, is_background=request.is_background):
             request = await self._with_images(request, held)
             prompts = await self.prompts.encode(request)
         longest = max(prompt.num_tokens for prompt in prompts)
@@ -267,7 +267,7 @@ class Generator:
         with self.reserved(record):
             if keeper is not None and record.images:
                 self._check_queue(record, longest, is_slowed=is_slowed)
-                with self.gate.coming(record.owner):
+                with self.gate.coming(record.owner, is_background=record.is_background):
                     await keeper.keep_images(record)
             try:
                 return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
@@ -365,11 +365,13 @@ class Generator:
         """Keep a stream in the log store, and queue it. Raises: as `create`."""
         while True:
             if self.store.write_errors.current is not None:
-                with self.gate.coming(record.owner):
+                with self.gate.coming(record.owner, is_background=record.is_background):
                     await self.store.write_errors.wait()
             num_tokens = self._check_queue(record, longest, is_slowed=is_slowed)
             with contextlib.suppress(StorageError):  # a new write error: wait until it is over
-                with self.gate.coming(record.owner):  # reserves the slot that was checked
+                with self.gate.coming(
+                    record.owner, is_background=record.is_background
+                ):  # reserves the slot that was checked
                     lease = await self.store.open(record)
                 run = self._make_run(lease, arrived_s)
                 self.observers.on_begun(record)
@@ -380,7 +382,12 @@ class Generator:
         """Return how many tokens of the engine's memory a stream needs. Raises: as `create`."""
         assert record.sampling.max_tokens is not None
         return self.gate.check(
-            longest, record.sampling.max_tokens, record.num_choices, owner=record.owner, is_slowed=is_slowed
+            longest,
+            record.sampling.max_tokens,
+            record.num_choices,
+            owner=record.owner,
+            is_slowed=is_slowed,
+            is_background=record.is_background,
         )
 
     @contextlib.contextmanager
@@ -425,8 +432,8 @@ class Generator:
         return sum(run.end is None for run in self.live)
 
     async def wait_idle(self) -> None:
-        """Return when all streams and requests for vectors have ended."""
-        while self.live or self.vector_runs:
+        """Return when all streams and requests for vectors have ended that do not run in the background."""
+        while any(not run.record.is_background for run in (*self.live, *self.vector_runs)):
             self._stream_ended.clear()
             await self._stream_ended.wait()
 
@@ -512,7 +519,14 @@ class Generator:
         self._blame.check_inputs(record)
         is_slowed = self._blame.is_slowed(record.caller)
         with self.reserved(record):
-            self.gate.check(VectorRun.demand(record), 0, 1, owner=record.owner, is_slowed=is_slowed)
+            self.gate.check(
+                VectorRun.demand(record),
+                0,
+                1,
+                owner=record.owner,
+                is_slowed=is_slowed,
+                is_background=record.is_background,
+            )
         run = VectorRun(
             record,
             form,
@@ -661,6 +675,7 @@ class Generator:
                 sampling,
                 adapter=adapter,
                 attachments=record.attachments,
+                is_background=record.is_background,
             )
             choices.append(Choice(index, sequence, self.prompts.tokenizer, prompt.reasoning, prompt.calls))
         run = Run(

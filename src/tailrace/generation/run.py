@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -91,6 +92,7 @@ class Run(Producer):
     is_suspended: bool = field(init=False, default=False)
     is_watched: bool = field(init=False, default=False)  # whether its progress is reported to the rescuer
     _awaits_token: bool = field(init=False, default=True)  # its first one, or a new one after a loss
+    _has_begun: bool = field(init=False, default=False)  # the engine had its sequences before
     _entry: QueueEntry | None = field(init=False, default=None)  # its place in the queue, then its slot
     _on_engine: dict[int, Choice] = field(init=False, default_factory=dict)  # by the ids of their sequences
     _reading: PromptReading = field(init=False)
@@ -163,14 +165,17 @@ class Run(Producer):
     def enter(self, num_tokens: int, *, queue_s: float, is_slowed: bool = False) -> None:
         """Queue this run for at most `queue_s`, counted as in `QueueEntry`."""
         self.times.entered_s = time.monotonic()
+        is_background = self.record.is_background
         self._entry = QueueEntry(
             num_tokens,
             len(self.choices),
             self._start,
             owner=self.record.owner,
             is_slowed=is_slowed,
+            is_background=is_background,
+            preempt=self._preempt if is_background else None,
             queue_s=queue_s,
-            expire=self._expire,
+            expire=self._expire if not is_background else None,
         )
         self.is_watched = is_slowed
         self.gate.enter(self._entry)
@@ -178,12 +183,29 @@ class Run(Producer):
         self.log.linger(_FIRST_READER_S)
 
     def _start(self) -> None:
-        self.times.admitted_s = time.monotonic()
-        self.observers.on_admitted(self.record, self.times)
-        if self.log.events:  # from an earlier process
+        if not self._has_begun:
+            self.times.admitted_s = time.monotonic()
+            self.observers.on_admitted(self.record, self.times)
+        if self._has_begun or self.log.events:  # from an earlier process
             self.resume()
         else:
+            self._has_begun = True
             self._submit(self.choices)
+
+    def _preempt(self) -> None:
+        """Leave the engine to another request, and wait in the queue again. Does nothing if this cannot be interrupted,
+        or ends anyway."""
+        entry = self._entry
+        if entry is None or not self._on_engine or self.is_suspended or self.is_complete or self.end is not None:
+            return
+        self._has_begun = True
+        self._reading.begin_again()
+        for choice in list(self._on_engine.values()):
+            self._take_off(choice)
+            choice.rename(self.new_sequence_id())
+        self.gate.leave(entry)
+        self._entry = dataclasses.replace(entry)
+        self.gate.enter(self._entry)
 
     def _expire(self) -> None:
         self.fail(QueueTimeout("The model was too busy to begin this request in time."))

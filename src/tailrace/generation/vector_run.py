@@ -138,10 +138,14 @@ class VectorRun:
             self._start,
             owner=self.record.owner,
             is_slowed=self._is_slowed,
+            is_background=self.record.is_background,
             queue_s=self._queue_s,
-            expire=lambda: self.fail(QueueTimeout("The model was too busy to begin this request in time.")),
+            expire=self._expire if not self.record.is_background else None,
         )
         self._gate.enter(self._entry)
+
+    def _expire(self) -> None:
+        self.fail(QueueTimeout("The model was too busy to begin this request in time."))
 
     def _leave(self) -> None:
         entry, self._entry = self._entry, None

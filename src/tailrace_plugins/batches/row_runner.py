@@ -117,6 +117,7 @@ class RowsInProgress:
                     headers={
                         "idempotency-key": f"{self.batch.batch_id}-{number}-{attempt}",
                         "x-tailrace-linger": str(_LINGER_S),
+                        "x-tailrace-priority": "background",
                     },
                     logs=logs,
                 )

@@ -103,6 +103,7 @@ class OpenVINOEngine:
                 raise SequenceFailed("grammars are not supported for this model's tokenizer")
             constraint = self._constraints(grammar, ignore_eos=sequence.sampling.ignore_eos)
         run = SequenceState(Row(sequence, self._ends, constraint), sequence.schedule, self._adapters[sequence.adapter])
+        run.is_background = sequence.is_background
         if self._eye is not None:
             run.pictures = self._eye.pictures(sequence)
         if self._lookup_tokens:

@@ -4,7 +4,9 @@
   never interrupted for another one.
 - Prompts are cut into pieces, which run beside the rows that decode. Pieces are short enough that those rows wait at
   most for `GAP_S`.
-- A prompt whose beginning another sequence is just computing waits for it, and then shares its blocks.
+- While any other prompt is read, those of background sequences are not.
+- A prompt whose beginning another sequence is just computing waits for it, and then shares its blocks. It does not wait
+  for a background sequence, unless it is one itself.
 - A row that computed a token alone, or in a batch, computes it in the same way when it runs again: `Schedule` says how.
 """
 
@@ -43,6 +45,7 @@ class SequenceState:
     num_cached: int | None = None  # of them, found in the prefix cache; None: has not begun, or was said
     num_reserved: int = 0  # blocks
     pictures: Pictures | None = None
+    is_background: bool = False
 
     @property
     def num_prompt(self) -> int:
@@ -163,6 +166,7 @@ class Scheduler:
         self._admit()
         decoding = [run for run in self._running if not run.is_prefilling and is_ready(run)]
         prefilling = [run for run in self._running if run.is_prefilling and is_ready(run)]
+        prefilling = [run for run in prefilling if not run.is_background] or prefilling
         alone = [Work(run, 1) for run in decoding if run.schedule.is_alone(run.row.count) and self._is_single(run)]
         apart = {id(work.run) for work in alone}
         for run in decoding:
@@ -205,7 +209,8 @@ class Scheduler:
             if self._num_reserved + run.num_reserved > self._num_blocks:
                 return  # in the order of arrival: a long one is not passed by short ones for ever
             known = self._blocks.num_known(run.chain)
-            if known < len(run.chain) and run.chain[known] in self._computing:
+            other = self._computing.get(run.chain[known]) if known < len(run.chain) else None
+            if other is not None and (run.is_background or not other.is_background):
                 continue  # another sequence is just computing its beginning
             self._waiting.remove(run)
             self._begin(run, known)

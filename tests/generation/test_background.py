@@ -1,0 +1,89 @@
+"""Streams in the background leave the engine to others, and go on from where they were."""
+
+from __future__ import annotations
+
+from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of
+from tests.waiting import idle
+
+from tailrace.errors import EngineLost
+from tailrace.generation import Run
+
+
+async def _in_background(harness: Harness, prompt: str = "Hi", *, n: int = 1) -> Run:
+    return await harness.create(prompt, greedy(20, n=n), is_background=True)
+
+
+async def test_it_runs_again_and_continues() -> None:
+    harness = Harness(max_sequences=2)
+    first, second = await _in_background(harness, "one"), await _in_background(harness, "two")
+    harness.engine.step(7)
+    live = await harness.create("live")
+    assert (first.status, second.status, live.status) == ("running", "queued", "running")
+    assert harness.engine.aborted == [harness.engine.submitted[1].sequence_id]
+    assert (first.num_ahead, second.num_ahead) == (0, 0)
+    harness.finish(first, second, live)
+    for run in (first, second, live):
+        assert text_of(run.log) == oracle(prompt_ids_of(run), 1, 20)
+    assert end_of(second.log).continuity == "replayed"
+    assert end_of(first.log).continuity is None
+    ids = [sequence.sequence_id for sequence in harness.engine.submitted]
+    assert len(set(ids)) == len(ids)
+    harness.check_idle()
+
+
+async def test_it_may_leave_before_its_first_token_and_more_than_once() -> None:
+    harness = Harness(max_sequences=1)
+    run = await _in_background(harness)
+    for _ in range(3):
+        live = await harness.create("live")
+        assert (run.status, live.status) == ("queued", "running")
+        while live.log.end is None:
+            harness.engine.step()
+        assert run.status == "running"
+        harness.engine.step(2)
+    harness.finish(run)
+    assert text_of(run.log) == oracle(prompt_ids_of(run), 1, 20)
+    assert end_of(run.log).status == "done"
+    harness.check_idle()
+
+
+async def test_all_its_choices_leave() -> None:
+    harness = Harness(max_sequences=3)
+    run = await _in_background(harness, n=3)
+    harness.engine.step(4)
+    live = await harness.create("live")
+    assert len(harness.engine.aborted) == 3
+    harness.finish(run, live)
+    assert [text_of(run.log, index) for index in range(3)] == [
+        oracle(prompt_ids_of(run), 1 + index, 20) for index in range(3)
+    ]
+    harness.check_idle()
+
+
+async def test_it_is_cancelled_or_loses_the_engine_while_it_waits_again() -> None:
+    harness = Harness(max_sequences=1)
+    run = await _in_background(harness)
+    harness.engine.step(3)
+    live = await harness.create("live")
+    harness.engine.fail(EngineLost("It died.", is_crash=True))
+    harness.engine.restart()
+    await idle()
+    harness.finish(live)
+    harness.finish(run)
+    assert text_of(run.log) == oracle(prompt_ids_of(run), 1, 20)
+    other = await _in_background(harness)
+    harness.engine.step(3)
+    live = await harness.create("live")
+    other.cancel()
+    assert end_of(other.log).status == "cancelled"
+    harness.finish(live)
+    harness.check_idle()
+
+
+async def test_the_server_does_not_wait_for_it() -> None:
+    harness = Harness()
+    await _in_background(harness)
+    await harness.generator.wait_idle()
+    live = await harness.create("live")
+    harness.finish(live)
+    await harness.generator.wait_idle()

@@ -1,0 +1,56 @@
+"""While another prompt is read, those of background sequences are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.interface import Engine, Sequence
+from tailrace.types import Sampling
+
+pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
+
+_STEP_TOKENS = 64
+
+
+@pytest.fixture
+def engine(openvino_spec: EngineSpec) -> Iterator[Engine]:
+    engine = load_engine(msgspec.structs.replace(openvino_spec, context_tokens=1024, max_step_tokens=_STEP_TOKENS))
+    yield engine
+    engine.close()
+
+
+def _sequence(sequence_id: int, prompt_ids: tuple[int, ...], *, is_background: bool) -> Sequence:
+    sampling = Sampling(temperature=0.0, seed=0, max_tokens=4, ignore_eos=True)
+    return Sequence(sequence_id, (prompt_ids,), sampling, is_background=is_background)
+
+
+def _first_of(engine: Engine) -> list[int]:
+    """Run all sequences. Return them in the order of their first tokens."""
+    first: dict[int, None] = {}
+    num_ended = 0
+    while num_ended < 4:
+        for delta in engine.step():
+            first.setdefault(delta.sequence_id)
+            num_ended += delta.finish_reason is not None
+    return list(first)
+
+
+def test_others_are_read_first(engine: Engine) -> None:
+    for number in (1, 2, 3):
+        engine.submit(_sequence(number, tuple(range(100 * number, 100 * number + 100)), is_background=True))
+    engine.step()
+    engine.submit(_sequence(4, tuple(range(1000, 1300)), is_background=False))  # longer than each of them
+    assert _first_of(engine) == [4, 1, 2, 3]
+
+
+def test_one_does_not_wait_for_the_same_beginning(engine: Engine) -> None:
+    beginning = tuple(range(500))
+    for number in (1, 2, 3):
+        engine.submit(_sequence(number, (*beginning, 600 + number), is_background=True))
+    engine.step()
+    engine.submit(_sequence(4, (*beginning, 700), is_background=False))
+    assert _first_of(engine)[0] == 4
