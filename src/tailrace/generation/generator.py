@@ -433,7 +433,9 @@ class Generator:
 
     async def wait_idle(self) -> None:
         """Return when all streams and requests for vectors have ended that do not run in the background."""
-        while any(not run.record.is_background for run in (*self.live, *self.vector_runs)):
+        while not all(run.record.is_background for run in self.live) or not all(
+            run.record.is_background for run in self.vector_runs
+        ):
             self._stream_ended.clear()
             await self._stream_ended.wait()
 

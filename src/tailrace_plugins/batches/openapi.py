@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tailrace.dialects import JsonBody
 
 __all__ = ["BATCHES_TAG", "batch_paths"]
@@ -18,6 +20,8 @@ _REFUSALS: JsonBody = {
         "content": {"application/json": {"schema": _OBJECT}},
     },
 }
+_CHAT: JsonBody = {"messages": [{"role": "user", "content": "Why do rivers bend?"}], "max_tokens": 8}
+_ROW: JsonBody = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": _CHAT}
 _UPLOAD: JsonBody = {
     "required": True,
     "content": {
@@ -31,7 +35,8 @@ _UPLOAD: JsonBody = {
                     "expires_after[anchor]": {"const": "created_at"},
                     "expires_after[seconds]": {"type": "integer"},
                 },
-            }
+            },
+            "example": {"file": json.dumps(_ROW), "purpose": "batch"},
         }
     },
 }
@@ -80,13 +85,28 @@ def batch_paths() -> dict[str, JsonBody]:
             "get": _operation("read_file", "Returns the content of a file.", [file_id], media_type="application/jsonl"),
         },
         "/v1/batches": {
-            "post": _operation("create_batch", "Runs the rows of a file.", body=_json(_BATCH)),
+            "post": _operation(
+                "create_batch",
+                "Runs the rows of a file.",
+                body=_json(
+                    _BATCH,
+                    {
+                        "input_file_id": "file-of-rows",
+                        "endpoint": "/v1/chat/completions",
+                        "completion_window": "24h",
+                    },
+                ),
+            ),
             "get": _operation("list_batches", "Lists batches.", page),
         },
         "/v1/batches/{batch_id}": {"get": _operation("show_batch", "Shows a batch.", [batch_id])},
         "/v1/batches/{batch_id}/cancel": {"post": _operation("cancel_batch", "Cancels a batch.", [batch_id])},
         "/v1/messages/batches": {
-            "post": _operation("create_message_batch", "Runs requests for messages.", body=_json(_MESSAGES)),
+            "post": _operation(
+                "create_message_batch",
+                "Runs requests for messages.",
+                body=_json(_MESSAGES, {"requests": [{"custom_id": "a", "params": {"model": "default", **_CHAT}}]}),
+            ),
             "get": _operation("list_message_batches", "Lists batches of messages.", messages_page),
         },
         "/v1/messages/batches/{batch_id}": {
@@ -126,8 +146,8 @@ def _operation(
     return described if body is None else described | {"requestBody": body}
 
 
-def _json(schema: JsonBody) -> JsonBody:
-    return {"required": True, "content": {"application/json": {"schema": schema}}}
+def _json(schema: JsonBody, example: JsonBody) -> JsonBody:
+    return {"required": True, "content": {"application/json": {"schema": schema, "example": example}}}
 
 
 def _in_path(name: str) -> JsonBody:
