@@ -16,9 +16,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import redis
-
 from tailrace.streams.notes import Answer, Entry, EntryId
-from tailrace_outer.redis_streams.redis_store import open_redis
+from tailrace_outer.redis.redis_store import open_redis
 from tailrace_plugins.durable_streams.durable_opening import open_durable
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch

@@ -21,11 +21,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import redis
-
 from tailrace.measure.bench.load import percentile
 from tailrace.streams import Lease, LogStore, Reader, StreamLog, open_sqlite
 from tailrace.types import ANONYMOUS, End, Record, Sampling, TextDelta, Usage, new_stream_id
-from tailrace_outer.redis_streams.redis_store import open_redis
+from tailrace_outer.redis.redis_store import open_redis
 
 STEPS = 200
 LOADS = (1, 16, 64)

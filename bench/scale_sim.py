@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tailrace.measure.bench.load import percentile
 
-SHARDS = 16  # of keys in a cluster, as in `redis_streams/_redis_keys.py`; a single Redis has one
+SHARDS = 16  # of keys in a cluster, as in `tailrace_outer/redis/_keys.py`; a single Redis has one
 ROUND_TRIP_S = 0.0005  # of the network
 CALL_S = 60e-6  # of Redis, for a commit
 EVENT_S = 3.2e-6  # of Redis, for each stream in it

@@ -1,5 +1,4 @@
-"""Parts of a server that other packages add: extensions, with settings of their own, and log stores
-(docs/extending.md).
+"""Extensions: parts of a server that other packages add, with settings of their own (docs/extending.md).
 
 Rule: it imports little, since every command with settings imports the modules of all extensions.
 """
@@ -14,10 +13,9 @@ from typing import Any
 
 from tailrace.packages.plugins import load_plugins
 
-__all__ = ["Extension", "Setting", "SharedStoreKind", "installed_extensions", "shared_store_of"]
+__all__ = ["Extension", "Setting", "installed_extensions"]
 
 _GROUP = "tailrace.extensions"
-_STORES_GROUP = "tailrace.log_stores"
 _MOST = 10**15  # a whole number up to this fits into every message, database and library that it goes to
 
 
@@ -63,29 +61,6 @@ class Extension:
     name: str
     opens: str
     settings: tuple[Setting, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SharedStoreKind:
-    """A log store that servers share: URLs of these schemes in --journal. `opens` names a function, as module:function.
-    It is called as `open(settings, key=…, of_apps=…)`, with the key that encrypts what is kept, or None. It returns an
-    async context manager of a `tailrace.streams.opening.Store`, and raises ModelError if the store cannot be opened."""
-
-    name: str
-    schemes: tuple[str, ...]
-    opens: str
-
-
-@cache
-def shared_store_of(scheme: str) -> SharedStoreKind | None:
-    """Return the kind of log store for the URLs of a scheme, if a package has one."""
-    kinds = load_plugins(_STORES_GROUP, SharedStoreKind, taken=(), refuses=_other_store).found.values()
-    return next((kind for kind in kinds if scheme in kind.schemes), None)
-
-
-def _other_store(kind: SharedStoreKind, others: Mapping[str, SharedStoreKind]) -> str:
-    taken = {scheme: name for name, other in others.items() for scheme in other.schemes}
-    return next((f"{taken[scheme]} has the scheme {scheme}, too" for scheme in kind.schemes if scheme in taken), "")
 
 
 @cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from tailrace.extensions import Setting, SharedStoreKind, installed_extensions, shared_store_of
+from tailrace.extensions import Setting, installed_extensions
 
 _HOST_NAME = re.compile(r"[^\s/:@?#\[\]*]+")
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+", re.ASCII)
@@ -17,6 +17,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE)
 _NAMED_PATH = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:/-]{0,127})=(.+)", re.ASCII)  # ./a=b has no name
 _METRIC_FAMILIES = ("tgi", "vllm")
 _KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+_REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://")
 
 __all__ = ["Settings", "checked_settings", "settings_of", "settings_table"]
 
@@ -324,7 +325,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raises: ValueError for settings that contradict each other, and invalid hosts, origins or paths."""
-        if self.journal not in ("disk", "memory") and self.shared_store is None:
+        if self.journal not in ("disk", "memory") and not self.journal.startswith(_REDIS_SCHEMES):
             raise ValueError("--journal takes disk, memory, or a URL such as redis://127.0.0.1:6379/0.")
         if self.prompt_template and "{prompt}" not in self.prompt_template:
             raise ValueError("--prompt-template must contain {prompt}.")
@@ -349,13 +350,7 @@ class Settings:
     @property
     def shares_streams(self) -> bool:
         """Whether many servers have one log store."""
-        return self.shared_store is not None
-
-    @property
-    def shared_store(self) -> SharedStoreKind | None:
-        """The kind of the log store that many servers share; None for one of this server."""
-        scheme, mark, _ = self.journal.partition("://")
-        return shared_store_of(scheme) if mark else None
+        return self.journal.startswith(_REDIS_SCHEMES)
 
     @property
     def metric_families(self) -> frozenset[str]:

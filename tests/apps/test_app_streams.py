@@ -20,7 +20,7 @@ from tailrace.streams.opening import for_apps
 from tailrace.types import Payload, Record, TextDelta, new_stream_id
 from tailrace_outer.apps.app_streams import AppStreams
 from tailrace_outer.apps.events import Memo
-from tailrace_outer.redis_streams.redis_store import open_redis
+from tailrace_outer.redis.redis_store import open_redis
 
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:

@@ -26,7 +26,7 @@ class Defect:
     seeds: int = 400
 
 
-_STORE = "tailrace_outer.redis_streams."
+_STORE = "tailrace_outer.redis."
 _SCRIPTS = _STORE + "_scripts"
 
 DEFECTS = (

@@ -21,7 +21,7 @@ from tailrace.generation import Generator, Limits, PromptEncoder
 from tailrace.generation.observers import Observer, Times
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import ANONYMOUS, Claim, End, Event, GenerateRequest, Record, Released
-from tailrace_outer.redis_streams.redis_store import RedisLogStore, open_redis
+from tailrace_outer.redis.redis_store import RedisLogStore, open_redis
 
 __all__ = ["MODEL", "Answer", "Message", "Server"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from tailrace_outer.redis_streams.redis_store import open_redis
+from tailrace_outer.redis.redis_store import open_redis
 from tailrace_plugins.durable_streams.durable_opening import open_durable
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch, Receipt

@@ -20,9 +20,9 @@ from tests.waiting import wait_until
 from tailrace.errors import JournalDamaged, JournalFull, ModelError, StorageError, UnknownStream
 from tailrace.streams.notes import Answer, EntryId
 from tailrace.streams.rows import Rows
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams.redis_store import open_redis
-from tailrace_outer.redis_streams.shared_log import RedisSharedLog
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis.redis_store import open_redis
+from tailrace_outer.redis.shared_log import RedisSharedLog
 from tailrace_plugins.durable_streams import durable_stream as stream_module
 from tailrace_plugins.durable_streams import shared_durable_streams as shared_module
 from tailrace_plugins.durable_streams.durable_opening import open_durable

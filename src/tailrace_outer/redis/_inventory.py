@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from tailrace.streams.log import StreamLog
-from tailrace_outer.redis_streams._finished import FinishedStreams
-from tailrace_outer.redis_streams._members import Members
-from tailrace_outer.redis_streams.own_streams import OwnStreams
+from tailrace_outer.redis._finished import FinishedStreams
+from tailrace_outer.redis._members import Members
+from tailrace_outer.redis.own_streams import OwnStreams
 
 __all__ = ["Inventory"]
 

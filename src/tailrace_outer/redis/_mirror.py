@@ -10,8 +10,8 @@ from tailrace.streams.log import StreamLog
 from tailrace.streams.producer import Producer
 from tailrace.streams.rows import Rows
 from tailrace.types import Event
-from tailrace_outer.redis_streams._follower import Entries
-from tailrace_outer.redis_streams._stored import for_clients
+from tailrace_outer.redis._follower import Entries
+from tailrace_outer.redis._stored import for_clients
 
 __all__ = ["Mirror"]
 

@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tailrace.errors import StorageError
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._redis_keys import DAY_MS
-from tailrace_outer.redis_streams._scripts import DECLARE_DEAD, NEW_EPOCH, READ_LEASES, RENEW, UNLIST
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._redis_keys import DAY_MS
+from tailrace_outer.redis._scripts import DECLARE_DEAD, NEW_EPOCH, READ_LEASES, RENEW, UNLIST
 
 __all__ = ["Members"]
 

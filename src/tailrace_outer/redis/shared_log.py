@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from tailrace.errors import JournalDamaged
 from tailrace.streams.notes import Answer, Entry, EntryId, LoadedLog, LogListener
 from tailrace.streams.rows import Rows
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._follower import Entries
-from tailrace_outer.redis_streams._scripts import script
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._follower import Entries
+from tailrace_outer.redis._scripts import script
 
 __all__ = ["RedisSharedLog"]
 

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.redis_streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen
+from tests.redis.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen
 from tests.streams.broken_links import breaking, demotable, movable
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import until, wait_until
@@ -20,7 +20,7 @@ from tests.waiting import until, wait_until
 from tailrace.errors import StorageError, StreamExpired
 from tailrace.streams import Reader
 from tailrace.types import ANONYMOUS
-from tailrace_outer.redis_streams.redis_store import RedisLogStore, open_redis
+from tailrace_outer.redis.redis_store import RedisLogStore, open_redis
 
 _BASE = "tailrace:{0}:"
 _PATIENT_S = 60.0

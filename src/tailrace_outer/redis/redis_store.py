@@ -1,4 +1,4 @@
-"""The log store in Redis: the interface `LogStore` over the parts of this package."""
+"""The log store in Redis: the interface `Store` over the parts of this package."""
 
 from __future__ import annotations
 
@@ -6,34 +6,35 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, UnknownStream
+from tailrace.settings import Settings
 from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.producer import Ender
 from tailrace.streams.rows import Rows
 from tailrace.streams.startup_recovery import end_of
 from tailrace.types import Claim, Event, Failure, Record, Status
-from tailrace_outer.redis_streams._claims import TAKEN, Claims
-from tailrace_outer.redis_streams._connection import Connection, start_error
-from tailrace_outer.redis_streams._finished import FinishedStreams
-from tailrace_outer.redis_streams._follower import Followers
-from tailrace_outer.redis_streams._format import check_format
-from tailrace_outer.redis_streams._inventory import Inventory
-from tailrace_outer.redis_streams._lookup import Lookup
-from tailrace_outer.redis_streams._members import Members
-from tailrace_outer.redis_streams._mirrors import Mirrors
-from tailrace_outer.redis_streams._openings import Openings
-from tailrace_outer.redis_streams._orphans import Orphans
-from tailrace_outer.redis_streams._patience import CLOSE_S, LATE_S
-from tailrace_outer.redis_streams._server_messages import Messages
-from tailrace_outer.redis_streams._writer import Writer
-from tailrace_outer.redis_streams.own_streams import OwnStreams
-from tailrace_outer.redis_streams.shared_log import RedisSharedLog
+from tailrace_outer.redis._claims import TAKEN, Claims
+from tailrace_outer.redis._connection import Connection, start_error
+from tailrace_outer.redis._finished import FinishedStreams
+from tailrace_outer.redis._follower import Followers
+from tailrace_outer.redis._format import check_format
+from tailrace_outer.redis._inventory import Inventory
+from tailrace_outer.redis._lookup import Lookup
+from tailrace_outer.redis._members import Members
+from tailrace_outer.redis._mirrors import Mirrors
+from tailrace_outer.redis._openings import Openings
+from tailrace_outer.redis._orphans import Orphans
+from tailrace_outer.redis._patience import CLOSE_S, LATE_S
+from tailrace_outer.redis._server_messages import Messages
+from tailrace_outer.redis._writer import Writer
+from tailrace_outer.redis.own_streams import OwnStreams
+from tailrace_outer.redis.shared_log import RedisSharedLog
 
-__all__ = ["RedisLogStore", "open_redis"]
+__all__ = ["RedisLogStore", "open_redis", "open_with_settings"]
 
 logger = logging.getLogger("tailrace.journal")
 
@@ -401,3 +402,19 @@ async def open_redis(
                 running.cancel()
         finally:
             await store.close()
+
+
+def open_with_settings(
+    settings: Settings, *, key: bytes | None, of_apps: bool
+) -> AbstractAsyncContextManager[RedisLogStore]:
+    """Open the store that `--journal` names. Raises: ModelError."""
+    return open_redis(
+        settings.journal,
+        of_apps=of_apps,
+        lease_s=settings.lease_s,
+        retention_s=settings.retention_s,
+        budget_bytes=settings.retention_bytes,
+        key=key,
+        keep_finished=settings.keep_finished,
+        give_up_after_s=settings.journal_wait_s,
+    )

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import redis
 from tests.http.certificates import write_certificate
-from tests.redis_streams.shared_streams import DONE, Writer, begin, delta, seen, takes
+from tests.redis.shared_streams import DONE, Writer, begin, delta, seen, takes
 from tests.testing.redis_server import (
     OwnRedis,
     copy_keys,
@@ -23,11 +22,12 @@ from tests.testing.redis_server import (
     watched_redis,
 )  # fmt: skip
 
+import redis
 from tailrace.errors import ModelError, StreamExpired
 from tailrace.streams import Lease, LogStore
 from tailrace.testing import StoreLaw, store_laws
 from tailrace.types import ANONYMOUS, Claim
-from tailrace_outer.redis_streams.redis_store import RedisLogStore, open_redis
+from tailrace_outer.redis.redis_store import RedisLogStore, open_redis
 
 Kind = Callable[[Path], AbstractContextManager[tuple[str, list[OwnRedis]]]]
 LEASE_S = 2.0

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.redis_streams.shared_streams import DONE, LEASE_S
+from tests.redis.shared_streams import DONE, LEASE_S
 from tests.testing.redis_server import shared_url
 from tests.waiting import turn
 
 from tailrace.streams import StreamLog
 from tailrace.streams.rows import Rows
 from tailrace.types import Record, TextDelta, new_stream_id
-from tailrace_outer.redis_streams._claims import Claims
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._finished import FinishedStreams
-from tailrace_outer.redis_streams._members import Members
+from tailrace_outer.redis._claims import Claims
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._finished import FinishedStreams
+from tailrace_outer.redis._members import Members
 
 
 async def test_a_stream_may_leave_the_cache_while_it_is_found() -> None:

@@ -8,14 +8,14 @@ from collections import OrderedDict
 from collections.abc import Container
 
 from tailrace.errors import StorageError
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._follower import Entries
-from tailrace_outer.redis_streams._members import Members
-from tailrace_outer.redis_streams._mirror import Message, Mirror
-from tailrace_outer.redis_streams._patience import RETRY_S
-from tailrace_outer.redis_streams._redis_keys import DAY_MS
-from tailrace_outer.redis_streams._scripts import STOP
-from tailrace_outer.redis_streams.own_streams import OwnStreams
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._follower import Entries
+from tailrace_outer.redis._members import Members
+from tailrace_outer.redis._mirror import Message, Mirror
+from tailrace_outer.redis._patience import RETRY_S
+from tailrace_outer.redis._redis_keys import DAY_MS
+from tailrace_outer.redis._scripts import STOP
+from tailrace_outer.redis.own_streams import OwnStreams
 
 __all__ = ["Messages"]
 

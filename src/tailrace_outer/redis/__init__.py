@@ -9,3 +9,11 @@ of streams whose opening failed, `_inventory.py` how a server finds out what Red
 committed, `_lookup.py` how streams are found, `_follower.py` how those of other servers are followed, `_orphans.py` how
 those of dead ones are taken, `redis_store.py` puts them together, `shared_log.py` what extensions keep.
 """
+
+from __future__ import annotations
+
+from tailrace.streams.opening import SharedStore
+
+__all__ = ["STORE"]
+
+STORE = SharedStore("redis", opens="tailrace_outer.redis.redis_store:open_with_settings")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tailrace.errors import ClaimTaken
 from tailrace.streams import StreamLog
 from tailrace.types import Record
-from tailrace_outer.redis_streams.own_streams import OwnStreams
+from tailrace_outer.redis.own_streams import OwnStreams
 
 _NAMES = ("a", "b")
 _LOGS = {name: [StreamLog(Record(name, 0.0)) for _ in range(2)] for name in _NAMES}  # an earlier one, and a later one

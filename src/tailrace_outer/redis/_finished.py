@@ -12,11 +12,11 @@ from tailrace.errors import StorageError
 from tailrace.streams.log import StreamLog
 from tailrace.streams.rows import Rows
 from tailrace.types import Record
-from tailrace_outer.redis_streams._claims import Claims
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._members import Members
-from tailrace_outer.redis_streams._redis_keys import DAY_MS
-from tailrace_outer.redis_streams._scripts import COMPACT, DELETE
+from tailrace_outer.redis._claims import Claims
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._members import Members
+from tailrace_outer.redis._redis_keys import DAY_MS
+from tailrace_outer.redis._scripts import COMPACT, DELETE
 
 __all__ = ["FinishedStreams", "lifetimes_ms"]
 

@@ -9,10 +9,10 @@ import msgspec
 
 from tailrace.errors import ClaimTaken, IdempotencyConflict
 from tailrace.types import Claim, Record
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._patience import CATCH_UP_S, RETRY_S
-from tailrace_outer.redis_streams._redis_keys import DAY_MS
-from tailrace_outer.redis_streams._scripts import CLAIM, RECALL
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._patience import CATCH_UP_S, RETRY_S
+from tailrace_outer.redis._redis_keys import DAY_MS
+from tailrace_outer.redis._scripts import CLAIM, RECALL
 
 __all__ = ["TAKEN", "Claims"]
 

@@ -19,10 +19,10 @@ from redis.exceptions import (
 )
 
 from tailrace.errors import JournalFull, ModelError, StorageError
-from tailrace_outer.redis_streams._connect import connect, reason
-from tailrace_outer.redis_streams._patience import CLOSE_S, COMMAND_S
-from tailrace_outer.redis_streams._redis_keys import CLUSTER_SHARDS, Keys
-from tailrace_outer.redis_streams._scripts import Script
+from tailrace_outer.redis._connect import connect, reason
+from tailrace_outer.redis._patience import CLOSE_S, COMMAND_S
+from tailrace_outer.redis._redis_keys import CLUSTER_SHARDS, Keys
+from tailrace_outer.redis._scripts import Script
 
 __all__ = ["Connection", "start_error"]
 

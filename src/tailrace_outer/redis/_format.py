@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.errors import JournalDamaged, ModelError
 from tailrace.streams.rows import Rows
-from tailrace_outer.redis_streams._connection import Connection
+from tailrace_outer.redis._connection import Connection
 
 __all__ = ["check_format"]
 

@@ -14,12 +14,12 @@ from tailrace.streams.log import StreamLog, enqueue, without_producers
 from tailrace.streams.rows import Rows
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import End, Event
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._finished import lifetimes_ms
-from tailrace_outer.redis_streams._members import Members
-from tailrace_outer.redis_streams._patience import PROBE_S, RETRY_S
-from tailrace_outer.redis_streams._scripts import APPEND, MISSING, OPEN, OTHER_WRITER
-from tailrace_outer.redis_streams._stored import Stored, load
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._finished import lifetimes_ms
+from tailrace_outer.redis._members import Members
+from tailrace_outer.redis._patience import PROBE_S, RETRY_S
+from tailrace_outer.redis._scripts import APPEND, MISSING, OPEN, OTHER_WRITER
+from tailrace_outer.redis._stored import Stored, load
 
 __all__ = ["Writer"]
 

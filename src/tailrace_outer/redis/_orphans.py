@@ -12,10 +12,10 @@ from tailrace.errors import JournalDamaged
 from tailrace.streams.rows import Rows
 from tailrace.streams.startup_recovery import MAX_RECOVERIES, TOO_MANY_RECOVERIES
 from tailrace.types import Event, Failure, Record, Status
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._members import Members
-from tailrace_outer.redis_streams._scripts import TAKE
-from tailrace_outer.redis_streams.own_streams import OwnStreams
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._members import Members
+from tailrace_outer.redis._scripts import TAKE
+from tailrace_outer.redis.own_streams import OwnStreams
 
 __all__ = ["Orphan", "Orphans"]
 

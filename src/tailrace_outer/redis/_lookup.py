@@ -9,12 +9,12 @@ import time
 from tailrace.errors import StorageError, StreamExpired, UnknownStream
 from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.rows import Rows
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._finished import FinishedStreams
-from tailrace_outer.redis_streams._mirrors import Mirrors
-from tailrace_outer.redis_streams._patience import CATCH_UP_S
-from tailrace_outer.redis_streams._stored import Gone, Stored, load
-from tailrace_outer.redis_streams.own_streams import OwnStreams
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._finished import FinishedStreams
+from tailrace_outer.redis._mirrors import Mirrors
+from tailrace_outer.redis._patience import CATCH_UP_S
+from tailrace_outer.redis._stored import Gone, Stored, load
+from tailrace_outer.redis.own_streams import OwnStreams
 
 __all__ = ["Lookup"]
 

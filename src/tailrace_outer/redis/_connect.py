@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, RedisError
 
 from tailrace.errors import ModelError
-from tailrace_outer.redis_streams._patience import CLOSE_S, CONNECT_S, NODE_S
+from tailrace_outer.redis._patience import CLOSE_S, CONNECT_S, NODE_S
 
 __all__ = ["connect", "reason"]
 

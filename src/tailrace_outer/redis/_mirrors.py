@@ -12,12 +12,12 @@ from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams.log import StreamLog
 from tailrace.streams.rows import Rows
 from tailrace.types import Event, Record
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._follower import Entries, Followers, KeyFollower
-from tailrace_outer.redis_streams._members import Members
-from tailrace_outer.redis_streams._mirror import Mirror
-from tailrace_outer.redis_streams._server_messages import Messages
-from tailrace_outer.redis_streams._stored import Stored, load
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._follower import Entries, Followers, KeyFollower
+from tailrace_outer.redis._members import Members
+from tailrace_outer.redis._mirror import Mirror
+from tailrace_outer.redis._server_messages import Messages
+from tailrace_outer.redis._stored import Stored, load
 
 __all__ = ["Mirrors"]
 

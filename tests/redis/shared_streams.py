@@ -10,7 +10,7 @@ from tests.waiting import LONG_S
 from tailrace.errors import LeaseLost
 from tailrace.streams import Lease, Producer, Reader, StreamLog
 from tailrace.types import Claim, End, Event, Failure, Prompt, Record, Sampling, TextDelta, Usage, new_stream_id
-from tailrace_outer.redis_streams.redis_store import RedisLogStore
+from tailrace_outer.redis.redis_store import RedisLogStore
 
 __all__ = ["DONE", "LEASE_S", "Writer", "begin", "delta", "new_record", "seen", "takes"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._members import Members
-from tailrace_outer.redis_streams._redis_keys import DAY_MS
-from tailrace_outer.redis_streams._scripts import DELETE_UNANSWERED
-from tailrace_outer.redis_streams.own_streams import OwnStreams
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._members import Members
+from tailrace_outer.redis._redis_keys import DAY_MS
+from tailrace_outer.redis._scripts import DELETE_UNANSWERED
+from tailrace_outer.redis.own_streams import OwnStreams
 
 __all__ = ["Openings"]
 

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import redis
-from tests.redis_streams.shared_streams import DONE, LEASE_S, begin, delta, seen
+from tests.redis.shared_streams import DONE, LEASE_S, begin, delta, seen
 from tests.testing.redis_server import OwnRedis, own_redis
 from tests.waiting import wait_until
 
+import redis
 from tailrace.errors import JournalFull, ModelError
 from tailrace.types import ANONYMOUS
-from tailrace_outer.redis_streams.redis_store import open_redis
+from tailrace_outer.redis.redis_store import open_redis
 
 _ROOM_BYTES = 4 * 2**20  # about 1 MB is Redis's own
 

@@ -10,8 +10,8 @@ from tailrace.errors import JournalDamaged
 from tailrace.streams.log import StreamLog
 from tailrace.streams.rows import Rows
 from tailrace.types import Event
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._scripts import LOAD
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._scripts import LOAD
 
 __all__ = ["Gone", "Stored", "for_clients", "load"]
 

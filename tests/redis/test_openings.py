@@ -7,21 +7,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import redis
-from tests.redis_streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, new_record, seen, takes
+from tests.redis.shared_streams import DONE, LEASE_S, Writer, begin, delta, new_record, seen, takes
 from tests.streams.broken_links import breaking
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import wait_until
 
+import redis
 from tailrace.errors import ClaimTaken, StorageError, UnknownStream
 from tailrace.streams import Reader
 from tailrace.streams.rows import Rows
 from tailrace.types import ANONYMOUS, Claim, Record
-from tailrace_outer.redis_streams._claims import Claims
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._redis_keys import Keys
-from tailrace_outer.redis_streams._scripts import OPEN, TAKE
-from tailrace_outer.redis_streams.redis_store import RedisLogStore, open_redis
+from tailrace_outer.redis._claims import Claims
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._redis_keys import Keys
+from tailrace_outer.redis._scripts import OPEN, TAKE
+from tailrace_outer.redis.redis_store import RedisLogStore, open_redis
 
 _BASE = "tailrace:{0}:"
 _CLAIM = Claim("key", b"request")

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from tailrace.errors import StorageError
-from tailrace_outer.redis_streams._connection import Connection
-from tailrace_outer.redis_streams._patience import LATE_S, RETRY_S
+from tailrace_outer.redis._connection import Connection
+from tailrace_outer.redis._patience import LATE_S, RETRY_S
 
 __all__ = ["Followers", "KeyFollower"]
 
