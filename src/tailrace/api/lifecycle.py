@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from tailrace.access.audit import AuditLog, open_audit_log
 from tailrace.api.about_routes import AboutRoutes
 from tailrace.api.access_routes import AccessRoutes
+from tailrace.api.admin_routes import AdminRoutes
 from tailrace.api.conversation_files import ConversationFileRoutes
 from tailrace.api.conversation_images import ConversationImageRoutes, ImageIntake
 from tailrace.api.conversation_routes import ConversationRoutes
@@ -93,6 +94,7 @@ def build_routes(
             *images.table(),
             *conversation_routes.table(),
         ]  # `export` must not match as a conversation's id
+    own += AdminRoutes(models, bodies).table()
     sockets = Sockets(models, streams, settings)
     own += sockets.table()
     of_extensions = [route for extension in extensions for route in extension.routes]

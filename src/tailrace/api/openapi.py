@@ -98,6 +98,14 @@ _DATABASE_ROUTES = (
     _Route("put", "/v1/admin/owners/{owner}/quota", "limit_owner", "Sets the limits of an owner.", {
         "tokens_per_month": 5_000_000,
     }),
+    _Route("get", "/v1/admin/streams", "list_running_streams", "The running streams of all owners."),
+    _Route("post", "/v1/admin/streams/{stream_id}/cancel", "stop_stream", "Ends a stream of any owner as cancelled."),
+    _Route("get", "/v1/admin/models", "list_loaded_models", "The models, and how busy they are."),
+    _Route("post", "/v1/admin/models/load", "load_model", "Loads a model.", {"model": "smollm2"}),
+    _Route("post", "/v1/admin/models/unload", "unload_model", "Unloads an idle model, until its next request.", {
+        "model": "smollm2",
+    }),
+    _Route("get", "/v1/admin/errors", "list_errors", "The last streams that failed, and requests that were refused."),
     _Route("get", "/v1/usage", "usage", "Sums of requests and tokens.", query=(
         "by", "since", "until", "owner", "key", "format",
     )),

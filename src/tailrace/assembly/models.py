@@ -117,6 +117,13 @@ class Models:
         if not served.takes_memory:
             served.loading = self._start_task(self._load(served))
 
+    def unload(self, served: Served) -> None:
+        """Unload a model, until the next request for it. Raises: EngineLost if it is in use."""
+        if served.loading is not None or (served.is_loaded and not served.is_idle):
+            raise EngineLost("This model is in use. Try again later.", retry_after_s=_RETRY_S)
+        if served.is_loaded:
+            self._unload(served, "as an administrator wants")
+
     def schedule_unload(self, served: Served) -> None:
         """Unload a loaded model when it has been idle for `--idle-unload-s`."""
         if served.settings.idle_unload_s and served.model not in self._timers:
