@@ -1,0 +1,1 @@
+"""`tailrace top`: what a server does, live in a terminal."""
