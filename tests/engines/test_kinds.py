@@ -180,10 +180,13 @@ def test_a_setting_that_an_engine_does_not_have_is_refused() -> None:
 
 
 def test_a_model_with_a_projector_is_read_with_its_images(installed: set[str], tmp_path: Path) -> None:
-    """Also for one stream, for which llamacpp would come first."""
+    """By openvino or, for one stream, by llamacpp. Neither reads those of another type."""
     projector = tmp_path / "mmproj.gguf"
     _write_projector(projector, "idefics3")
     seeing = replace(GGUF, has_vision=True, projector=projector)
+    assert choose(seeing).kind.name == "openvino"
+    assert choose(seeing, for_one=True).kind.name == "llamacpp"
+    _write_projector(projector, "idefics3", num_heads=0)  # llama.cpp would end the process
     found = choose(seeing, for_one=True)
     assert (found.kind.name, found.why) == ("openvino", "a GGUF file; llamacpp reads no images")
     installed.discard("openvino")
@@ -208,9 +211,14 @@ def test_a_directory_of_a_model_that_reads_images(installed: set[str], monkeypat
     assert choose(seeing).why == "a Hugging Face directory"
 
 
-def _write_projector(path: Path, kind: str) -> None:
+def _write_projector(path: Path, kind: str, num_heads: int = 2) -> None:
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_clip_projector_type(kind)
+    writer.add_vision_head_count(num_heads)
+    writer.add_vision_block_count(1)
+    writer.add_vision_embedding_length(4)
+    writer.add_vision_image_size(8)
+    writer.add_vision_patch_size(4)
     writer.add_tensor("v.patch_embd.bias", np.zeros(4, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

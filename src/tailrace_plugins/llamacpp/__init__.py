@@ -4,6 +4,7 @@ parts."""
 from __future__ import annotations
 
 from tailrace.engines import GUIDANCE, Kind
+from tailrace_plugins.llamacpp.llamacpp_eyes import sees
 
 __all__ = ["ENGINE"]
 
@@ -22,4 +23,5 @@ ENGINE = Kind(
     settings=("kv_tokens", "max_step_tokens", "prefix_cache", "threads", "device", "exact"),
     devices=("cpu", "gpu", "cuda", "rocm", "metal", "vulkan"),  # of its usual builds
     step_tokens=0,  # it depends on the device
+    sees=sees,
 )

@@ -25,6 +25,7 @@ Properties of the library that matter here (measured on 2026.10.11549):
    spinning wastes time: 32 tokens on two cores next to one busy process took more than 22 s. If threads sleep at once,
    this takes 0.7 s, but an idle machine gives 29 tokens/s instead of 84. So they spin briefly and then sleep: 84
    tokens/s, and 27 next to a busy process (38 if they sleep at once).
+8. It tokenises a prompt with images itself: `llamacpp_eyes`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.engines import ALL_EXCLUDED, Capabilities, Delta, EngineSpec, Prefill, Sequence
+from tailrace.engines import ALL_EXCLUDED, Capabilities, Delta, EngineSpec, Prefill, Sequence, Sight
 from tailrace.engines.scratch import scratch_directory
 from tailrace.types import FinishReason
 from tailrace_plugins.llamacpp.grammar_follower import GrammarFollower
@@ -48,7 +49,7 @@ from tailrace_plugins.llamacpp.llamacpp_model import (
     num_slots,
     read_pieces,
     room_tokens,
-    start_server,
+    start_seeing_server,
 )
 from tailrace_plugins.llamacpp.llamacpp_sampling import PARAMETERS, SPARE_TOKENS, request_body
 from tailrace_plugins.llamacpp.socket_requests import Exchange
@@ -67,6 +68,7 @@ class _Error(msgspec.Struct):
 class _PromptProgress(msgspec.Struct):
     """Counts tokens of the prompt."""
 
+    total: int = 0
     cache: int = 0  # found in the cache
     processed: int = 0  # includes the cached ones
 
@@ -132,7 +134,7 @@ class LlamaCppEngine:
         self._prefix_cache = spec.prefix_cache
         self._room_tokens = room_tokens(spec)
         try:
-            self._server, is_on_gpu = start_server(spec, self._socket_path)
+            self._server, is_on_gpu, self._eyes = start_seeing_server(spec, self._socket_path)
             self._pieces = read_pieces(self._socket_path)
             longest_tokens = context_tokens(spec, self._socket_path)
             parameters = PARAMETERS if has_grammars(self._socket_path) else PARAMETERS - {"grammar"}
@@ -147,13 +149,21 @@ class LlamaCppEngine:
             max_sequences=num_slots(spec),
             parameters=parameters,
             reports_progress=True,
-            exact=spec.exact and not is_on_gpu and (spec.threads or os.cpu_count() or 1) <= _MEASURED_THREADS,
+            exact=spec.exact
+            and not is_on_gpu
+            and self._eyes is None  # its steps with images were not measured
+            and (spec.threads or os.cpu_count() or 1) <= _MEASURED_THREADS,
+            takes=frozenset({"token_ids"} if self._eyes is None else {"token_ids", "image/png"}),
+            sees=self._eyes is not None,
         )
 
     def submit(self, sequence: Sequence) -> None:
         self.capabilities.check_length(sequence)
+        prompt: object = sequence.prompt_ids
+        if sequence.images and self._eyes is not None:
+            prompt = self._eyes.prompt(sequence)
         body = request_body(sequence.sampling, len(sequence.prompt_ids), len(self._pieces)) | {
-            "prompt": sequence.prompt_ids,
+            "prompt": prompt,
             "stream": True,
             "return_tokens": True,
             "cache_prompt": self._prefix_cache,
@@ -162,6 +172,10 @@ class LlamaCppEngine:
         ends = frozenset(() if sequence.sampling.ignore_eos else self._eos_token_ids)
         ends |= frozenset(sequence.sampling.stop_token_ids)
         self._runs[sequence.sequence_id] = _Run(sequence, msgspec.json.encode(body), ends)
+
+    def see(self, image: bytes) -> Sight:
+        assert self._eyes is not None
+        return self._eyes.see(image)
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._runs:
@@ -238,6 +252,8 @@ class LlamaCppEngine:
             if chunk.error is not None:
                 return self._fail(run, f"the engine rejected the request: {chunk.error.message}")
             if chunk.prompt_progress is not None:
+                if chunk.prompt_progress.total != len(run.sequence.prompt_ids):
+                    return self._fail(run, "the engine has read another prompt")
                 run.num_cached = chunk.prompt_progress.cache
                 run.progress = Prefill(run.sequence.sequence_id, chunk.prompt_progress.processed, run.num_cached)
             if chunk.stop:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
 from tailrace.engines import EngineSpec
+from tailrace.engines.vectors import card_of
 from tailrace.errors import ModelError
 from tailrace_plugins.llamacpp.llamacpp_devices import find_gpus, place
+from tailrace_plugins.llamacpp.llamacpp_eyes import CONTENT_TEMPLATE, Eyes, spelling_of
 from tailrace_plugins.llamacpp.llamacpp_sampling import SPARE_TOKENS
 from tailrace_plugins.llamacpp.socket_requests import ask
 from tailrace_plugins.llamacpp.token_bytes import TokenBytes
@@ -23,7 +27,12 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import xllamacpp
 
-__all__ = ["VERSION", "context_tokens", "has_grammars", "num_slots", "read_pieces", "room_tokens", "start_server"]
+__all__ = [
+    "VERSION", "context_tokens", "has_grammars", "num_slots", "read_pieces", "room_tokens", "start_seeing_server",
+    "start_server",
+]  # fmt: skip
+
+logger = logging.getLogger("tailrace.engine")
 
 VERSION: str = xllamacpp.__version__
 
@@ -33,6 +42,7 @@ _RESERVED_TOKENS = SPARE_TOKENS + 1  # per slot: llama.cpp ends a sequence one t
 _CPU_STEP_TOKENS = 64
 _GPU_STEP_TOKENS = 512  # llama.cpp's own batch size
 _LEAST_STEP_TOKENS = 32
+_WHOLE_STEP_TOKENS = 512  # more than an image of Gemma 3 has
 _ERRORS_ONLY = 1
 
 
@@ -87,6 +97,32 @@ def _is_shared(spec: EngineSpec) -> bool:
 
 def _longest(spec: EngineSpec) -> int:
     return min(spec.context_tokens, spec.kv_tokens)
+
+
+def start_seeing_server(spec: EngineSpec, socket_path: str) -> tuple[Any, bool, Eyes | None]:
+    """As `start_server`. Also returns what reads images, if there is a projector beside the model that llama.cpp
+    loads."""
+    try:
+        projector = card_of(spec).projector
+    except ModelError:  # llama.cpp says why
+        projector = None
+    spelling = spelling_of(projector)
+    if spelling is None:
+        return *start_server(spec, socket_path), None
+
+    def see(params: Any) -> None:  # Any: the library has no stubs
+        params.mmproj.path = str(projector)
+        params.mmproj_use_gpu = params.n_gpu_layers != 0
+        params.chat_template = CONTENT_TEMPLATE
+        if spelling.is_whole:
+            params.n_batch = params.n_ubatch = max(params.n_ubatch, _WHOLE_STEP_TOKENS)
+
+    try:
+        return *start_server(spec, socket_path, see), Eyes(socket_path, spelling)
+    except ModelError as error:
+        logger.warning("The model reads no images, because its projector does not load (%s).", error.message)
+        Path(socket_path).unlink(missing_ok=True)
+        return *start_server(spec, socket_path), None
 
 
 def start_server(
