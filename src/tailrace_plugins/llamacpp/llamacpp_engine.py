@@ -134,7 +134,7 @@ class LlamaCppEngine:
         self._prefix_cache = spec.prefix_cache
         self._room_tokens = room_tokens(spec)
         try:
-            self._server, is_on_gpu, self._eyes = start_seeing_server(spec, self._socket_path)
+            self._server, is_on_gpu, self._projector = start_seeing_server(spec, self._socket_path)
             self._pieces = read_pieces(self._socket_path)
             longest_tokens = context_tokens(spec, self._socket_path)
             parameters = PARAMETERS if has_grammars(self._socket_path) else PARAMETERS - {"grammar"}
@@ -151,17 +151,17 @@ class LlamaCppEngine:
             reports_progress=True,
             exact=spec.exact
             and not is_on_gpu
-            and self._eyes is None  # its steps with images were not measured
+            and self._projector is None  # its steps with images were not measured
             and (spec.threads or os.cpu_count() or 1) <= _MEASURED_THREADS,
-            takes=frozenset({"token_ids"} if self._eyes is None else {"token_ids", "image/png"}),
-            sees=self._eyes is not None,
+            takes=frozenset({"token_ids"} if self._projector is None else {"token_ids", "image/png"}),
+            sees=self._projector is not None,
         )
 
     def submit(self, sequence: Sequence) -> None:
         self.capabilities.check_length(sequence)
         prompt: object = sequence.prompt_ids
-        if sequence.images and self._eyes is not None:
-            prompt = self._eyes.prompt(sequence)
+        if sequence.images and self._projector is not None:
+            prompt = self._projector.prompt(sequence)
         body = request_body(sequence.sampling, len(sequence.prompt_ids), len(self._pieces)) | {
             "prompt": prompt,
             "stream": True,
@@ -174,8 +174,8 @@ class LlamaCppEngine:
         self._runs[sequence.sequence_id] = _Run(sequence, msgspec.json.encode(body), ends)
 
     def see(self, image: bytes) -> Sight:
-        assert self._eyes is not None
-        return self._eyes.see(image)
+        assert self._projector is not None
+        return self._projector.see(image)
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._runs:

@@ -21,21 +21,21 @@ from tailrace.models.gguf_header import read_metadata
 from tailrace.types import Attachment
 from tailrace_plugins.llamacpp.socket_requests import ask
 
-__all__ = ["CONTENT_TEMPLATE", "Eyes", "Spelling", "sees", "spelling_of"]
+__all__ = ["CONTENT_TEMPLATE", "ImageMarks", "Projector", "marks_of", "sees"]
 
 CONTENT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"  # by which images are counted
 
 
-class Spelling(NamedTuple):
-    """How an image is written in a prompt, besides what llama.cpp writes itself."""
+class ImageMarks(NamedTuple):
+    """How an image is written in a prompt, besides the marks that llama.cpp adds itself."""
 
     token: str  # in the chat template
     around: str = ""  # what the model's own processor writes before and behind each image
     is_whole: bool = False  # its tokens see each other, so llama.cpp needs them in one step
 
 
-_SPELLINGS: Mapping[str, Spelling] = MappingProxyType(  # by the type of the projector
-    {"idefics3": Spelling("<image>"), "gemma3": Spelling("<start_of_image>", "\n\n", is_whole=True)}
+_MARKS: Mapping[str, ImageMarks] = MappingProxyType(  # by the type of the projector
+    {"idefics3": ImageMarks("<image>"), "gemma3": ImageMarks("<start_of_image>", "\n\n", is_whole=True)}
 )
 _SIZES = ("attention.head_count", "block_count", "embedding_length", "image_size", "patch_size")
 
@@ -56,7 +56,7 @@ class _Props(msgspec.Struct):
     media_marker: str
 
 
-def spelling_of(projector: Path | None) -> Spelling | None:
+def marks_of(projector: Path | None) -> ImageMarks | None:
     """Return how images are written for a projector; None if it is of another type, or damaged."""
     if projector is None:
         return None
@@ -67,20 +67,20 @@ def spelling_of(projector: Path | None) -> Spelling | None:
     sizes = {name: metadata.get(f"clip.vision.{name}", int) or 0 for name in _SIZES}
     if min(sizes.values()) < 1 or sizes["embedding_length"] % sizes["attention.head_count"]:
         return None  # llama.cpp would end the process
-    return _SPELLINGS.get(metadata.get("clip.projector_type", str) or "")
+    return _MARKS.get(metadata.get("clip.projector_type", str) or "")
 
 
 def sees(card: ModelCard) -> bool:
     """Return whether llama.cpp reads images with a model."""
-    return spelling_of(card.projector) is not None
+    return marks_of(card.projector) is not None
 
 
-class Eyes:
+class Projector:
     """Asks a server whose chat template is `CONTENT_TEMPLATE`. Raises: ModelError if the server has stopped."""
 
-    def __init__(self, socket_path: str, spelling: Spelling) -> None:
+    def __init__(self, socket_path: str, marks: ImageMarks) -> None:
         self._socket_path = socket_path
-        self._spelling = spelling
+        self._marks = marks
         self._marker = msgspec.json.decode(ask(socket_path, "GET /props"), type=_Props).media_marker
         self._bos = self._ids("", add_special=True)
         self._num_added = self._count({"type": "text", "text": "x"}) - len(self._ids("x"))
@@ -91,7 +91,7 @@ class Eyes:
         num_tokens = self._count({"type": "image_url", "image_url": {"url": url}}) - self._num_added
         if num_tokens < 1:
             raise SequenceFailed("its size does not suit the model")
-        token, around = self._spelling.token, self._spelling.around
+        token, around = self._marks.token, self._marks.around
         return Sight(token, f"{around}{token * num_tokens}{around}")
 
     def prompt(self, sequence: Sequence) -> dict[str, object]:

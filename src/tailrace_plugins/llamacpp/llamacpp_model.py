@@ -16,7 +16,7 @@ from tailrace.engines import EngineSpec
 from tailrace.engines.vectors import card_of
 from tailrace.errors import ModelError
 from tailrace_plugins.llamacpp.llamacpp_devices import find_gpus, place
-from tailrace_plugins.llamacpp.llamacpp_eyes import CONTENT_TEMPLATE, Eyes, spelling_of
+from tailrace_plugins.llamacpp.llamacpp_eyes import CONTENT_TEMPLATE, Projector, marks_of
 from tailrace_plugins.llamacpp.llamacpp_sampling import SPARE_TOKENS
 from tailrace_plugins.llamacpp.socket_requests import ask
 from tailrace_plugins.llamacpp.token_bytes import TokenBytes
@@ -99,26 +99,26 @@ def _longest(spec: EngineSpec) -> int:
     return min(spec.context_tokens, spec.kv_tokens)
 
 
-def start_seeing_server(spec: EngineSpec, socket_path: str) -> tuple[Any, bool, Eyes | None]:
+def start_seeing_server(spec: EngineSpec, socket_path: str) -> tuple[Any, bool, Projector | None]:
     """As `start_server`. Also returns what reads images, if there is a projector beside the model that llama.cpp
     loads."""
     try:
         projector = card_of(spec).projector
     except ModelError:  # llama.cpp says why
         projector = None
-    spelling = spelling_of(projector)
-    if spelling is None:
+    marks = marks_of(projector)
+    if marks is None:
         return *start_server(spec, socket_path), None
 
     def see(params: Any) -> None:  # Any: the library has no stubs
         params.mmproj.path = str(projector)
         params.mmproj_use_gpu = params.n_gpu_layers != 0
         params.chat_template = CONTENT_TEMPLATE
-        if spelling.is_whole:
+        if marks.is_whole:
             params.n_batch = params.n_ubatch = max(params.n_ubatch, _WHOLE_STEP_TOKENS)
 
     try:
-        return *start_server(spec, socket_path, see), Eyes(socket_path, spelling)
+        return *start_server(spec, socket_path, see), Projector(socket_path, marks)
     except ModelError as error:
         logger.warning("The model reads no images, because its projector does not load (%s).", error.message)
         Path(socket_path).unlink(missing_ok=True)
