@@ -105,6 +105,7 @@ def _empty_home(home: Path) -> Iterator[Path]:
     own = {
         "HOME": str(home),
         "PATH": ENVIRONMENT["PATH"],
+        "PIP_NO_CACHE_DIR": "1",  # it would count
         "PIPX_BIN_DIR": str(home / "pipx" / "bin"),
         "PIPX_HOME": str(home / "pipx"),
         "UV_CACHE_DIR": str(home / "uv"),

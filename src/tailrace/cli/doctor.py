@@ -60,9 +60,21 @@ class _Speed:
     "--engine", default="auto", show_default=True, envvar="TAILRACE_ENGINE", help="The engine whose speed is measured."
 )
 @setting_options("for_", "draft")
-@click.option("--quick", is_flag=True, help="Skip all measurements.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(model: str | None, engine: str, for_: str, draft: str, quick: bool, as_json: bool) -> None:
+@click.option("--quick", is_flag=True, help="Skip all measurements; with a URL, those that wait.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--key", envvar="TAILRACE_KEY", default="", metavar="KEY", help="With a URL: the server's key, or TAILRACE_KEY."
+)
+@click.option(
+    "--idle-s",
+    type=click.FloatRange(1, 50),
+    default=25.0,
+    show_default=True,
+    help="With a URL: how long nothing is written.",
+)
+def doctor(
+    model: str | None, engine: str, for_: str, draft: str, quick: bool, as_json: bool, key: str, idle_s: float
+) -> None:
     """Check this machine, its installed engines, and which of them can run MODEL. Without MODEL, nothing is downloaded:
     smollm2 is measured if it is on this machine.
 
@@ -70,7 +82,21 @@ def doctor(model: str | None, engine: str, for_: str, draft: str, quick: bool, a
     all weights, many streams by computing in the engine's precision. Then it measures the actual speed. The limits are
     measured before and after; the larger value counts, and the difference is shown. This takes half a minute, during
     which nothing else should run.
+
+    With the address of a running server instead of MODEL, measure what lies between: whether proxies hold back or
+    compress streams, cut idle ones, refuse large requests, break WebSockets or resuming; and name the settings to
+    change in nginx, Caddy, HAProxy, Envoy, Traefik and cloud balancers. The server needs durable streams.
+
+    \b
+    tailrace doctor
+    tailrace doctor qwen3-4b
+    tailrace doctor https://chat.example
     """
+    if model is not None and model.startswith(("http://", "https://")):
+        from tailrace.cli.doctor_path import show_path
+
+        show_path(model, key, idle_s=0.0 if quick else idle_s, as_json=as_json)
+        return
     from tailrace.assembly.source import find_source
     from tailrace.cli.pull import terminal_progress
     from tailrace.errors import ModelError

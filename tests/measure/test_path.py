@@ -1,0 +1,253 @@
+"""`tailrace doctor URL` through the real proxies of Debian, configured right and wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.api.process import TAILRACE, Server, environment
+from tests.missing import skip_missing
+from tests.waiting import LONG_S
+
+from tailrace.measure.path import PROXIES, Found, PathFailed, measure_path, settings_for
+
+_NGINX = """
+daemon off; worker_processes 1; pid {directory}/pid; error_log stderr; {user}
+events {{ worker_connections 512; }}
+http {{
+    access_log off; client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
+    fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
+    server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://127.0.0.1:{server}; {more} }} }}
+}}
+"""
+_RIGHT_NGINX = """
+    proxy_http_version 1.1; proxy_set_header Host $http_host; client_max_body_size 20m; proxy_read_timeout 1h;
+    proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection "upgrade";
+"""
+_HAPROXY = """
+global
+    maxconn 200
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 1h
+frontend front
+    bind 127.0.0.1:{port}
+    default_backend tailrace
+backend tailrace
+    server one 127.0.0.1:{server}
+    {more}
+"""
+_CADDY = """
+{{
+    admin off
+    auto_https off
+    storage file_system {directory}
+}}
+http://127.0.0.1:{port} {{
+    {more}
+}}
+"""
+_RIGHT = {
+    "nginx": _RIGHT_NGINX,
+    "haproxy": "timeout server 1h",
+    "caddy": "reverse_proxy 127.0.0.1:{server}",
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    flags = ("--journal", "memory", "--heartbeat-s", "2", "--durable-poll-s", "5")
+    with contextlib.closing(Server("scripted:tokens_per_s=100", *flags)) as server:
+        yield server.wait_ready()
+
+
+@contextlib.contextmanager
+def _proxy(name: str, more: str, server: Server, directory: Path) -> Iterator[str]:
+    """Start a proxy in front of a server; yields its address. Skips the test if the proxy is missing."""
+    if shutil.which(name) is None:
+        skip_missing(name)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    text = {"nginx": _NGINX, "haproxy": _HAPROXY, "caddy": _CADDY}[name]
+    facts = {"directory": str(directory), "port": port, "server": server.port, "user": "user root;"}
+    config = directory / "proxy.conf"
+    config.write_text(text.format(**facts, more=more.replace("{server}", str(server.port))))
+    command = {
+        "nginx": ["nginx", "-p", str(directory), "-e", "stderr", "-c", str(config)],
+        "haproxy": ["haproxy", "-db", "-f", str(config)],
+        "caddy": ["caddy", "run", "--config", str(config), "--adapter", "caddyfile"],
+    }[name]
+    with (directory / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment() | {"HOME": str(directory)})
+    try:
+        end_s = time.monotonic() + LONG_S
+        while True:
+            assert process.poll() is None, (directory / "log").read_text()
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            assert time.monotonic() < end_s
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(LONG_S)
+
+
+def _problems(found: list[Found]) -> set[str]:
+    return {one.problem for one in found if one.problem is not None}
+
+
+def test_without_a_proxy_nothing_is_wrong(server: Server) -> None:
+    found = measure_path(server.url, idle_s=0)
+    assert _problems(found) == set()
+    assert {one.name: one.text for one in found}["resume"] == "a stream goes on after the last event that was read"
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", _RIGHT)
+def test_a_proxy_that_is_configured_right(name: str, server: Server, tmp_path: Path) -> None:
+    with _proxy(name, _RIGHT[name], server, tmp_path) as url:
+        found = measure_path(url, idle_s=9)
+    assert _problems(found) == set(), found
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "more", "expected", "setting"),
+    [
+        ("nginx", "", {"body", "websocket", "origin"}, "client_max_body_size"),
+        (
+            "nginx",
+            f"{_RIGHT_NGINX} gzip on; gzip_types *; gzip_min_length 0; gzip_proxied any; gzip_http_version 1.0;",
+            {"compression"},
+            "gzip_types",
+        ),
+        ("nginx", f'{_RIGHT_NGINX} proxy_set_header Last-Event-ID "";', {"last_event_id"}, "Last-Event-ID"),
+        ("haproxy", "timeout server 1h\n    http-request set-header Host 127.0.0.1:1", {"origin"}, "set-header Host"),
+        (
+            "haproxy",
+            "timeout server 1h\n    http-request del-header Last-Event-ID",
+            {"last_event_id"},
+            "del-header Last-Event-ID",
+        ),
+        (
+            "caddy",
+            "reverse_proxy 127.0.0.1:{server} {\n header_up -Last-Event-ID\n header_up Host 127.0.0.1:1\n }",
+            {"last_event_id", "origin"},
+            "header_up",
+        ),
+        (
+            "caddy",
+            "reverse_proxy 127.0.0.1:{server} {\n buffer_responses\n max_buffer_size 1MB\n }",
+            {"buffering", "websocket"},
+            "response_buffers",
+        ),
+        ("caddy", "request_body {\n max_size 1MB\n }\n reverse_proxy 127.0.0.1:{server}", {"body"}, "max_size"),
+    ],
+)
+def test_a_proxy_that_is_configured_wrong(
+    name: str, more: str, expected: set[str], setting: str, server: Server, tmp_path: Path
+) -> None:
+    with _proxy(name, more, server, tmp_path) as url:
+        found = measure_path(url, idle_s=0)
+    assert _problems(found) == expected, found
+    settings = [text for one in found for proxy, text in settings_for(one) if proxy.lower() == name]
+    assert any(setting in text for text in settings)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("name", "more", "expected"),
+    [
+        ("nginx", _RIGHT_NGINX.replace("1h", "1s"), {"idle", "silence"}),
+        ("haproxy", "timeout server 1s", {"idle", "silence"}),
+        (
+            "caddy",
+            "reverse_proxy 127.0.0.1:{server} {\n transport http {\n response_header_timeout 1s\n }\n }",
+            {"silence"},
+        ),
+    ],
+)
+def test_a_proxy_that_cuts_what_is_silent(
+    name: str, more: str, expected: set[str], server: Server, tmp_path: Path
+) -> None:
+    with _proxy(name, more, server, tmp_path) as url:
+        found = measure_path(url, idle_s=9)
+    assert _problems(found) == expected, found
+
+
+@pytest.mark.deep
+def test_a_host_that_the_server_refuses_is_named(server: Server, tmp_path: Path) -> None:
+    with (
+        _proxy("nginx", "proxy_set_header Host other.example;", server, tmp_path) as url,
+        pytest.raises(PathFailed, match="refuses the Host that it gets"),
+    ):
+        measure_path(url, idle_s=0)
+
+
+@pytest.mark.deep
+def test_the_command_names_the_settings_of_the_proxy_that_names_itself(server: Server, tmp_path: Path) -> None:
+    with _proxy("nginx", "", server, tmp_path) as url:
+        command = [TAILRACE, "doctor", url, "--quick"]
+        shown = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False)
+        plain = subprocess.run(
+            [*command, "--json"], env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False
+        )
+    assert shown.returncode == plain.returncode == 1
+    assert (
+        "! bodies       a request of 1.5 MB is refused on its way (413)\n    nginx: client_max_body_size"
+        in shown.stdout
+    )
+    assert "Caddy" not in shown.stdout
+    assert "tailrace: 3 things are not as streams need it." in shown.stderr
+    rows = {row["name"]: row for row in json.loads(plain.stdout)}
+    assert rows["WebSocket"]["problem"] == "websocket"
+    assert list(rows["WebSocket"]["settings"]) == ["nginx"]
+
+
+def test_other_servers_and_addresses_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(PathFailed, match="address of a server"):
+        measure_path("http://")
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        with pytest.raises(PathFailed, match="cannot be reached"):
+            measure_path(f"http://127.0.0.1:{bound.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    other = subprocess.Popen(
+        [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        end_s = time.monotonic() + LONG_S
+        while time.monotonic() < end_s:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.02)
+        with pytest.raises(PathFailed, match="does not answer as a tailrace server"):
+            measure_path(f"http://127.0.0.1:{port}")
+    finally:
+        other.terminate()
+        other.wait(LONG_S)
+
+
+def test_every_problem_has_a_setting_in_every_proxy() -> None:
+    from typing import get_args
+
+    from tailrace.measure.path.probe import Problem
+
+    for problem in get_args(Problem):
+        assert [proxy for proxy, _ in settings_for(Found("x", "y", problem))] == list(PROXIES)
+        assert [proxy for proxy, _ in settings_for(Found("x", "y", problem), "1.1 Caddy")] == ["Caddy"]
+    assert settings_for(Found("x", "y")) == []
