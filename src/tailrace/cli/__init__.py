@@ -27,6 +27,7 @@ class _Subcommands(click.Group):
     errors in the same format."""
 
     _summaries = {  # noqa: RUF012 - never changed
+        "backup": "Copy the data directory to a file, also while servers use it.",
         "bench": "Measure what the server adds to the engine.",
         "certify": "Measure how exactly the engine repeats itself after a crash.",
         "completion": "Print a script that makes a shell complete commands with Tab.",
@@ -38,6 +39,7 @@ class _Subcommands(click.Group):
         "ls": "List the models on this machine.",
         "ps": "Show the models and the running streams of a server.",
         "pull": "Download a model.",
+        "restore": "Make a data directory of a backup.",
         "rm": "Delete downloaded models.",
         "serve": "Serve a model over HTTP.",
         "usage": "Show how many requests and tokens were used, and by whom.",

@@ -40,10 +40,11 @@ def _print_example(ctx: click.Context, param: click.Parameter, value: bool) -> N
     expose_value=False,
     help="Print a file for --config.",
 )
+@click.option("--check", is_flag=True, help="Only check: print nothing but what is wrong.")
 @click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
 @setting_options(*(row.name for row in settings_table()))
 @click.pass_context
-def config(ctx: click.Context, /, as_json: bool, changed: bool, **values: Any) -> None:
+def config(ctx: click.Context, /, as_json: bool, check: bool, changed: bool, **values: Any) -> None:
     # Any: click hands over what the table describes
     """Show the settings that `tailrace serve` would use, and where each comes from: a flag, the environment,
     the file of --config or the default. With a file that is wrong it says what, and ends with status 2.
@@ -55,6 +56,8 @@ def config(ctx: click.Context, /, as_json: bool, changed: bool, **values: Any) -
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     warn_of_unknown_variables()
+    if check:
+        return
     rows = [
         {"name": row.key, "value": _shown(values[row.name]), "source": source, "variable": row.variable}
         for row in settings_table()

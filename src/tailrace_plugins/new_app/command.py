@@ -1,10 +1,11 @@
-"""`tailrace new`: create a folder with a working app to start from."""
+"""`tailrace new`: create a folder with a working app to start from, or with the files of a service."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,15 @@ _KINDS = {
     "ray": _Kind(
         {"serve.yaml": "ray/serve.yaml", "rayservice.yaml": "ray/rayservice.yaml"}, "serve run {name}/serve.yaml", _ASK
     ),
+    "service": _Kind(
+        {
+            "{name}.service": "service/tailrace.service",
+            "{name}.plist": "service/tailrace.plist",
+            "tailrace.toml": "service/tailrace.toml",
+        },
+        "see the first lines of {name}/{name}.service (Linux) or {name}/{name}.plist (macOS)",
+        "tailrace ps",
+    ),
 }
 
 
@@ -53,6 +63,7 @@ def new(kind: str, name: str) -> None:
     tailrace new batchbot mybot    many requests in one batch; each answer can be resumed
     tailrace new inferless myapp   app.py and input_schema.py, as for Inferless
     tailrace new ray mycluster     the server on Ray Serve: a config file, and a RayService for KubeRay
+    tailrace new service tailrace  the server as a service of systemd or launchd, with few rights
     """
     if not _NAME.fullmatch(name):
         raise click.BadParameter(
@@ -63,12 +74,22 @@ def new(kind: str, name: str) -> None:
     try:
         folder.mkdir()
         for file, source in made.sources.items():
-            shutil.copyfile(_TEMPLATES / source, folder / file)
+            (folder / file.format(name=name)).write_text(_filled((_TEMPLATES / source).read_text(), kind, name))
     except FileExistsError:
         raise click.ClickException(f"{name} exists already. Nothing was changed.") from None
     except OSError as error:
         raise click.ClickException(f"{name} cannot be created: {error.strerror}.") from None
-    click.echo(f"Made {' and '.join(str(folder / file) for file in made.sources)}.")
+    click.echo(f"Made {' and '.join(str(folder / file.format(name=name)) for file in made.sources)}.")
     click.echo(f"Run it:  {made.command.format(name=name)}")
     port = os.environ.get("TAILRACE_PORT", "8000")
     click.echo(f"Try it:  {made.attempt.format(name=name).replace(':8000/', f':{port}/')}")
+
+
+def _filled(text: str, kind: str, name: str) -> str:
+    """Return a template of a service with the name, and this installation's command; other templates as they are."""
+    if kind != "service":
+        return text
+    command = shutil.which(sys.argv[0]) or str(Path(sys.executable).parent / "tailrace")
+    path = str(Path(command).absolute())
+    homes = "read-only" if path.startswith(("/home/", "/root/")) else "yes"
+    return text.replace("NAME", name).replace("COMMAND", path).replace("HOMES", homes)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import plistlib
+import re
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.api.process import TAILRACE, environment
+from tests.missing import skip_missing
 
 from tailrace.cli import main
 
@@ -45,6 +52,36 @@ def test_files_for_ray_are_the_example() -> None:
     for path in Path("cluster").iterdir():
         assert path.read_text() == (EXAMPLES / "ray" / path.name).read_text()
     assert "Run it:  serve run cluster/serve.yaml\n" in result.output
+
+
+def test_a_service_runs_this_command() -> None:
+    made = subprocess.run(
+        [TAILRACE, "new", "service", "llm"], env=environment(), capture_output=True, text=True, check=True
+    )
+    assert {path.name for path in Path("llm").iterdir()} == {"llm.service", "llm.plist", "tailrace.toml"}
+    assert "see the first lines of llm/llm.service (Linux)" in made.stdout
+    for path in Path("llm").iterdir():
+        assert not re.search(r"\b(NAME|COMMAND|HOMES)\b", path.read_text()), path
+    unit = Path("llm/llm.service").read_text()
+    assert f"\nExecStart={TAILRACE} serve --config /etc/tailrace/tailrace.toml\n" in unit
+    agent = plistlib.loads(Path("llm/llm.plist").read_bytes())
+    assert agent["Label"] == "llm"
+    assert f'exec "{TAILRACE}" serve' in agent["ProgramArguments"][2]
+    assert tomllib.loads(Path("llm/tailrace.toml").read_text())["host"] == "127.0.0.1"
+    checked = CliRunner().invoke(main, ["config", "--config", "llm/tailrace.toml", "--check"])
+    assert (checked.exit_code, checked.output) == (0, "")
+
+
+def test_systemd_takes_the_unit_and_finds_few_rights() -> None:
+    if shutil.which("systemd-analyze") is None:
+        skip_missing("systemd-analyze")
+    subprocess.run([TAILRACE, "new", "service", "llm"], env=environment(), stdout=subprocess.DEVNULL, check=True)
+    for arguments in (["verify"], ["security", "--offline=true", "--threshold=20", "--no-pager"]):
+        ran = subprocess.run(
+            ["systemd-analyze", *arguments, "./llm/llm.service"], capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Unknown" not in ran.stderr
 
 
 def test_nothing_is_overwritten() -> None:
