@@ -25,7 +25,7 @@ from tests.waiting import LONG_S
 import tailrace
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress
-from tailrace.models.catalogue import CATALOGUE
+from tailrace.models.catalogue import CATALOGUE, hub_models
 from tailrace.models.fetch import fetch
 from tailrace.models.places import cache_path
 
@@ -123,6 +123,8 @@ def test_serving_the_default_model(traced: _Traced, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Server, "command", traced.command)
     with contextlib.closing(Server("smollm2", directory=tmp_path / "temporary")) as server:
         server.wait_ready(timeout_s=LONG_S)
+        larger = server.wait_line(r"Larger models: +tailrace serve (\S+) ")  # this machine has room for one
+        assert larger[1] in hub_models()
         asked = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8}
         schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
         wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
