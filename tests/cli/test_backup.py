@@ -160,7 +160,9 @@ def test_a_damaged_backup_leaves_nothing(tmp_path: Path) -> None:
         database.commit()
     write_backup(tmp_path / "data", tmp_path / "b.tar.gz")
     whole = (tmp_path / "b.tar.gz").read_bytes()
-    for damaged in (whole[: len(whole) // 2], b"", whole[:2000] + bytes(100) + whole[2100:]):
+    cut = [whole[: len(whole) * part // 8] for part in range(8)] + [whole[:-1]]
+    changed = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(100, len(whole), 9973)]
+    for damaged in cut + changed:
         (tmp_path / "b.tar.gz").write_bytes(damaged)
         with pytest.raises(BackupFailed):
             restore_backup(tmp_path / "b.tar.gz", tmp_path / "new")

@@ -7,12 +7,14 @@ that they have the streams that the records name.
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import sqlite3
 import stat
 import tarfile
 import tempfile
+import zlib
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 
@@ -23,6 +25,7 @@ _JOURNAL = "journal.sqlite"
 # Parts of a running database or server. The copy of a database contains its write-ahead log.
 _NOT_COPIED = ("-wal", "-shm", "-journal", ".lock", ".reserve")
 _MAX_FILES = 100_000
+_CHUNK_BYTES = 1 << 20
 
 
 class BackupFailed(Exception):
@@ -71,13 +74,16 @@ def restore_backup(archive: Path, directory: Path) -> list[tuple[str, int]]:
 
     *Cancellation:* leaves no directory. *Raises:* BackupFailed, also if the backup is damaged.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise BackupFailed(f"{directory} is not empty. Move it away, or name another one with --data-dir.")
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    restored = []
-    staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     try:
-        with tarfile.open(archive, mode="r:gz") as tar:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise BackupFailed(f"{directory} is not empty. Move it away, or name another one with --data-dir.")
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+    except OSError as error:
+        raise BackupFailed(f"{directory} cannot be made: {_reason(error)}. Nothing was changed.") from error
+    restored = []
+    try:
+        with gzip.open(archive) as whole, tarfile.open(fileobj=whole, mode="r:") as tar:
             for number, member in enumerate(tar):
                 if number >= _MAX_FILES or not _is_plain(member):
                     raise BackupFailed(f"{archive} is not a backup of tailrace: it contains {member.name!r:.100}.")
@@ -91,10 +97,12 @@ def restore_backup(archive: Path, directory: Path) -> list[tuple[str, int]]:
                     os.fsync(target.fileno())
                 _check(path)
                 restored.append((member.name, member.size))
+            while whole.read(_CHUNK_BYTES):  # to its end, where the checksum is
+                pass
         if directory.exists():
             directory.rmdir()
         staging.rename(directory)
-    except (tarfile.TarError, EOFError, sqlite3.DatabaseError) as error:
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, sqlite3.DatabaseError) as error:
         raise BackupFailed(f"{archive} is damaged, or not a backup ({_reason(error)}). Nothing was changed.") from error
     except OSError as error:
         raise BackupFailed(f"The backup cannot be restored: {_reason(error)}. Nothing was changed.") from error
