@@ -29,7 +29,8 @@ from tailrace.generation.observers import Observer, Observers, Times
 from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.inner_requests import InnerAnswer, post
-from tailrace.http.stream_actions import KeptLonger, StreamActions
+from tailrace.http.stream_actions import StreamActions
+from tailrace.records.service import Records
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
 from tailrace.streams.damage import missing_stream_error
@@ -92,15 +93,17 @@ class Server:
         self,
         settings: Settings,
         store: Store,
-        kept_longer: KeptLonger | None = None,
-        keyring: Keyring | None = None,
+        records: Records | None = None,
         observers: Iterable[Observers] = (),
+        reads_images: Callable[[], bool] = lambda: False,
     ) -> None:
         self.settings = settings
         self.bodies = BodyBudget(settings)
-        self.streams = StreamActions(store, settings, kept_longer)
+        self.streams = StreamActions(store, settings, records.conversations if records is not None else None)
         self.store = store
-        self._keyring = keyring or Keyring()
+        self.records = records
+        self.reads_images = reads_images  # whether a model does
+        self._keyring = records.keyring if records is not None else Keyring()
         self._observers = tuple(observers)
         self._app: ASGIApp | None = None
         self._answers = asyncio.Event()

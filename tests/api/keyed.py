@@ -35,14 +35,23 @@ class House:
 
     def server(self, settings: Settings | None = None, records: Records | None = None) -> Server:
         records = records or self.records
-        return Server(settings or Settings(), self.service.store, records.conversations, records.keyring)
+        models = self.service.models
+        return Server(settings or Settings(), self.service.store, records, reads_images=lambda: models.read_images)
 
     def build_app(
         self, settings: Settings | None = None, records: Records | None = None, server: Server | None = None
     ) -> ASGIApp:
-        """Return an application over the same streams, with other settings or other records."""
+        """Return an application over the same streams and extensions, with other settings or other records."""
         server = server or self.server(settings, records)
         return build_app(self.service.models, server, self.extensions, records or self.records)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, settings: Settings | None = None, records: Records | None = None) -> AsyncIterator[None]:
+        """Answer with such an application, and with new extensions."""
+        server = self.server(settings, records)
+        async with open_extensions(server) as self.extensions:
+            self.app = self.build_app(records=records, server=server)
+            yield
 
     def twin(self) -> Records:
         """Return the records of another server with the same database."""
@@ -111,9 +120,7 @@ async def serving_with_keys(directory: Path, model: str = "scripted:tokens_per_s
     async with start_service(source, settings, data_path=directory) as service:
         house = House(service, f"sqlite:///{directory / 'records.sqlite'}")
         house.records.conversations.observe([service.generator], service.store)
-        server = house.server()
-        async with open_extensions(server) as house.extensions, asyncio.TaskGroup() as group:
-            house.app = house.build_app(server=server)
+        async with house.opened(), asyncio.TaskGroup() as group:
             keeping = group.create_task(house.records.conversations.write_until_cancelled())
             async with house.records.recording([service.generator], service.store, directory):
                 try:

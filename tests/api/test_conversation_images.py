@@ -268,8 +268,7 @@ async def test_a_file_has_the_images_of_its_conversations(house: House) -> None:
 
 
 async def test_items_count_as_bodies_until_their_images_are_kept(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    house.app = house.build_app(Settings(body_bytes=100_000, pending_body_bytes=400_000))
-    client, may_read, read = house.client(house.key()), asyncio.Event(), ImageReader.read
+    may_read, read = asyncio.Event(), ImageReader.read
 
     async def late(self: ImageReader, *given: Any, **more: Any) -> tuple[Image, ...]:  # Any: as of the method
         await may_read.wait()
@@ -278,11 +277,13 @@ async def test_items_count_as_bodies_until_their_images_are_kept(house: House, m
     monkeypatch.setattr(ImageReader, "read", late)
     content = [{"type": "input_image", "image_url": data_url(picture(1))}, {"type": "input_text", "text": "a" * 70_000}]
     body = {"items": [{"role": "user", "content": content}]}
-    posts = [asyncio.ensure_future(client.post("/v1/conversations", json=body)) for _ in range(8)]
-    refused, waiting = await asyncio.wait(posts, timeout=10, return_when=asyncio.FIRST_COMPLETED)
-    may_read.set()
-    assert {one.result().status_code for one in refused} == {429}
-    assert 200 in [one.status_code for one in await asyncio.gather(*waiting)]
+    async with house.opened(Settings(body_bytes=100_000, pending_body_bytes=400_000)):
+        client = house.client(house.key())
+        posts = [asyncio.ensure_future(client.post("/v1/conversations", json=body)) for _ in range(8)]
+        refused, waiting = await asyncio.wait(posts, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+        may_read.set()
+        assert {one.result().status_code for one in refused} == {429}
+        assert 200 in [one.status_code for one in await asyncio.gather(*waiting)]
 
 
 async def test_a_model_without_eyes_gets_placeholders(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

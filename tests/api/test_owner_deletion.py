@@ -84,8 +84,7 @@ async def test_another_server_that_still_accepts_the_key_cannot_add_conversation
             other = house.twin()
             await other.read_keys()
             assert (await admin.delete("/v1/admin/owners/alice")).json()["deleted"]["conversations"] == 1
-        house.app = house.build_app(records=other)
-        async with house.client(token) as alice:
+        async with house.opened(records=other), house.client(token) as alice:
             assert (await alice.get("/v1/conversations")).json()["data"] == []
             made = await alice.post("/v1/conversations", json={})
             imported = await alice.post(

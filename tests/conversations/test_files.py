@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tailrace.conversations.drafts import Draft
-from tailrace.conversations.files import file_formats, read_file
 from tailrace.conversations.items import Conversation, Item, chained, items_of, messages_of
 from tailrace.errors import RequestError
 from tailrace.types import Message, ToolCall
+from tailrace_outer.conversations.files import file_formats, read_file
 
 Json = dict[str, Any]  # Any: of JSON
 

@@ -17,9 +17,6 @@ from tailrace.access.audit import AuditLog, open_audit_log
 from tailrace.api.about_routes import AboutRoutes
 from tailrace.api.access_routes import AccessRoutes
 from tailrace.api.admin_routes import AdminRoutes
-from tailrace.api.conversation_files import ConversationFileRoutes
-from tailrace.api.conversation_images import ConversationImageRoutes, ImageIntake
-from tailrace.api.conversation_routes import ConversationRoutes
 from tailrace.api.foreign_metrics import metrics_of
 from tailrace.api.openapi import document
 from tailrace.api.owner_deletion import OwnerDeletion
@@ -39,8 +36,6 @@ from tailrace.http.access_log import AccessLog
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.near_paths import NearPaths
 from tailrace.http.wires import ServedWires
-from tailrace.images.fetch import ImageFetcher
-from tailrace.images.reader import ImageReader
 from tailrace.records.service import Records, open_records
 from tailrace.server import Opened, Server, open_extensions
 from tailrace.settings import Settings
@@ -80,20 +75,10 @@ def build_routes(
     about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path, extensions))
     own: list[BaseRoute] = [*about.table()]
     if records is not None:
-        image_reader = ImageReader(ImageFetcher(settings.fetch_images))
-        intake = ImageIntake(records, image_reader, lambda: models.read_images)
-        conversation_routes = ConversationRoutes(records.conversations, bodies, intake, is_strict=settings.strict)
-        images = ConversationImageRoutes(records.conversations, bodies, intake)
-        files = ConversationFileRoutes(records.conversations, bodies, intake)
         owner_deletion = OwnerDeletion(records, models.first.generator.store, extensions)
         access, usage = AccessRoutes(records, bodies, owner_deletion), UsageRoutes(records)
         sessions = SessionRoutes(records, settings.root_path)
         own += [*access.table(), *sessions.table(), *usage.table()]
-        own += [
-            *files.table(),
-            *images.table(),
-            *conversation_routes.table(),
-        ]  # `export` must not match as a conversation's id
     own += AdminRoutes(models, bodies).table()
     sockets = Sockets(models, streams, settings)
     own += sockets.table()
@@ -225,7 +210,7 @@ async def open_server(
             records.recording([served.generator for served in service.models], service.store, data_path),
         ):
             observers = [served.generator.observers for served in service.models]
-            server = Server(settings, service.store, records.conversations, records.keyring, observers)
+            server = Server(settings, service.store, records, observers, lambda: service.models.read_images)
             async with open_extensions(server) as extensions, asyncio.TaskGroup() as group:
                 app = build_app(service.models, server, extensions, records, own_routes(service), audit, *metrics)
                 stalls = StallWatch([served.generator for served in service.models], *metrics)

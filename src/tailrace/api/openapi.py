@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from tailrace.errors import RequestError
 from tailrace.http.wires import ServedWires
 from tailrace.server import Opened
 
-__all__ = ["document", "routes_page"]
+__all__ = ["RouteRow", "described", "document", "routes_page"]
 
 _SCHEMAS = "#/components/schemas/{name}"
 _ERROR_HEADERS = {
@@ -54,7 +54,7 @@ _OTHER_ROUTES = {  # routes without a wire: operation id, summary, media types
 }
 
 
-class _Route(NamedTuple):
+class RouteRow(NamedTuple):
     """A route that uses the database."""
 
     method: str
@@ -65,74 +65,50 @@ class _Route(NamedTuple):
     query: tuple[str, ...] = ()
 
 
-_CHAT = "/v1/conversations/{conversation_id}"
-_MESSAGE = {"type": "message", "role": "user", "content": "Tell me a story about dogs."}
 _DATABASE_ROUTES = (
-    _Route("get", "/v1/admin/keys", "list_keys", "Lists keys.", query=("owner",)),
-    _Route("post", "/v1/admin/keys", "create_key", "Creates a key. Only this answer has its token.", {
+    RouteRow("get", "/v1/admin/keys", "list_keys", "Lists keys.", query=("owner",)),
+    RouteRow("post", "/v1/admin/keys", "create_key", "Creates a key. Only this answer has its token.", {
         "owner": "alice", "name": "laptop", "expires_in_s": 86_400, "scopes": ["generate", "read"],
     }),
-    _Route("get", "/v1/admin/keys/{key_id}", "show_key", "Shows a key."),
-    _Route("delete", "/v1/admin/keys/{key_id}", "revoke_key", "Revokes a key, and ends its streams."),
-    _Route("post", "/v1/admin/keys/{key_id}/rotate", "rotate_key", "Gives a key a new secret.", {"grace_s": 3600}),
-    _Route(
+    RouteRow("get", "/v1/admin/keys/{key_id}", "show_key", "Shows a key."),
+    RouteRow("delete", "/v1/admin/keys/{key_id}", "revoke_key", "Revokes a key, and ends its streams."),
+    RouteRow("post", "/v1/admin/keys/{key_id}/rotate", "rotate_key", "Gives a key a new secret.", {"grace_s": 3600}),
+    RouteRow(
         "post", "/v1/tickets", "issue_ticket", "Creates a ticket to follow one stream with ?ticket=, for a short time.",
         {"stream_id": "gvwLjBV1_uZRlZgD76TSZw"},
     ),
-    _Route("get", "/v1/session", "show_session", "Shows who is signed in."),
-    _Route("post", "/v1/session", "begin_session", "Signs a browser in with the key of the request."),
-    _Route("delete", "/v1/session", "end_session", "Signs a browser out."),
-    _Route(
-        "get", "/v1/conversations", "list_conversations", "Lists conversations, the last changed first.",
-        query=("limit", "after", "search"),
-    ),
-    _Route("post", "/v1/conversations", "create_conversation", "Creates a conversation.", {
-        "title": "Dogs", "items": [_MESSAGE], "metadata": {"topic": "dogs"},
-    }),
-    _Route("put", "/v1/admin/keys/{key_id}/quota", "limit_key",
+    RouteRow("get", "/v1/session", "show_session", "Shows who is signed in."),
+    RouteRow("post", "/v1/session", "begin_session", "Signs a browser in with the key of the request."),
+    RouteRow("delete", "/v1/session", "end_session", "Signs a browser out."),
+    RouteRow("put", "/v1/admin/keys/{key_id}/quota", "limit_key",
                "Sets the limits of a key. Missing fields mean no limit.", {
         "tokens_per_minute": 20_000, "streams_at_once": 4,
     }),
-    _Route("delete", "/v1/admin/owners/{owner}", "forget_owner", "Deletes all data of an owner."),
-    _Route("get", "/v1/admin/owners/{owner}/quota", "show_owner", "Shows the limits of an owner."),
-    _Route("put", "/v1/admin/owners/{owner}/quota", "limit_owner", "Sets the limits of an owner.", {
+    RouteRow("delete", "/v1/admin/owners/{owner}", "forget_owner", "Deletes all data of an owner."),
+    RouteRow("get", "/v1/admin/owners/{owner}/quota", "show_owner", "Shows the limits of an owner."),
+    RouteRow("put", "/v1/admin/owners/{owner}/quota", "limit_owner", "Sets the limits of an owner.", {
         "tokens_per_month": 5_000_000,
     }),
-    _Route("get", "/v1/admin/streams", "list_running_streams", "The running streams of all owners."),
-    _Route("post", "/v1/admin/streams/{stream_id}/cancel", "stop_stream", "Ends a stream of any owner as cancelled."),
-    _Route("get", "/v1/admin/models", "list_loaded_models", "The models, and how busy they are."),
-    _Route("post", "/v1/admin/models/load", "load_model", "Loads a model.", {"model": "smollm2"}),
-    _Route("post", "/v1/admin/models/unload", "unload_model", "Unloads an idle model, until its next request.", {
+    RouteRow("get", "/v1/admin/streams", "list_running_streams", "The running streams of all owners."),
+    RouteRow("post", "/v1/admin/streams/{stream_id}/cancel", "stop_stream", "Ends a stream of any owner as cancelled."),
+    RouteRow("get", "/v1/admin/models", "list_loaded_models", "The models, and how busy they are."),
+    RouteRow("post", "/v1/admin/models/load", "load_model", "Loads a model.", {"model": "smollm2"}),
+    RouteRow("post", "/v1/admin/models/unload", "unload_model", "Unloads an idle model, until its next request.", {
         "model": "smollm2",
     }),
-    _Route("get", "/v1/admin/errors", "list_errors", "The last streams that failed, and requests that were refused."),
-    _Route("get", "/v1/usage", "usage", "Sums of requests and tokens.", query=(
+    RouteRow("get", "/v1/admin/errors", "list_errors", "The last streams that failed, and requests that were refused."),
+    RouteRow("get", "/v1/usage", "usage", "Sums of requests and tokens.", query=(
         "by", "since", "until", "owner", "key", "format",
     )),
-    _Route("get", "/v1/conversations/export", "export_conversations", "All conversations as a file.", query=(
-        "format",
-    )),
-    _Route("get", _CHAT + "/export", "export_conversation", "A conversation as a file.", query=("format",)),
-    _Route("post", "/v1/conversations/import", "import_conversations", "Imports a file of conversations.", {
-        "conversations": [{"from": "human", "value": "Why do rivers bend?"}, {"from": "gpt", "value": "They erode."}],
-    }),
-    _Route("get", _CHAT, "show_conversation", "Shows a conversation without its items."),
-    _Route("post", _CHAT, "change_conversation", "Changes title, metadata or the current branch.", {
-        "title": "Dogs and cats",
-    }),
-    _Route("delete", _CHAT, "delete_conversation", "Deletes a conversation and its items."),
-    _Route("get", _CHAT + "/tree", "show_tree", "The items of all branches."),
-    _Route("get", _CHAT + "/items", "list_items", "The items of the current branch, the last first.", query=(
-        "limit", "after", "order",
-    )),
-    _Route("post", _CHAT + "/items", "add_items", "Adds items; with another parent_id they are a new branch.", {
-        "items": [_MESSAGE],
-    }),
-    _Route("post", _CHAT + "/images", "add_image", "Adds an image; the body is its file. Items name it by its id."),
-    _Route("get", _CHAT + "/images/{image_id}", "show_image", "The file of an image."),
-    _Route("get", _CHAT + "/items/{item_id}", "show_item", "Shows an item."),
-    _Route("delete", _CHAT + "/items/{item_id}", "delete_item", "Deletes an item; later items move up."),
 )  # fmt: skip
+
+
+def described(rows: Iterable[RouteRow]) -> dict[str, JsonBody]:
+    """Return the paths of routes that use the database."""
+    paths: dict[str, JsonBody] = {}
+    for row in rows:
+        paths.setdefault(row.path, {})[row.method] = _database_operation(row)
+    return paths
 
 
 def document(wires: ServedWires, root_path: str = "", extensions: Sequence[Opened] = ()) -> bytes:
@@ -144,15 +120,14 @@ def document(wires: ServedWires, root_path: str = "", extensions: Sequence[Opene
     paths: dict[str, JsonBody] = {}
     for wire, operation in entries:
         methods = paths.setdefault(operation.path.replace(":path}", "}"), {})
-        described = _operation(wire, operation, by_body)
+        shown = _operation(wire, operation, by_body)
         shared = methods.get(operation.method.lower())
-        methods[operation.method.lower()] = described if shared is None else _merged(shared, described)
+        methods[operation.method.lower()] = shown if shared is None else _merged(shared, shown)
     for path, (name, summary, kinds) in _OTHER_ROUTES.items():
         content = {kind: {"schema": {} if "json" in kind else {"type": "string"}} for kind in kinds}
         answer = {"description": summary, "content": content, "headers": _ERROR_HEADERS}
         paths.setdefault(path, {})["get"] = {"summary": summary, "operationId": name, "responses": {"200": answer}}
-    for row in _DATABASE_ROUTES:
-        paths.setdefault(row.path, {})[row.method] = _database_operation(row)
+    paths |= described(_DATABASE_ROUTES)
     for extension in extensions:
         paths |= extension.paths or {}
     return to_json(
@@ -204,7 +179,7 @@ def _operation(wire: Wire, operation: Operation, by_body: dict[Any, JsonBody]) -
     return described
 
 
-def _database_operation(row: _Route) -> JsonBody:
+def _database_operation(row: RouteRow) -> JsonBody:
     content: JsonBody = {"application/json": {"schema": {}}}
     described: JsonBody = {
         "summary": row.summary,

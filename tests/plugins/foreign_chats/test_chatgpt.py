@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tailrace.conversations import Conversation
-from tailrace.conversations.files import read_file
+from tailrace_outer.conversations.files import read_file
 
 Json = dict[str, Any]  # Any: of JSON
 

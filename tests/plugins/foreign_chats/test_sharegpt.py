@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tailrace.conversations.files import read_file
 from tailrace.conversations.items import messages_of
 from tailrace.types import Message, ToolCall
+from tailrace_outer.conversations.files import read_file
 
 
 def test_a_file_of_sharegpt() -> None:

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
 from tailrace.access.principal import owner_of, principal_of
-from tailrace.api.conversation_images import ImageIntake
 from tailrace.api.request_headers import ignored_header
 from tailrace.api.routes import route
 from tailrace.conversations.items import MAX_TITLE, Conversation, Item, ItemId, check_items, without_marks
@@ -29,6 +28,7 @@ from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.types import Image, KeptImage
+from tailrace_outer.conversations.conversation_images import ImageIntake
 
 __all__ = ["ConversationRoutes", "conversation_json", "query_of", "reader_of", "writer_of"]
 

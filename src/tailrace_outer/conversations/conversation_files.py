@@ -14,11 +14,8 @@ from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
 from tailrace.access.principal import principal_of
-from tailrace.api.conversation_images import ImageIntake
-from tailrace.api.conversation_routes import conversation_json, query_of, reader_of, writer_of
 from tailrace.api.routes import route
 from tailrace.conversations.drafts import Draft
-from tailrace.conversations.files import file_formats, read_file, read_images, with_images
 from tailrace.conversations.formats import ConversationFormat
 from tailrace.conversations.items import Conversation, Item
 from tailrace.dialects.bodies import read_value, require_json, require_plain_utf8, to_json
@@ -27,6 +24,9 @@ from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.types import Image, KeptImage
+from tailrace_outer.conversations.conversation_images import ImageIntake
+from tailrace_outer.conversations.conversation_routes import conversation_json, query_of, reader_of, writer_of
+from tailrace_outer.conversations.files import file_formats, read_file, read_images, with_images
 
 __all__ = ["ConversationFileRoutes"]
 

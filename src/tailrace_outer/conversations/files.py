@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from tailrace.conversations.drafts import Draft, as_shape
 from tailrace.conversations.formats import ConversationFormat
 from tailrace.conversations.items import Item
-from tailrace.conversations.own_file import FORMAT, read_own, write_own
 from tailrace.errors import RequestError
 from tailrace.packages.plugins import load_plugins
 from tailrace.types import KeptImage
+from tailrace_outer.conversations.own_file import FORMAT, read_own, write_own
 
 __all__ = ["FORMATS_GROUP", "MAX_FILE_IMAGES", "OWN_FORMAT", "file_formats", "read_file", "read_images", "with_images"]
 

@@ -1,0 +1,31 @@
+"""Adds the routes of conversations to a server that has a database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from tailrace.images.fetch import ImageFetcher
+from tailrace.images.reader import ImageReader
+from tailrace.server import Opened, Options, Server
+from tailrace_outer.conversations.conversation_files import ConversationFileRoutes
+from tailrace_outer.conversations.conversation_images import ConversationImageRoutes, ImageIntake
+from tailrace_outer.conversations.conversation_paths import PATHS
+from tailrace_outer.conversations.conversation_routes import ConversationRoutes
+
+__all__ = ["open_conversations"]
+
+
+@asynccontextmanager
+async def open_conversations(server: Server, options: Options) -> AsyncIterator[Opened]:
+    if server.records is None:
+        yield Opened()
+        return
+    conversations, bodies = server.records.conversations, server.bodies
+    reader = ImageReader(ImageFetcher(server.settings.fetch_images))
+    intake = ImageIntake(server.records, reader, server.reads_images)
+    files = ConversationFileRoutes(conversations, bodies, intake)
+    images = ConversationImageRoutes(conversations, bodies, intake)
+    routes = ConversationRoutes(conversations, bodies, intake, is_strict=server.settings.strict)
+    # `export` must not match as a conversation's id
+    yield Opened([*files.table(), *images.table(), *routes.table()], paths=PATHS)
