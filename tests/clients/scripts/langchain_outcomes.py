@@ -28,6 +28,10 @@ from pydantic_ai.settings import ModelSettings as PydanticSettings
 QUESTION = "Which of the two cities is in France?"
 BEGINNING = "Once upon a time"
 MODEL = "default"
+IMAGE = (  # a red square
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAIAAAACCAIAAAD91JpzAAAAFklEQVR4nGP8"
+    "z8DAwMDAxMDAwMDAAAANHQEDasKb6QAAAABJRU5ErkJggg=="
+)
 
 
 class City(BaseModel):
@@ -143,6 +147,14 @@ def langchain_embeddings(url: str) -> Any:  # Any: JSON
     return client.embed_documents([QUESTION, BEGINNING])
 
 
+def langchain_image(url: str) -> Any:
+    question = HumanMessage(
+        [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "What is in it?"}]
+    )
+    answer = chat(url, seed=5).invoke([question])
+    return [answer.content, answer.usage_metadata["input_tokens"], IMAGE]
+
+
 CASES: dict[str, Callable[[str], Any]] = {
     one.__name__: one
     for one in (
@@ -153,6 +165,7 @@ CASES: dict[str, Callable[[str], Any]] = {
         langchain_structured,
         langchain_tools,
         langchain_huggingface,
+        langchain_image,
         pydantic_ai,
         openai_agents,
     )
