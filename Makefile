@@ -61,7 +61,7 @@ simulate: install-dev
 # Python 3.11 traces every line, which makes these tests take 1.8 times the processor time, and the other tests mostly
 # wait for servers, which run in processes that are not measured. From 3.12 on COVERAGE_CORE=sysmon takes an eighth more instead.
 # The tests of `models` would be measured, too, but take 38 s of a processor; those of the other packages wait for servers.
-COVERED := $(addprefix tests/,access admission conversations dialects generation \
+COVERED := $(addprefix tests/,access admission conversations dialects generation responses \
 	$(addprefix plugins/,anthropic articles durable_streams foreign_chats front_ends ollama tgi triton) \
 	schemas streams text \
 	$(addprefix engines/test_,adapters.py schedule.py) packages/test_requirements.py system/test_file_systems.py \

@@ -34,7 +34,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from machine import this_machine
-from tailrace.measure.bench.load import percentile
+from tailrace_outer.measure.bench.load import percentile
 
 FIRST_PORT = 8987
 LOADS = (1, 2, 4, 8, 16, 32)

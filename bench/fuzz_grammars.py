@@ -30,7 +30,7 @@ import httpx
 import psutil
 
 from servers import serving
-from tailrace.measure.bench.load import percentile
+from tailrace_outer.measure.bench.load import percentile
 
 _ATOMS = [
     "a",

@@ -28,10 +28,10 @@ from starlette.datastructures import Headers
 from servers import serving
 from tailrace.access.authentication import Authentication
 from tailrace.errors import Unauthenticated
-from tailrace.measure.bench.load import percentile
 from tailrace.records.key_store import KeyStore
 from tailrace.records.service import Records, open_database
 from tailrace.settings import Settings
+from tailrace_outer.measure.bench.load import percentile
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 _SCOPE = {"type": "http", "method": "POST", "path": "/v1/streams", "query_string": b""}

@@ -21,9 +21,9 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import redis
-from tailrace.measure.bench.load import percentile
 from tailrace.streams import Lease, LogStore, Reader, StreamLog, open_sqlite
 from tailrace.types import ANONYMOUS, End, Record, Sampling, TextDelta, Usage, new_stream_id
+from tailrace_outer.measure.bench.load import percentile
 from tailrace_outer.redis.redis_store import open_redis
 
 STEPS = 200

@@ -42,7 +42,7 @@ import httpx
 import psutil
 
 from machine import this_machine
-from tailrace.measure.bench.load import percentile
+from tailrace_outer.measure.bench.load import percentile
 
 ROOT = Path(__file__).parent.parent
 PORT = 8978  # of the server that is measured

@@ -18,7 +18,7 @@ import random
 import statistics
 from dataclasses import dataclass
 
-from tailrace.measure.bench.load import percentile
+from tailrace_outer.measure.bench.load import percentile
 
 SHARDS = 16  # of keys in a cluster, as in `tailrace_outer/redis/_keys.py`; a single Redis has one
 ROUND_TRIP_S = 0.0005  # of the network

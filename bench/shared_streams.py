@@ -22,10 +22,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
-import redis
 
+import redis
 from servers import RunningServer, serving
-from tailrace.measure.bench.load import percentile, run_load
+from tailrace_outer.measure.bench.load import percentile, run_load
 
 LOADS = {1: 4_000, 16: 2_000, 64: 1_000}  # streams, and tokens of each
 PREFIX = "bench-shared-streams"

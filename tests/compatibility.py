@@ -22,9 +22,10 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from tests.described_api import ANY, Api, Value, as_it_is, fields_of
 from tests.plugins.front_ends import described as front_ends
 
-from tailrace.dialects import embeddings, native, openai, rerank, responses
+from tailrace.dialects import embeddings, native, openai, rerank
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.fields import SamplingFields
+from tailrace_outer.responses import responses_wire
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
 from tailrace_plugins.llama_server import llama_server_wire as llama_server
@@ -385,7 +386,9 @@ APIS = [
         "OpenAI: responses",
         "POST /v1/responses",
         {"input": "Hi"},
-        {*ResponseParams.__annotations__, "stream"} | fields_of(responses.ResponsesBody) | set(responses.WIRE.unused),
+        {*ResponseParams.__annotations__, "stream"}
+        | fields_of(responses_wire.ResponsesBody)
+        | set(responses_wire.WIRE.unused),
         _SAMPLING
         | {
             "background": True,

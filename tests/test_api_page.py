@@ -29,7 +29,7 @@ def test_the_page_has_its_sections() -> None:
         "tailrace.engines", "tailrace.engines.adapters", "tailrace.engines.constraints",
         "tailrace.engines.grammars.guidance", "tailrace.engines.inner_loop", "tailrace.engines.sampler",
         "tailrace.engines.vectors", "tailrace.engines.scratch", "tailrace.models", "tailrace.models.gguf_header",
-        "tailrace.models.safetensors", "tailrace.models.shards", "tailrace.models.upstream",
+        "tailrace.models.safetensors", "tailrace.models.shards",
         "tailrace.system.processors", "tailrace.text.packed", "tailrace.text.reasoning", "tailrace.dialects",
         "tailrace.cli.commands", "tailrace.client", "tailrace.extensions",
         "tailrace.server", "tailrace.conversations", "tailrace.types", "tailrace.errors",

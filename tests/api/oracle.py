@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from tailrace.engines.scripted.engine import CONTROL_TOKENS, scripted_token, tokenizer_json
+from tailrace_outer.scripted.scripted_engine import CONTROL_TOKENS, scripted_token, tokenizer_json
 
 __all__ = ["LOGPROB", "Answer", "chat_ids"]
 

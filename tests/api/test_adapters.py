@@ -18,7 +18,7 @@ from tests.testing.redis_server import own_redis
 from tests.waiting import LONG_S, until
 
 from tailrace.cli import main
-from tailrace.engines.scripted.engine import scripted_token
+from tailrace_outer.scripted.scripted_engine import scripted_token
 
 Serve = Callable[..., Server]
 MESSAGES = [{"role": "user", "content": "Hi"}]

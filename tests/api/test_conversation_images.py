@@ -17,11 +17,11 @@ from tests.api.oracle import Answer, chat_ids
 from tests.seeing import data_url, picture
 
 from tailrace.access.quota import Quota
-from tailrace.engines.scripted.engine import CONTROL_TOKENS, read_ids
 from tailrace.errors import QueueFull
 from tailrace.images.reader import ImageReader
 from tailrace.settings import Settings
 from tailrace.types import Attachment, Image, Segment
+from tailrace_outer.scripted.scripted_engine import CONTROL_TOKENS, read_ids
 
 Json = dict[str, Any]  # Any: of JSON
 _COUNT = 8

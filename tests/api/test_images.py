@@ -17,9 +17,9 @@ from tests.api.process import Server
 from tests.seeing import data_url, picture
 
 from tailrace.dialects.images import image_of_base64
-from tailrace.engines.scripted.engine import CONTROL_TOKENS, read_ids
 from tailrace.images.reader import ImageReader
 from tailrace.types import Attachment, Image, Segment
+from tailrace_outer.scripted.scripted_engine import CONTROL_TOKENS, read_ids
 
 _PICTURE = picture(1)
 _NUM_IMAGE_TOKENS = 90 * 50 // 1024

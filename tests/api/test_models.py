@@ -24,10 +24,10 @@ from tests.waiting import LONG_S, until
 from websockets.sync.client import connect
 
 from tailrace.cli import main
-from tailrace.engines.scripted.engine import CONTROL_TOKENS
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress
 from tailrace.models.resolve import resolve
+from tailrace_outer.scripted.scripted_engine import CONTROL_TOKENS
 
 Serve = Callable[..., Server]
 

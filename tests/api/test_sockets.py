@@ -10,9 +10,9 @@ from tests.generation.harness import Harness, oracle
 from tests.streams.virtual_time import run as run_scenario
 from tests.streams.virtual_time import scenario
 
-from tailrace.engines.scripted.engine import CONTROL_TOKENS
 from tailrace.errors import EngineLost
 from tailrace.generation import Limits
+from tailrace_outer.scripted.scripted_engine import CONTROL_TOKENS
 from tailrace_plugins.articles.chatbot import FINISHED
 
 USER, ASSISTANT = (256 + CONTROL_TOKENS.index(token) for token in ("<|user|>", "<|assistant|>"))

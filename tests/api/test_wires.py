@@ -12,7 +12,7 @@ from tests.api.oracle import LOGPROB, Answer, chat_ids
 from tests.api.process import Server
 from tests.http.wire import Wire, as_json, sse_data
 
-from tailrace.engines.scripted.texts import TEXTS
+from tailrace_outer.scripted.texts import TEXTS
 
 PROMPT = "Tell me of rivers."
 COUNT = 21  # ends within a character

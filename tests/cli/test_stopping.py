@@ -176,7 +176,10 @@ def test_at_any_moment_of_a_start(after_s: float, start: Callable[..., _Command]
 
 @pytest.mark.parametrize(
     "module",
-    ["tailrace.measure.bench.roofline", pytest.param("tailrace.measure.bench.inprocess", marks=pytest.mark.deep)],
+    [
+        "tailrace_outer.measure.bench.roofline",
+        pytest.param("tailrace_outer.measure.bench.inprocess", marks=pytest.mark.deep),
+    ],
 )
 def test_while_doctor_measures(module: str, start: Callable[..., _Command]) -> None:
     command = start("doctor scripted:tokens_per_s=2")
@@ -186,7 +189,7 @@ def test_while_doctor_measures(module: str, start: Callable[..., _Command]) -> N
 
 def test_while_bench_measures(start: Callable[..., _Command]) -> None:
     command = start("bench scripted:tokens_per_s=2 --streams 1 --server-streams 0")
-    command.wait_child("tailrace.measure.bench.inprocess")
+    command.wait_child("tailrace_outer.measure.bench.inprocess")
     _check(command)
 
 
@@ -200,7 +203,7 @@ def test_while_the_server_of_bench_starts(start: Callable[..., _Command]) -> Non
 def test_bench_leaves_no_server_after_a_signal(number: int, start: Callable[..., _Command]) -> None:
     command = start("bench scripted:tokens_per_s=2 --streams 1 --rounds 1 --server-streams 0")
     # The server listens then: nothing that it writes fails from now on.
-    command.wait_child("tailrace.measure.bench.inprocess")
+    command.wait_child("tailrace_outer.measure.bench.inprocess")
     assert command.interrupt(number) == 130
 
 

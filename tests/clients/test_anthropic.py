@@ -17,7 +17,7 @@ from tests.api.process import Server
 from tests.http.wire import as_json
 from tests.waiting import LONG_S
 
-from tailrace.engines.scripted.engine import TEXTS, recited_tokens
+from tailrace_outer.scripted.scripted_engine import TEXTS, recited_tokens
 
 NUMBER = list(TEXTS).index("emoji")
 TEXT = TEXTS["emoji"]

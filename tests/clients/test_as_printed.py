@@ -16,8 +16,8 @@ from tests.clients.installed import run_javascript_source
 from tests.http.wire import as_json, sse_data
 from tests.waiting import LONG_S
 
-from tailrace.engines.scripted.engine import TEXTS, recited_tokens, tokenizer_json
 from tailrace.text import Tokenizer
+from tailrace_outer.scripted.scripted_engine import TEXTS, recited_tokens, tokenizer_json
 
 RAY_TEXTBOT = """
 import requests

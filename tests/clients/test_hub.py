@@ -19,7 +19,7 @@ from huggingface_hub.errors import (
 from tests.api.oracle import LOGPROB, Answer, chat_ids
 from tests.api.process import Server
 
-from tailrace.engines.scripted.engine import CONTROL_TOKENS
+from tailrace_outer.scripted.scripted_engine import CONTROL_TOKENS
 
 PROMPT = "Tell me of rivers."
 SEED = 11

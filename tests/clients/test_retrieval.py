@@ -14,9 +14,9 @@ from huggingface_hub import InferenceClient
 from tests.api.process import Server
 from tests.clients.installed import environment, run_script
 
-from tailrace.engines.scripted.engine import tokenizer_json
-from tailrace.engines.scripted.vectors import scripted_vector
 from tailrace.text import Tokenizer
+from tailrace_outer.scripted.scripted_engine import tokenizer_json
+from tailrace_outer.scripted.scripted_vectors import scripted_vector
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]  # the first test of each set has it installed
 

@@ -10,9 +10,10 @@ from tests.dialects.transcripts import facts
 
 from tailrace.conversations.items import Item
 from tailrace.conversations.turns import Spoken, Turn, read_turn
-from tailrace.dialects import openai, responses
+from tailrace.dialects import openai
 from tailrace.dialects.wire import GenerateCall
 from tailrace.types import CallReading, End, Event, TextDelta, Usage
+from tailrace_outer.responses import responses_wire
 
 _CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -74,7 +75,7 @@ def test_calls_have_the_ids_that_the_client_has_seen(text: str) -> None:
 @pytest.mark.parametrize("text", [f"So: {_CALL}{_CALL} Done.", _CALL, "No call."])
 def test_items_of_a_response_are_those_of_the_conversation(text: str) -> None:
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
-    call = responses.parse(parsed({"input": "Hi", "tools": [tool], "conversation": "c"}, server=FakeServer()))
+    call = responses_wire.parse(parsed({"input": "Hi", "tools": [tool], "conversation": "c"}, server=FakeServer()))
     seen = facts(stream_id="s", memo=call.request.memo)
     output = json.loads(call.view.open(seen).whole(_ended(text)))["output"]
     kept = _turn(call).answer("s", Spoken(text, "completed"), None, 0.0)

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tailrace.conversations.items import Branch, Item
-from tailrace.dialects import GenerateCall, ParsedRequest, StreamFacts, View, openai, responses
+from tailrace.dialects import GenerateCall, ParsedRequest, StreamFacts, View, openai
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.conversations import place_of
 from tailrace.dialects.native import parse as parse_native
 from tailrace.dialects.wire import Following, Reply
-from tailrace.engines.scripted.engine import tokenizer_json
 from tailrace.errors import UnknownStream
 from tailrace.text import ChatFacts, Tokenizer
 from tailrace.types import Event, GenerateRequest, Message, Sampling, Task
+from tailrace_outer.responses import responses_wire
+from tailrace_outer.scripted.scripted_engine import tokenizer_json
 from tailrace_plugins.articles import plain
 from tailrace_plugins.tgi import tgi_wire as tgi
 
@@ -123,7 +124,7 @@ def parsed(
     what = ParsedRequest(server or FakeServer(), body or {}, query or {}, path or {}, headers or {})
     if (place := place_of(what)) is not None:
         what = replace(what, branch=Branch(conversation_id=place.id, items=items))
-    stream_id = responses.past(what)
+    stream_id = responses_wire.past(what)
     if stream_id is None:
         return what
     try:

@@ -8,11 +8,12 @@ from tests.dialects.fake_server import parsed
 
 from tailrace.conversations.items import Item, Place
 from tailrace.conversations.turns import Turn, read_turn
-from tailrace.dialects import openai, responses
+from tailrace.dialects import openai
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.conversations import place_of
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Message
+from tailrace_outer.responses import responses_wire
 
 _HI = Item(item_id="a", role="user", text="Hi")
 _HO = Item(item_id="b", parent_id="a", role="assistant", text="Ho")
@@ -27,7 +28,7 @@ def _chat(messages: list[JsonBody], *items: Item, **more: object) -> tuple[Gener
 
 def _respond(given: object, *items: Item, **more: object) -> tuple[GenerateRequest, Turn]:
     body = {"input": given, "conversation": {"id": "c"}, **more}
-    request = responses.parse(parsed(body, items=items)).request
+    request = responses_wire.parse(parsed(body, items=items)).request
     return request, read_turn(request.turn)
 
 
@@ -125,5 +126,5 @@ def test_chats_that_are_refused(body: JsonBody, param: str) -> None:
 )
 def test_responses_that_are_refused(body: JsonBody, param: str) -> None:
     with pytest.raises(RequestError) as refused:
-        responses.parse(parsed({**body, "conversation": "c"}))
+        responses_wire.parse(parsed({**body, "conversation": "c"}))
     assert refused.value.param == param

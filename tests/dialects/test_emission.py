@@ -20,8 +20,8 @@ from tests.dialects.sse import parse, whole_events
 from tests.dialects.transcripts import GOLDEN, STREAMS, VIEWS, facts, transcript, vocabulary
 
 from tailrace.dialects import native
-from tailrace.engines.scripted.engine import EOS_ID
 from tailrace.types import End, Event, Failure, FinishReason, Status, TextDelta, Usage
+from tailrace_outer.scripted.scripted_engine import EOS_ID
 
 EVENT_STREAMS = [
     path

@@ -9,13 +9,14 @@ from tests.dialects.fake_server import FakeServer, chat, native, parsed, tutoria
 
 from tailrace.conversations.items import Item, messages_of
 from tailrace.conversations.turns import Spoken, read_turn
-from tailrace.dialects import GenerateCall, openai, responses
+from tailrace.dialects import GenerateCall, openai
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import ChatView
 from tailrace.dialects.responses_items import items_from
 from tailrace.dialects.shapes import read_fields
 from tailrace.errors import RequestError
 from tailrace.types import Message
+from tailrace_outer.responses import responses_wire
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
 from tailrace_plugins.ollama import ollama_wire as ollama
@@ -37,7 +38,7 @@ def _ollama(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
 
 
 def _response(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
-    return responses.parse(parsed({"input": "Hi", **more}, server=server))
+    return responses_wire.parse(parsed({"input": "Hi", **more}, server=server))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ _SAID: list[tuple[str, Any, Any]] = [  # Any: parsers and bodies of several kind
     ("messages[].content[].thinking", anthropic.parse,
      {"model": "m", "max_tokens": 9, "messages": [HI, {"role": "assistant", "content": [
          {"type": "thinking", "thinking": "Hm", "signature": "s"}, {"type": "text", "text": "Ho"}]}, HI]}),
-    ("input[].reasoning", responses.parse,
+    ("input[].reasoning", responses_wire.parse,
      {"input": [HI, {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
                 {"role": "assistant", "content": "Ho"}, HI]}),
 ]  # fmt: skip
@@ -212,7 +213,7 @@ def _thought(text: str) -> JsonBody:
 
 
 def _items(given: list[JsonBody]) -> tuple[Item, ...]:
-    fields, unknown = read_fields({"input": given}, responses.ResponsesBody)
+    fields, unknown = read_fields({"input": given}, responses_wire.ResponsesBody)
     notes = list(unknown)
     items = items_from(fields.input, notes)
     assert not notes

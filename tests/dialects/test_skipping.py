@@ -11,11 +11,11 @@ from tests.dialects.sse import parse
 from tests.dialects.test_emission import streams
 from tests.dialects.transcripts import MEMOS, STREAMS, VIEWS, facts
 
-from tailrace.dialects import responses_events
 from tailrace.dialects.bodies import quote, to_json
-from tailrace.dialects.responses_events import ResponsesEncoder, ResponsesView, answer_message
 from tailrace.dialects.wire import CumulativeEncoder, Encoder
 from tailrace.types import End, Event, TextDelta, Usage
+from tailrace_outer.responses import responses_events
+from tailrace_outer.responses.responses_events import ResponsesEncoder, ResponsesView, answer_message
 from tailrace_plugins.articles import cumulative
 
 LONG: list[Event] = [

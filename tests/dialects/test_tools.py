@@ -11,11 +11,12 @@ from tests.dialects.fake_server import FakeServer, chat, parsed
 from tests.dialects.sse import parse as parse_sse
 from tests.dialects.transcripts import facts
 
-from tailrace.dialects import GenerateCall, openai, responses
+from tailrace.dialects import GenerateCall, openai
 from tailrace.dialects.bodies import JsonBody
 from tailrace.errors import RequestError
 from tailrace.text.custom_calls import CustomCallReader
 from tailrace.types import End, Event, TextDelta, Usage
+from tailrace_outer.responses import responses_wire
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.ollama import ollama_wire as ollama
 
@@ -44,7 +45,9 @@ def _older_chat(names: list[str]) -> GenerateCall:
 
 
 def _response(names: list[str]) -> GenerateCall:
-    return responses.parse(parsed({"input": "Hi", "tools": [{"type": "function", "name": name} for name in names]}))
+    return responses_wire.parse(
+        parsed({"input": "Hi", "tools": [{"type": "function", "name": name} for name in names]})
+    )
 
 
 def _messages(names: list[str]) -> GenerateCall:
@@ -156,8 +159,10 @@ def test_choices(choice: object, shown: list[str], callable_names: list[str] | N
 def test_the_choices_of_responses() -> None:
     tools = [{"type": "function", "name": "look"}, {"type": "function", "name": "wait"}]
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "wait"}]}
-    assert names_of(responses.parse(parsed({"input": "Hi", "tools": tools, "tool_choice": allowed}))) == ["wait"]
-    named = responses.parse(parsed({"input": "Hi", "tools": tools, "tool_choice": "look"})).request.sampling.grammar
+    assert names_of(responses_wire.parse(parsed({"input": "Hi", "tools": tools, "tool_choice": allowed}))) == ["wait"]
+    named = responses_wire.parse(
+        parsed({"input": "Hi", "tools": tools, "tool_choice": "look"})
+    ).request.sampling.grammar
     assert named is not None
     assert '"wait"' not in named.source
 

@@ -13,9 +13,8 @@ from typing import Any
 from msgspec import structs
 from tests.dialects.fake_server import chat, completion, generate, native, parsed, tutorial, view_of, vocabulary
 
-from tailrace.dialects import Encoder, StreamFacts, View, responses
+from tailrace.dialects import Encoder, StreamFacts, View
 from tailrace.dialects.native import NativeView
-from tailrace.engines.scripted.engine import EOS_ID
 from tailrace.types import (
     End,
     Event,
@@ -29,6 +28,8 @@ from tailrace.types import (
     TextDelta,
     Usage,
 )
+from tailrace_outer.responses import responses_wire
+from tailrace_outer.scripted.scripted_engine import EOS_ID
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
 from tailrace_plugins.front_ends import ag_ui_wire as ag_ui
@@ -231,11 +232,11 @@ _REMEMBERED = {
     "text": {"format": {"type": "json_object"}},
 }
 _RESPONSES = {
-    "responses": responses.parse(parsed(_INPUT)),
-    "responses_tools": responses.parse(parsed({**_INPUT, "tools": [_FUNCTION]})),
-    "responses_forced": responses.parse(parsed({**_INPUT, "tools": [_FUNCTION], "tool_choice": "required"})),
-    "responses_logprobs": responses.parse(parsed({**_INPUT, "include": ["message.output_text.logprobs"]})),
-    "responses_background": responses.parse(parsed({**_INPUT, **_REMEMBERED, "background": True})),
+    "responses": responses_wire.parse(parsed(_INPUT)),
+    "responses_tools": responses_wire.parse(parsed({**_INPUT, "tools": [_FUNCTION]})),
+    "responses_forced": responses_wire.parse(parsed({**_INPUT, "tools": [_FUNCTION], "tool_choice": "required"})),
+    "responses_logprobs": responses_wire.parse(parsed({**_INPUT, "include": ["message.output_text.logprobs"]})),
+    "responses_background": responses_wire.parse(parsed({**_INPUT, **_REMEMBERED, "background": True})),
 }
 _UI = {"id": "chat-1", "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hi"}]}]}
 _RUN = {"threadId": "t1", "runId": "r1", "messages": [{"id": "m1", "role": "user", "content": "Hi"}]}

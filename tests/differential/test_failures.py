@@ -12,7 +12,7 @@ from tests.differential.all_drivers import DRIVERS
 from tests.differential.drivers import ClientError, Driver, params
 from tests.differential.proxy import Cut, Proxy
 
-from tailrace.engines.scripted.engine import TEXTS
+from tailrace_outer.scripted.scripted_engine import TEXTS
 
 # fails: the engine gives up after three tokens. cut: the connection breaks off, unless the client resumes then.
 # Before the first byte: too long (400, 422; Codex looks for it in the stream), full (429), draining (503, and 429 on

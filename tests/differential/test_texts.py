@@ -15,7 +15,7 @@ from tests.differential.all_drivers import DRIVERS
 from tests.differential.drivers import Driver, Outcome, params
 from tests.differential.proxy import Cut, Proxy
 
-from tailrace.engines.scripted.engine import TEXTS
+from tailrace_outer.scripted.scripted_engine import TEXTS
 
 PROMPTS = {name: f"Recite {number}." for number, name in enumerate(TEXTS)}
 

@@ -11,9 +11,9 @@ from tests.seeing import picture
 from tests.waiting import turn
 
 from tailrace.engines import EngineSpec
-from tailrace.engines.scripted.engine import PLACEHOLDER, STALL_SIZE
 from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineLost
+from tailrace_outer.scripted.scripted_engine import PLACEHOLDER, STALL_SIZE
 
 
 @contextlib.asynccontextmanager

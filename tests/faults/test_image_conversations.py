@@ -20,9 +20,9 @@ from tests.records.databases import own_database
 from tests.seeing import data_url, picture
 from tests.waiting import until
 
-from tailrace.engines.scripted.engine import CONTROL_TOKENS, read_ids
 from tailrace.images.reader import ImageReader
 from tailrace.types import Attachment, Image, Segment
+from tailrace_outer.scripted.scripted_engine import CONTROL_TOKENS, read_ids
 
 _COUNT = 80
 _LOOK = "What is in it?"

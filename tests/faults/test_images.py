@@ -13,9 +13,9 @@ from tests.faults.team import team
 from tests.seeing import data_url, picture
 from tests.waiting import until
 
-from tailrace.engines.scripted.engine import CRASH_SIZE, read_ids
 from tailrace.images.reader import ImageReader
 from tailrace.types import Attachment, Image
+from tailrace_outer.scripted.scripted_engine import CRASH_SIZE, read_ids
 
 _COUNT = 400  # on a busy machine the second stream begins seconds after the first one
 _QUESTION = "What is in it?"

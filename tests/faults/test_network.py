@@ -34,8 +34,8 @@ from tests.missing import skip_missing
 from tests.transport.disconnecting import DisconnectingClient
 from tests.waiting import until
 
-from tailrace.engines.scripted.engine import TEXTS
 from tailrace.testing import Chaos, Flow, Line
+from tailrace_outer.scripted.scripted_engine import TEXTS
 
 __all__ = ["no_settings"]
 

@@ -38,7 +38,7 @@ from tests.processes import freeze, is_alive
 from tests.waiting import LONG_S, until
 
 from tailrace.dialects.wire import HEARTBEAT
-from tailrace.measure.bench.load import percentile
+from tailrace_outer.measure.bench.load import percentile
 
 SMALL = Answer("Overload.", 40, seed=1)
 

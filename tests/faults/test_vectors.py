@@ -15,9 +15,9 @@ import pytest
 from tests.api.process import Server
 from tests.waiting import until
 
-from tailrace.engines.scripted.engine import tokenizer_json
-from tailrace.engines.scripted.vectors import scripted_vector
 from tailrace.text import Tokenizer
+from tailrace_outer.scripted.scripted_engine import tokenizer_json
+from tailrace_outer.scripted.scripted_vectors import scripted_vector
 
 pytestmark = pytest.mark.timeout(120)
 

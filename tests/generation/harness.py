@@ -14,15 +14,6 @@ from msgspec.structs import replace
 from tailrace.admission import Gate
 from tailrace.engines import EngineSpec
 from tailrace.engines.interface import Delta, Sequence, Sight
-from tailrace.engines.scripted.engine import (
-    CHAT_TEMPLATE,
-    THINKING_TEMPLATE,
-    ScriptedEngine,
-    read_ids,
-    scripted_token,
-    tokenizer_json,
-)
-from tailrace.engines.scripted.vectors import ScriptedVectors
 from tailrace.engines.supervisor import Supervisor
 from tailrace.engines.worker_process import Receiver
 from tailrace.errors import EngineError, EngineLost, SequenceFailed
@@ -32,6 +23,15 @@ from tailrace.streams.sqlite_store import SqliteLogStore
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.text.reasoning import find_format
 from tailrace.types import End, Event, GenerateRequest, Sampling, Task, TextDelta
+from tailrace_outer.scripted.scripted_engine import (
+    CHAT_TEMPLATE,
+    THINKING_TEMPLATE,
+    ScriptedEngine,
+    read_ids,
+    scripted_token,
+    tokenizer_json,
+)
+from tailrace_outer.scripted.scripted_vectors import ScriptedVectors
 
 __all__ = ["HandStepped", "Harness", "end_of", "greedy", "oracle", "text_of", "tokenizer"]
 

@@ -12,11 +12,11 @@ from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.engines.schedule import Schedule
-from tailrace.engines.scripted.engine import CONTROL_TOKENS, EOS_ID, scripted_token
 from tailrace.errors import EngineLost
 from tailrace.generation import Run
 from tailrace.generation.choice import Choice, Problem, State
 from tailrace.types import End, Failure, Sampling, TextDelta
+from tailrace_outer.scripted.scripted_engine import CONTROL_TOKENS, EOS_ID, scripted_token
 
 seeds = st.integers(-(2**63), 2**64 - 1)
 

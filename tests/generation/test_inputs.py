@@ -10,12 +10,12 @@ from typing import Literal
 import pytest
 
 from tailrace.assembly.service import pair_template
-from tailrace.engines.scripted.engine import tokenizer_json
 from tailrace.errors import ContextLengthExceeded, RequestError
 from tailrace.generation.inputs import Encoded, InputEncoder
 from tailrace.models import ModelCard
 from tailrace.text import Tokenizer
 from tailrace.types import Task, VectorRequest
+from tailrace_outer.scripted.scripted_engine import tokenizer_json
 
 TOKENIZER = Tokenizer.from_json(tokenizer_json())
 CONTROL, CONTROL_ID = next(iter(TOKENIZER.control_tokens.items()))

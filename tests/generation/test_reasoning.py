@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from tests.generation.harness import Harness, end_of, prompt_ids_of, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
-from tailrace.engines.scripted.engine import scripted_token
 from tailrace.errors import ContextLengthExceeded, EngineLost
 from tailrace.generation import Run
 from tailrace.streams import StreamLog
 from tailrace.text.reasoning import split_beginning
 from tailrace.types import End, GenerateRequest, Message, Sampling, TextDelta
+from tailrace_outer.scripted.scripted_engine import scripted_token
 
 THINKS = 16  # tokens of reasoning
 OPEN, CLOSE = 8, 11  # tokens of the markers, with the white space around them

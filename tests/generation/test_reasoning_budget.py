@@ -6,10 +6,10 @@ import pytest
 from tests.generation.harness import Harness, end_of, prompt_ids_of, text_of, tokenizer
 from tests.generation.test_reasoning import OPEN, THINKS, begin, reasoning_of, thinking, written
 
-from tailrace.engines.scripted.engine import scripted_token
 from tailrace.errors import EngineLost
 from tailrace.generation import Run
 from tailrace.types import Event, Sampling, TextDelta
+from tailrace_outer.scripted.scripted_engine import scripted_token
 
 MOST = 60
 END = "\n</think>\n\n"

@@ -10,7 +10,6 @@ from tests.generation.harness import Harness, end_of, greedy, text_of
 from tests.generation.harness import oracle as oracle_of
 
 from tailrace.engines.interface import Sequence
-from tailrace.engines.scripted.engine import read_ids
 from tailrace.errors import ContextLengthExceeded, SequenceFailed, UnsupportedParameter
 from tailrace.types import (
     Attachment,
@@ -24,6 +23,7 @@ from tailrace.types import (
     num_tokens_of,
     with_ids,
 )
+from tailrace_outer.scripted.scripted_engine import read_ids
 
 _IMAGE, _OTHER = (Attachment.of(content, "image/png", 7) for content in (b"an image", b"another"))
 _PROMPT: tuple[Segment, ...] = ((72, 105), _IMAGE, (33,))

@@ -18,7 +18,6 @@ from tests.waiting import turn
 
 from tailrace.api.routes import Routes
 from tailrace.dialects import Encoder, View, openai
-from tailrace.dialects.responses_events import ResponsesView
 from tailrace.errors import StorageError
 from tailrace.http.asgi_answers import StreamAnswer, WholeAnswer
 from tailrace.http.body_budget import BodyBudget
@@ -27,6 +26,7 @@ from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import End, Event, Record, TextDelta, Usage
+from tailrace_outer.responses.responses_events import ResponsesView
 
 _WRITE_BYTES = 64 * 2**10
 _WORD = " river"

@@ -9,10 +9,10 @@ import pytest
 from tailrace.assembly.source import find_source
 from tailrace.engines import EngineSpec
 from tailrace.engines.certificate import Finding
-from tailrace.engines.scripted.engine import CRASH_ID
 from tailrace.errors import ModelError
-from tailrace.measure.certify import PromptMaker, certify
 from tailrace.models import NoProgress
+from tailrace_outer.measure.certify import PromptMaker, certify
+from tailrace_outer.scripted.scripted_engine import CRASH_ID
 
 
 async def _findings(**options: float) -> list[Finding]:

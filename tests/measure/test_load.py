@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tailrace.measure.bench.load import Sample, Timeline, percentile, run_load
+from tailrace_outer.measure.bench.load import Sample, Timeline, percentile, run_load
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = b'id: s-1\ndata: {"text":"a","token_ids":[1]}\n\n'

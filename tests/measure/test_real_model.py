@@ -9,9 +9,9 @@ from tailrace.assembly.service import engine_spec
 from tailrace.assembly.source import find_source
 from tailrace.engines import load_engine
 from tailrace.errors import ModelError
-from tailrace.measure.certify import PromptMaker, certify
 from tailrace.models import NoProgress, models_path
 from tailrace.settings import Settings
+from tailrace_outer.measure.certify import PromptMaker, certify
 
 
 @pytest.mark.deep

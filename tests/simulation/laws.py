@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 import msgspec
 from tests.simulation.simulated_time import Process, Violation
 
-from tailrace.engines.scripted.engine import scripted_token
 from tailrace.types import End, Event, TextDelta
+from tailrace_outer.scripted.scripted_engine import scripted_token
 
 __all__ = ["Expected", "Ledger"]
 

@@ -15,8 +15,9 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-import redis
 from tests.waiting import until
+
+import redis
 
 __all__ = [
     "OwnRedis", "copy_keys", "delete_keys", "free_port", "own_cluster", "own_redis", "prefix_of", "shared_url",

@@ -13,7 +13,7 @@ from tailrace.engines import EngineSpec
 from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.testing import Law, ScriptedEngine, _harness, check_engine, laws
-from tailrace.testing.sampling_laws import sampling_laws
+from tailrace_outer.testing.sampling_laws import sampling_laws
 
 _CONTEXT_TOKENS = 256
 

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from tailrace.engines.interface import Capabilities, Delta, Engine, Sequence
 from tailrace.testing import Law
-from tailrace.testing.sampling_laws import sampling_laws
 from tailrace.types import FinishReason, PromptLogprob, Sampling
+from tailrace_outer.testing.sampling_laws import sampling_laws
 
 _VOCAB_SIZE = 40
 _PARAMETERS = frozenset(Sampling.__struct_fields__) - {

@@ -22,7 +22,6 @@ from tailrace.generation.generator import Generator, Limits
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.models import ModelCard
 from tailrace.models.places import expanded
-from tailrace.models.upstream import Address, upstream_key
 from tailrace.settings import Settings
 from tailrace.streams import LogStore
 from tailrace.streams.opening import Store, open_log_store
@@ -221,7 +220,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         weight_bits=0 if settings.weights == "auto" else int(settings.weights),  # type: ignore[arg-type]  # choices
         adapters=adapters,
         adapter_scale=settings.adapter_scale,
-        secret=upstream_key(Address.parse(source.address).url) if source.address else "",
+        secret=source.secret,
         options=source.options,
     )
 

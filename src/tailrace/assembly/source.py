@@ -5,30 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
-from tailrace.engines import EngineChoice, EngineSpec, Kind, all_kinds, choose
-from tailrace.engines.scripted.engine import (
-    CHAT_TEMPLATE,
-    CONTROL_TOKENS,
-    EOS_ID,
-    OPTIONS,
-    THINKING_TEMPLATE,
-    tokenizer_json,
-)
-from tailrace.engines.scripted.script import SCRIPT_TEMPLATE, read_script
+from tailrace.engines import EngineChoice, EngineSpec, FoundModel, Kind, all_kinds, choose
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress
 from tailrace.models.resolve import resolve
-from tailrace.models.upstream import find_upstream
 from tailrace.settings import Settings
 from tailrace.text import Tokenizer
 
 __all__ = ["Source", "find_named", "find_source"]
 
 _DEFAULTS = Settings()
-_MOST_DIMENSIONS = 65_536
 _MOST_UNUSED = 1024  # tokens at the end of a vocabulary, which fill it up to a round number
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
@@ -42,6 +31,7 @@ class Source:
     why: str = ""  # why this engine was chosen, as text
     options: dict[str, float] = field(default_factory=dict)
     address: str = ""  # of the upstream server
+    secret: str = field(default="", repr=False)  # a key for this server
     own: Mapping[str, Any] = field(default_factory=dict)  # settings of only this model; Any: of each setting's type
     draft: ModelCard | None = None  # the draft model
 
@@ -65,24 +55,24 @@ class Source:
 
 
 def find_source(source: str, progress: Progress, settings: Settings = _DEFAULTS) -> Source:
-    """Find or fetch a model, and an engine for it and these settings. `scripted` and `scripted:option=value,…` need no
-    files. `openai:URL` and `tgi:URL` name an upstream server.
-
-    Raises: ModelError.
+    """Find or fetch a model, and an engine for it and these settings. Some engines find models themselves: those of
+    `openai:URL` and `scripted:option=value`. Raises: ModelError.
     """
-    kind, _, rest = source.partition(":")
-    address = ""
-    if kind == "scripted":
-        options, script = _options(rest)
-        card = _scripted_card(options, script)
-    elif kind in ("openai", "tgi"):
-        card, found = find_upstream(source)
-        options, address = {}, str(found)
-    else:
-        card, options = resolve(source, progress), {}
-    choice = _choose(card, settings)
-    draft = _find_draft(card, choice.kind, settings.draft, progress)
-    return Source(card, choice.kind.name, choice.why, options, address, draft=draft)
+    found = _find(source, progress)
+    choice = _choose(found.card, settings)
+    draft = _find_draft(found.card, choice.kind, settings.draft, progress)
+    return Source(
+        found.card, choice.kind.name, choice.why, found.options, found.address, secret=found.secret, draft=draft
+    )
+
+
+def _find(source: str, progress: Progress) -> FoundModel:
+    prefix = source.partition(":")[0]
+    for kind in all_kinds().values():
+        if prefix in kind.prefixes:
+            found: FoundModel = resolve_name(kind.finds)(source)
+            return found
+    return FoundModel(resolve(source, progress))
 
 
 def find_named(
@@ -182,47 +172,3 @@ def _pair(text: str) -> tuple[str, str]:
     if not _NAME.fullmatch(name):
         raise ModelError(f"{name!r} cannot be a model's name: use 1 to 128 of the characters A-Z a-z 0-9 . _ : / -")
     return name, source.strip()
-
-
-def _scripted_card(options: Mapping[str, float], script: Path | None) -> ModelCard:
-    """Raises: ModelError if the script is none, or for a number of dimensions that it does not have."""
-    template = THINKING_TEMPLATE if options.get("thinks") else CHAT_TEMPLATE
-    num_dimensions = options.get("embeds", 0)
-    if not 0 <= num_dimensions <= _MOST_DIMENSIONS:  # also NaN
-        raise ModelError(f"The scripted engine makes embeddings of 1 to {_MOST_DIMENSIONS} dimensions.")
-    if script is not None:
-        read_script(script)
-        template = SCRIPT_TEMPLATE
-    return ModelCard(
-        name="scripted",
-        path=script or Path(),
-        format="scripted",
-        tokenizer_json=tokenizer_json(),
-        chat_template=template,
-        bos_token="",
-        eos_token=CONTROL_TOKENS[0],
-        add_bos=False,
-        eos_token_ids=(EOS_ID,),
-        # Its tokens are bytes, and prompts of agents have a hundred thousand.
-        context_tokens=65_536 if script is None else 1_048_576,
-        task="embed" if num_dimensions else "rank" if options.get("ranks") else "generate",
-        num_dimensions=int(num_dimensions),
-    )
-
-
-def _options(text: str) -> tuple[dict[str, float], Path | None]:
-    """Return the numbers, and the path of the script. Raises: ModelError."""
-    options, script = dict[str, float](), None
-    for pair in filter(None, text.split(",")):
-        name, _, value = pair.partition("=")
-        if name == "script" and value:
-            script = Path(value).absolute()
-            continue
-        if name not in OPTIONS:
-            known = ", ".join((*OPTIONS, "script"))
-            raise ModelError(f"The scripted engine has no option {name!r}. Its options are {known}.")
-        try:
-            options[name] = float(value)
-        except ValueError:
-            raise ModelError(f"{pair!r} is not an option of the scripted engine: write name=number.") from None
-    return options, script

@@ -28,21 +28,14 @@ class _Subcommands(click.Group):
 
     _summaries = {  # noqa: RUF012 - never changed
         "backup": "Copy the data directory to a file, also while servers use it.",
-        "bench": "Measure what the server adds to the engine.",
-        "certify": "Measure how exactly the engine repeats itself after a crash.",
         "completion": "Print a script that makes a shell complete commands with Tab.",
         "config": "Show the settings in force, and where each comes from.",
-        "demo": "Show on a page how streaming works, and which failures it survives.",
-        "doctor": "Check this machine, its engines, and how fast a model could be.",
-        "keys": "Create, show and revoke the keys of a server.",
         "logs": "Show the text of a stream.",
-        "ls": "List the models on this machine.",
         "ps": "Show the models and the running streams of a server.",
         "pull": "Download a model.",
         "restore": "Make a data directory of a backup.",
         "rm": "Delete downloaded models.",
         "serve": "Serve a model over HTTP.",
-        "usage": "Show how many requests and tokens were used, and by whom.",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import click
 
-__all__ = ["INTERRUPTED", "PREFIX", "print_json", "print_table", "say", "say_error", "show_log"]
+__all__ = ["INTERRUPTED", "PREFIX", "print_json", "print_table", "say", "say_error", "show_log", "size_text"]
 
 PREFIX = "tailrace: "
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -90,3 +90,7 @@ class _JsonLines(logging.Formatter):
 
 
 _handler = _Stderr()
+
+
+def size_text(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

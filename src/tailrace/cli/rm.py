@@ -6,8 +6,7 @@ import sys
 
 import click
 
-from tailrace.cli.console import say
-from tailrace.cli.ls import size_text
+from tailrace.cli.console import say, size_text
 
 __all__ = ["rm"]
 

@@ -198,7 +198,7 @@ def url_of(sock: socket.socket, settings: Settings) -> str:
 
 def _models_to_try() -> str:
     """Return the next models that fit this machine, "" if there are none."""
-    from tailrace.cli.ls import size_text
+    from tailrace.cli.console import size_text
     from tailrace.models.advice import models_to_try
     from tailrace.system.memory import machine_memory
 

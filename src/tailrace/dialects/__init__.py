@@ -8,7 +8,7 @@ plugins under the entry point `tailrace.wires`. This module exports what their a
 
 from __future__ import annotations
 
-from tailrace.dialects import native, openai, responses
+from tailrace.dialects import native, openai
 from tailrace.dialects.answers import (
     EventStreamView,
     ToolsView,
@@ -211,8 +211,4 @@ __all__ = [
 WIRES_GROUP = "tailrace.wires"  # of entry points
 
 # The first one, tailrace's own, answers errors on paths of no wire.
-WIRES: tuple[Wire, ...] = (
-    native.WIRE,
-    openai.WIRE,
-    responses.WIRE,
-)
+WIRES: tuple[Wire, ...] = (native.WIRE, openai.WIRE)

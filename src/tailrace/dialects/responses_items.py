@@ -16,14 +16,13 @@ from tailrace.dialects.bodies import JsonBody, printable
 from tailrace.dialects.images import image_of_id, image_of_url
 from tailrace.dialects.messages import MAX_MESSAGES
 from tailrace.dialects.parts import ImagePart, RefusalPart, TextPart, first_asked, text_of
-from tailrace.dialects.responses_tools import flat_name
 from tailrace.dialects.shapes import Other, note
 from tailrace.errors import RequestError
 from tailrace.text.arguments import arguments_object
 from tailrace.text.custom_calls import CUSTOM_INPUT
 from tailrace.types import Image
 
-__all__ = ["InputItem", "item_json", "items_from"]
+__all__ = ["InputItem", "flat_name", "item_json", "items_from"]
 
 _LOCAL_SHELL = "local_shell"  # the name of OpenAI's built-in shell, of which a history may have calls
 
@@ -127,6 +126,11 @@ InputItem: TypeAlias = (
     | ItemReference
     | Other
 )
+
+
+def flat_name(namespace: str | None, name: str) -> str:
+    """Return the name that the model sees."""
+    return f"{namespace.rstrip('_')}__{name.lstrip('_')}" if namespace else name
 
 
 def items_from(

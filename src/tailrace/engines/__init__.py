@@ -1,4 +1,4 @@
-"""Engines, and the worker process that runs one. All but the scripted one are plugins.
+"""Engines, and the worker process that runs one. All of them are plugins.
 
 Rule: an engine library is imported only in the folder of its plugin, and only in the worker process. The worker
 sends the server one frame per step (`protocol`). `supervisor` runs in the server, `worker` in the worker process.
@@ -22,6 +22,7 @@ from tailrace.engines.kinds import (
     ENGINES_GROUP,
     OPTIONAL_SETTINGS,
     EngineChoice,
+    FoundModel,
     Kind,
     all_kinds,
     choose,
@@ -46,6 +47,7 @@ __all__ = [
     "Engine",
     "EngineChoice",
     "EngineSpec",
+    "FoundModel",
     "Kind",
     "Prefill",
     "Schedule",

@@ -2,9 +2,9 @@
 
 Nothing here imports an engine's library: this only looks up whether it is installed. The worker loads it.
 
-Packages add engines: each is a `Kind` under the entry point `tailrace.engines`. The package tailrace adds some itself
-(`tailrace_plugins`). An engine of another package runs only if it is named: `auto` never takes it, so that installing a
-package does not change which engine runs a model.
+Packages add engines: each is a `Kind` under the entry point `tailrace.engines`. The package tailrace has some itself.
+An engine of another package runs only if it is named: `auto` never takes it, so that installing a package does not
+change which engine runs a model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENGINES_GROUP",
-    "KINDS",
     "OPTIONAL_SETTINGS",
     "EngineChoice",
+    "FoundModel",
     "Kind",
     "all_kinds",
     "choose",
@@ -61,6 +61,16 @@ def _file_bytes(card: ModelCard, bits: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model that an engine has found by its name, such as `openai:URL`."""
+
+    card: ModelCard
+    options: dict[str, float] = field(default_factory=dict)  # of the engine
+    address: str = ""  # of the model's server, instead of a path
+    secret: str = field(default="", repr=False)  # a key for this server
+
+
+@dataclass(frozen=True, slots=True)
 class Kind:
     """One engine. `refuses` returns why the engine cannot run a model of a supported format, or "". `weight_bytes`
     returns an estimate of the weights that a step reads; it gets `EngineSpec.weight_bits`, too. `memory_bytes` returns
@@ -69,6 +79,10 @@ class Kind:
     name: str
     text: str  # a description for people
     formats: tuple[str, ...]  # of model cards
+    # Models that the engine finds itself have these words before the colon in their names; `finds` is module:function,
+    # which is called with the whole name and returns a `FoundModel`. Raises: ModelError.
+    prefixes: tuple[str, ...] = field(default=(), kw_only=True)
+    finds: str = field(default="", kw_only=True)
     cls: str  # module:class, called with the `EngineSpec` in the worker; its module may import the library
     vector_cls: str = ""  # the same, for models that embed or rank; "": the engine runs none
     packages: tuple[str, ...] = ()  # that must be importable
@@ -145,18 +159,6 @@ _PLURALS = {
     "upstream": "other servers",
 }
 
-_SCRIPTED = Kind(
-    "scripted",
-    "tests, load and demonstrations",
-    formats=("scripted",),
-    preference=6,
-    cls="tailrace.engines.scripted.engine:ScriptedEngine",
-    vector_cls="tailrace.engines.scripted.vectors:ScriptedVectors",
-    sees=lambda card: True,
-    settings=("adapter", "adapter_scale", "kv_tokens"),
-)
-KINDS = {_SCRIPTED.name: _SCRIPTED}  # the engines of this package; the others that tailrace has are plugins
-
 # Settings that not every engine has.
 OPTIONAL_SETTINGS = frozenset((
     "adapter", "adapter_scale", "device", "draft", "draft_tokens", "dtype", "exact", "gpus", "kv_precision",
@@ -171,15 +173,15 @@ def all_kinds() -> Mapping[str, Kind]:
 
 @cache
 def own_kinds() -> Mapping[str, Kind]:
-    """Return the engines of tailrace, also its plugins, in their order of preference."""
+    """Return the engines of the package tailrace, in their order of preference."""
     plugins = _plugins()
-    own = [*KINDS.values(), *(plugins.found[name] for name in plugins.ours)]
+    own = [plugins.found[name] for name in plugins.ours]
     return {kind.name: kind for kind in sorted(own, key=lambda kind: kind.preference)}
 
 
 def find_kind(name: str) -> Kind | None:
     """Return the engine of this name, or None. Loads no plugins of other names."""
-    return KINDS.get(name) or _plugins(name).found.get(name)
+    return _plugins(name).found.get(name)
 
 
 @cache
@@ -188,7 +190,7 @@ def _plugins(only: str | None = None) -> Plugins[Kind]:
         load_plugins,  # imports importlib.metadata, which no process of an engine needs
     )
 
-    return load_plugins(ENGINES_GROUP, Kind, taken=KINDS, refuses=_misfit, only=only)
+    return load_plugins(ENGINES_GROUP, Kind, taken=(), refuses=_misfit, only=only)
 
 
 def _misfit(kind: Kind, others: Mapping[str, Kind]) -> str:

@@ -10,6 +10,8 @@ ENGINE = Kind(
     "upstream",
     "a server that already runs",
     formats=("upstream",),
+    prefixes=("openai", "tgi"),
+    finds="tailrace_plugins.upstream.upstream_models:find_upstream",
     preference=5,
     cls="tailrace_plugins.upstream.upstream_engine:UpstreamEngine",
     reach=PASSED_ON,

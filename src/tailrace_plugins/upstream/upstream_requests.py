@@ -16,9 +16,9 @@ import msgspec
 
 from tailrace.engines import Sequence
 from tailrace.errors import SequenceFailed
-from tailrace.models.upstream import Address
 from tailrace.text.packed import ATTACHMENT, CHAT_ID, ChatBody, unpack
 from tailrace.types import Attachment, Sampling, Segment
+from tailrace_plugins.upstream.upstream_models import Address
 
 __all__ = ["PARAMETERS", "UpstreamRequest", "make_request"]
 

@@ -13,7 +13,7 @@ from anthropic.types.messages import MessageBatch
 from tests.api.process import Server
 from tests.waiting import LONG_S, until
 
-from tailrace.engines.scripted.engine import TEXTS
+from tailrace_outer.scripted.scripted_engine import TEXTS
 
 TEXT = TEXTS["emoji"]
 PROMPT = f"Recite text {list(TEXTS).index('emoji')}."

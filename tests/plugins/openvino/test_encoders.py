@@ -13,10 +13,10 @@ from tests.missing import needs
 
 from tailrace.engines import EngineSpec, Sequence, load_engine
 from tailrace.engines.interface import Delta, Engine
-from tailrace.engines.scripted.engine import tokenizer_json
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models.resolve import read_card
 from tailrace.types import VectorForm
+from tailrace_outer.scripted.scripted_engine import tokenizer_json
 
 pytestmark = needs("torch", "transformers")
 

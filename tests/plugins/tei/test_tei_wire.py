@@ -17,7 +17,6 @@ from tests.api.process import Server
 from tests.dialects.fake_server import parsed
 
 from tailrace.dialects import JsonBody, ParsedRequest, VectorCall
-from tailrace.engines.scripted.vectors import scripted_vector
 from tailrace.errors import (
     ContextLengthExceeded,
     EngineLost,
@@ -29,6 +28,7 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.types import VectorForm, Vectors
+from tailrace_outer.scripted.scripted_vectors import scripted_vector
 from tailrace_plugins.tei.tei_wire import WIRE, encode_error, parse_embed, parse_rerank, parse_similarity
 
 _TEXTS = ["Deep learning is …", "cheese is made of"]

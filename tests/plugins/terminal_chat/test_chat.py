@@ -22,12 +22,12 @@ from tests.processes import wait_ended
 from tests.seeing import picture
 from tests.waiting import until
 
-from tailrace.engines.scripted.engine import read_ids
-from tailrace.engines.scripted.texts import TEXTS
 from tailrace.images.reader import ImageReader
 from tailrace.testing import Chaos, Flow, Line
 from tailrace.types import Attachment, Image
 from tailrace.wording import printable_text
+from tailrace_outer.scripted.scripted_engine import read_ids
+from tailrace_outer.scripted.texts import TEXTS
 
 _COUNT = 40
 

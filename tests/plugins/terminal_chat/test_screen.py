@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from tailrace.cli.commands import PlainScreen
-from tailrace.engines.scripted.texts import TEXTS
+from tailrace_outer.scripted.texts import TEXTS
 from tailrace_plugins.terminal_chat.screen import MarkdownScreen
 
 _ANSWER = """\

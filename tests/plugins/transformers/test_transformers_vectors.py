@@ -15,10 +15,10 @@ from tests.plugins.openvino.test_encoders import pooled_by
 from tailrace.engines import EngineSpec, Sequence, load_engine
 from tailrace.engines.interface import Engine
 from tailrace.engines.kinds import choose
-from tailrace.engines.scripted.engine import tokenizer_json
 from tailrace.errors import ModelError
 from tailrace.models.resolve import read_card
 from tailrace.types import Segment, VectorForm
+from tailrace_outer.scripted.scripted_engine import tokenizer_json
 
 pytestmark = needs("torch", "transformers")
 

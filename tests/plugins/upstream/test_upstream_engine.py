@@ -31,13 +31,13 @@ from tests.waiting import LONG_S
 from tailrace.engines import EngineSpec
 from tailrace.engines.interface import Delta, Prefill, Sequence
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.models.upstream import Address, UpstreamKind
 from tailrace.testing import Law, laws
-from tailrace.testing.sampling_laws import sampling_laws
 from tailrace.text import MessageEncoder
 from tailrace.text.packed import CHAT_ID, END_ID, ChatBody, pack, text_segment, unpack
 from tailrace.types import IMAGE_MARK, Attachment, Grammar, Image, Message, Sampling, TextSegment
+from tailrace_outer.testing.sampling_laws import sampling_laws
 from tailrace_plugins.upstream.upstream_engine import UpstreamEngine
+from tailrace_plugins.upstream.upstream_models import Address, UpstreamKind
 from tailrace_plugins.upstream.upstream_requests import PARAMETERS, make_request
 
 _PATIENCE = {"retry_s": 1.0, "first_s": LONG_S, "idle_s": LONG_S}

@@ -31,8 +31,8 @@ from tests.waiting import LONG_S
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress
 from tailrace.models.resolve import resolve
-from tailrace.models.upstream import find_upstream, upstream_key
 from tailrace.testing import Chaos, Flow, Line
+from tailrace_plugins.upstream.upstream_models import find_upstream, upstream_key
 
 Serve = Callable[..., Server]
 
@@ -361,9 +361,9 @@ def test_addresses_that_are_none() -> None:
 def test_a_model_has_the_name_of_its_server() -> None:
     models = {"data": [{"id": "a"}, {"id": "org/b", "owned_by": "vllm", "max_model_len": 4096}]}
     with FakeUpstream(b"", models=models) as upstream:
-        card, address = find_upstream(f"openai:{upstream.url}/v1/#org/b")
-    assert (card.name, card.context_tokens, card.format) == ("org/b", 4096, "upstream")
-    assert str(address) == f"vllm:{upstream.url}/v1#org/b"
+        found = find_upstream(f"openai:{upstream.url}/v1/#org/b")
+    assert (found.card.name, found.card.context_tokens, found.card.format) == ("org/b", 4096, "upstream")
+    assert found.address == f"vllm:{upstream.url}/v1#org/b"
 
 
 def test_each_server_gets_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:

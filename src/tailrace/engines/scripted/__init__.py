@@ -1,1 +1,0 @@
-"""A deterministic fake model for tests and demonstrations. `engine` implements the interface."""
