@@ -64,7 +64,7 @@ simulate: install-dev
 COVERED := $(addprefix tests/,access admission conversations dialects generation responses \
 	$(addprefix plugins/,anthropic articles durable_streams foreign_chats front_ends ollama tgi triton) \
 	schemas streams text \
-	$(addprefix engines/test_,adapters.py schedule.py) packages/test_requirements.py system/test_file_systems.py \
+	engines/test_schedule.py kit/test_adapters.py packages/test_requirements.py system/test_file_systems.py \
 	$(addprefix test_,errors.py types.py wording.py))
 
 coverage: install-dev

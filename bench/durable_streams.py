@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import redis
+
 from tailrace.streams.notes import Answer, Entry, EntryId
 from tailrace_outer.redis.redis_store import open_redis
 from tailrace_plugins.durable_streams.durable_opening import open_durable

@@ -21,6 +21,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import redis
+
 from tailrace.streams import Lease, LogStore, Reader, StreamLog, open_sqlite
 from tailrace.types import ANONYMOUS, End, Record, Sampling, TextDelta, Usage, new_stream_id
 from tailrace_outer.measure.bench.load import percentile

@@ -22,8 +22,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
-
 import redis
+
 from servers import RunningServer, serving
 from tailrace_outer.measure.bench.load import percentile, run_load
 

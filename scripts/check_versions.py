@@ -29,6 +29,8 @@ TESTS = [
     "plugins/tgi",
     "plugins/triton",
     "records",
+    "redis",
+    "responses",
     "schemas",
     "serve",
     "streams",

@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-_PLUGINS = "tailrace_plugins"  # whose tests are in tests/plugins
-_ROOTS = ("tailrace", "tailrace_outer", _PLUGINS)
+# And the folders in `tests` of those whose tests are not beside the core's.
+_ROOTS = {"tailrace": [], "tailrace_kit": ["kit"], "tailrace_outer": [], "tailrace_plugins": ["plugins"]}
 
 
 @cache
@@ -65,9 +65,8 @@ def _users() -> dict[str, set[str]]:
 
 def find_tests(module: str) -> list[str]:
     """Return the test files of a module, such as `tailrace.streams.log`, as paths from the project's folder."""
-    package, name = module.split(".")[1:-1], module.rpartition(".")[2]
-    if module.partition(".")[0] == _PLUGINS:
-        package = ["plugins", *package]
+    root, *package = module.split(".")[:-1] or [module]
+    package, name = [*_ROOTS[root], *package], module.rpartition(".")[2]
     found = {".".join(("tests", *package, f"test_{name}"))} & _modules().keys()
     seen = nearest = {module}
     while nearest:

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+_PUBLIC = ("tailrace", "tailrace_kit")
 PAGE = (ROOT / "docs" / "api.md").read_text("utf-8")
 _SECTION = re.compile(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 WHOLE = {module: re.findall(r"^\| `(\w+)` \| \S", text, re.MULTILINE) for module, text in _SECTION.findall(PAGE)}
 PARTS = {
     module: re.findall(r"`(\w+)`", names)
-    for module, names in re.findall(r"^\| `(tailrace\.[\w.]+)` \| (`.*) \|$", PAGE, re.MULTILINE)
+    for module, names in re.findall(r"^\| `(tailrace[\w.]+)` \| (`.*) \|$", PAGE, re.MULTILINE)
 }
 
 
@@ -26,9 +27,9 @@ def test_the_page_has_its_sections() -> None:
         "tailrace.serve.huggingface", "tailrace.testing",
     ]  # fmt: skip
     assert list(PARTS) == [
-        "tailrace.engines", "tailrace.engines.adapters", "tailrace.engines.constraints",
-        "tailrace.engines.grammars.guidance", "tailrace.engines.inner_loop", "tailrace.engines.sampler",
-        "tailrace.engines.vectors", "tailrace.engines.scratch", "tailrace.models", "tailrace.models.gguf_header",
+        "tailrace.engines", "tailrace_kit.adapters", "tailrace_kit.constraints",
+        "tailrace.engines.grammars.guidance", "tailrace_kit.inner_loop", "tailrace_kit.sampler",
+        "tailrace_kit.vectors", "tailrace_kit.scratch", "tailrace.models", "tailrace.models.gguf_header",
         "tailrace.models.safetensors", "tailrace.models.shards",
         "tailrace.system.processors", "tailrace.text.packed", "tailrace.text.reasoning", "tailrace.dialects",
         "tailrace.cli.commands", "tailrace.client", "tailrace.extensions",
@@ -49,9 +50,9 @@ def test_names_for_plugins_exist(module: str) -> None:
 
 
 def _imported(source: str) -> Iterator[tuple[str, str]]:
-    """Yield module and name of every import from tailrace."""
+    """Yield module and name of every import from tailrace and its kit."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tailrace":
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _PUBLIC:
             yield from ((node.module or "", one.name) for one in node.names)
 
 

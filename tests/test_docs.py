@@ -107,7 +107,7 @@ def test_reference_is_current() -> None:
 
 
 def test_every_code_in_the_source_is_documented() -> None:
-    ours = (ROOT / "src" / "tailrace", ROOT / "src" / "tailrace_outer")
+    ours = tuple(ROOT / "src" / name for name in ("tailrace", "tailrace_kit", "tailrace_outer"))
     sources = "\n".join(path.read_text() for folder in ours for path in folder.rglob("*.py"))
     used = set(re.findall(r'(?:fail\(|code = |Failure\()"([a-z_]+)"', sources)) - {"stream_error", "model_error"}
     assert used <= set(error_rows()), used - set(error_rows())
@@ -174,11 +174,11 @@ def test_every_decision_is_named_on_the_architecture_page() -> None:
 
 
 def test_files_that_pages_name_exist() -> None:
-    """Check paths with a folder: `engines/sampler.py` in the source, `tests/golden` in the checkout."""
+    """Check paths with a folder: `tailrace_kit/sampler.py` in the source, `tests/golden` in the checkout."""
     pages = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "decisions").glob("*.md")]
     named = {(page.name, name) for page in pages for name in re.findall(r"`([a-z_.]+/[\w/.-]*\w)`", page.read_text())}
     there = (ROOT, *(ROOT / "src" / name for name in ("", "tailrace", "tailrace_outer")))
-    assert ("CONTRIBUTING.md", "engines/sampler.py") in named
+    assert ("CONTRIBUTING.md", "tailrace_kit/sampler.py") in named
     assert not [
         pair for pair in named if "NAME" not in pair[1] and not any((base / pair[1]).exists() for base in there)
     ]

@@ -16,9 +16,9 @@ from tailrace_plugins.openvino.openvino_engine import PARAMETERS as OPENVINO
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "engines.md"
 _OWN = {
-    "openvino": "tailrace/engines/sampler",
+    "openvino": "tailrace_kit/sampler",
     "llamacpp": "tailrace_plugins/llamacpp/llamacpp_sampling",
-    "transformers": "tailrace/engines/sampler",
+    "transformers": "tailrace_kit/sampler",
     "vllm": "tailrace_plugins/vllm/vllm_engine",
 }
 # Implemented by the server.

@@ -17,7 +17,7 @@ TESTS = sorted(
     path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "bots"
 )  # those are apps of others
 _PRIVATE = re.compile(r"_[A-Za-z]\w*")
-_OURS = ("tailrace", "tailrace_outer")
+_OURS = ("tailrace", "tailrace_kit", "tailrace_outer")
 _PUBLIC = {"_asdict", "_exit", "_fields", "_replace"}  # of the standard library
 _OF_RAY = {
     "_get_batch_wait_timeout_s", "_get_curr_iteration_start_times", "_get_handling_task_stack",

@@ -17,7 +17,7 @@ from tests.api.process import TAILRACE, Server, environment
 from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
-from tailrace.measure.path import PROXIES, Found, PathFailed, measure_path, settings_for
+from tailrace_outer.measure.path import PROXIES, Found, PathFailed, measure_path, settings_for
 
 _NGINX = """
 daemon off; worker_processes 1; pid {directory}/pid; error_log stderr; {user}
@@ -245,7 +245,7 @@ def test_other_servers_and_addresses_are_errors(tmp_path: Path) -> None:
 def test_every_problem_has_a_setting_in_every_proxy() -> None:
     from typing import get_args
 
-    from tailrace.measure.path.probe import Problem
+    from tailrace_outer.measure.path.probe import Problem
 
     for problem in get_args(Problem):
         assert [proxy for proxy, _ in settings_for(Found("x", "y", problem))] == list(PROXIES)

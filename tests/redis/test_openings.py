@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import redis
 from tests.redis.shared_streams import DONE, LEASE_S, Writer, begin, delta, new_record, seen, takes
 from tests.streams.broken_links import breaking
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import wait_until
 
-import redis
 from tailrace.errors import ClaimTaken, StorageError, UnknownStream
 from tailrace.streams import Reader
 from tailrace.streams.rows import Rows

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import redis
 from tests.redis.shared_streams import DONE, LEASE_S, begin, delta, seen
 from tests.testing.redis_server import OwnRedis, own_redis
 from tests.waiting import wait_until
 
-import redis
 from tailrace.errors import JournalFull, ModelError
 from tailrace.types import ANONYMOUS
 from tailrace_outer.redis.redis_store import open_redis

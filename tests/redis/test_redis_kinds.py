@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import redis
 from tests.http.certificates import write_certificate
 from tests.redis.shared_streams import DONE, Writer, begin, delta, seen, takes
 from tests.testing.redis_server import (
@@ -22,7 +23,6 @@ from tests.testing.redis_server import (
     watched_redis,
 )  # fmt: skip
 
-import redis
 from tailrace.errors import ModelError, StreamExpired
 from tailrace.streams import Lease, LogStore
 from tailrace.testing import StoreLaw, store_laws

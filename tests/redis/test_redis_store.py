@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import redis
 from tests.testing.redis_server import copy_keys, prefix_of, shared_url
 
-import redis
 from tailrace.streams import LogStore
 from tailrace.testing import StoreLaw, store_laws
 from tailrace_outer.redis.redis_store import open_redis

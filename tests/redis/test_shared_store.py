@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import redis
 from tests.redis.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen, takes
 from tests.streams.broken_links import slow
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import LONG_S, wait_until
 
-import redis
 from tailrace.errors import (
     ClaimTaken,
     JournalDamaged,

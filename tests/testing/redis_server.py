@@ -15,9 +15,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.waiting import until
-
 import redis
+from tests.waiting import until
 
 __all__ = [
     "OwnRedis", "copy_keys", "delete_keys", "free_port", "own_cluster", "own_redis", "prefix_of", "shared_url",

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from tailrace.cli.console import say
-from tailrace.cli.ls import size_text
+from tailrace.cli.console import say, size_text
 from tailrace.cli.setting_options import setting_options
 
 __all__ = ["backup", "restore"]

@@ -2,8 +2,8 @@
 
 Rule: an engine library is imported only in the folder of its plugin, and only in the worker process. The worker
 sends the server one frame per step (`protocol`). `supervisor` runs in the server, `worker` in the worker process.
-This module exports what authors of engines need; more for them is in `adapters`, `constraints`, `grammars.guidance`,
-`inner_loop`, `sampler`, `scratch` and `vectors` (docs/extending.md).
+This module exports what authors of engines need; more for them is in `grammars.guidance` and in the package
+`tailrace_kit` (docs/extending.md).
 """
 
 from __future__ import annotations

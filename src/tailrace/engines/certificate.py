@@ -15,6 +15,7 @@ from msgspec.structs import asdict
 
 from tailrace import __version__
 from tailrace.engines.protocol import EngineSpec
+from tailrace.models.safetensors import adapter_file
 from tailrace.models.shards import parts_of
 from tailrace.system.processors import processor, usable_processors
 
@@ -114,8 +115,6 @@ def _model(path: Path) -> str:
 
 
 def _adapter(path: str) -> str:
-    from tailrace.engines.adapters import adapter_file  # only here: it imports numpy
-
     return _model(adapter_file(path))
 
 

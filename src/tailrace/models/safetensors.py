@@ -11,10 +11,12 @@ from pathlib import Path
 import msgspec
 
 from tailrace.errors import ModelError
+from tailrace.models.places import expanded
 
-__all__ = ["Tensor", "chosen_files", "read_head", "weight_files"]
+__all__ = ["Tensor", "adapter_file", "chosen_files", "read_head", "weight_files"]
 
 _WHOLE = "model.safetensors"
+_ADAPTER = "adapter_model.safetensors"
 _MAX_HEAD_BYTES = 100_000_000  # the library's own limit
 
 
@@ -75,3 +77,9 @@ def read_head(file: Path) -> tuple[dict[str, Tensor], int]:
     if 8 + head_bytes + end > size:
         raise ModelError(f"{file} ({size:,} bytes) is cut short: its tensors need {end:,} bytes. Fetch it again.")
     return tensors, 8 + head_bytes
+
+
+def adapter_file(path: str) -> Path:
+    """Return the file with the weights of an adapter, which is given by its directory or by this file."""
+    file = expanded(path)
+    return file / _ADAPTER if file.is_dir() else file

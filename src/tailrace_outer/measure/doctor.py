@@ -92,7 +92,7 @@ def doctor(
     tailrace doctor https://chat.example
     """
     if model is not None and model.startswith(("http://", "https://")):
-        from tailrace.cli.doctor_path import show_path
+        from tailrace_outer.measure.doctor_path import show_path
 
         show_path(model, key, idle_s=0.0 if quick else idle_s, as_json=as_json)
         return

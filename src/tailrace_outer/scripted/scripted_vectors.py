@@ -16,7 +16,7 @@ import numpy as np
 
 from tailrace.engines.interface import Sequence
 from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.vectors import Rows, VectorEngine
+from tailrace_kit.vectors import Rows, VectorEngine
 from tailrace_outer.scripted.scripted_engine import CRASH_ID, STALL_ID, VOCAB_SIZE
 
 __all__ = ["ScriptedVectors", "scripted_vector"]

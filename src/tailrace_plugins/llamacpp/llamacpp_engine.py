@@ -39,8 +39,8 @@ from typing import Any
 import msgspec
 
 from tailrace.engines import ALL_EXCLUDED, Capabilities, Delta, EngineSpec, Prefill, Sequence, Sight
-from tailrace.engines.scratch import scratch_directory
 from tailrace.types import FinishReason
+from tailrace_kit.scratch import scratch_directory
 from tailrace_plugins.llamacpp.grammar_follower import GrammarFollower
 from tailrace_plugins.llamacpp.llamacpp_model import (
     VERSION,

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 from tailrace.engines import EngineSpec
-from tailrace.engines.vectors import card_of
 from tailrace.errors import ModelError
+from tailrace_kit.vectors import card_of
 from tailrace_plugins.llamacpp.llamacpp_devices import find_gpus, place
 from tailrace_plugins.llamacpp.llamacpp_eyes import CONTENT_TEMPLATE, Projector, marks_of
 from tailrace_plugins.llamacpp.llamacpp_sampling import SPARE_TOKENS

@@ -11,10 +11,10 @@ import numpy as np
 import xllamacpp
 
 from tailrace.engines import EngineSpec, Sequence
-from tailrace.engines.scratch import scratch_directory
-from tailrace.engines.vectors import Rows, VectorEngine, card_of, vocab_size_of
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
+from tailrace_kit.scratch import scratch_directory
+from tailrace_kit.vectors import Rows, VectorEngine, card_of, vocab_size_of
 from tailrace_plugins.llamacpp.llamacpp_model import VERSION, start_server
 from tailrace_plugins.llamacpp.socket_requests import ask
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from tailrace.engines import EngineSpec, Sequence
-from tailrace.engines.scratch import scratch_directory
-from tailrace.engines.vectors import Rows
 from tailrace.models import ModelCard
+from tailrace_kit.scratch import scratch_directory
+from tailrace_kit.vectors import Rows
 from tailrace_plugins.openvino.blocks import BLOCK_TOKENS
 from tailrace_plugins.openvino.decoder import build
 from tailrace_plugins.openvino.model import ENGINE, device_of, say

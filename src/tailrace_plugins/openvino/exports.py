@@ -11,8 +11,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from tailrace.engines.adapters import Adapter
 from tailrace.errors import ModelError
+from tailrace_kit.adapters import Adapter
 from tailrace_plugins.openvino.decoder import new_input
 from tailrace_plugins.openvino.openvino_adapters import Branches
 from tailrace_plugins.openvino.openvino_names import to_paged_attention

@@ -12,10 +12,10 @@ from typing import Any
 import openvino as ov
 
 from tailrace.engines import EngineSpec
-from tailrace.engines.adapters import read_adapters
-from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
+from tailrace_kit.adapters import read_adapters
+from tailrace_kit.scratch import scratch_directory
 from tailrace_plugins.openvino.blocks import BLOCK_TOKENS
 from tailrace_plugins.openvino.decoder import Images, build, layer_names
 from tailrace_plugins.openvino.exports import read_export

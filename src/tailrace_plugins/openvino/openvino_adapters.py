@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from openvino import opset13 as ops
 
-from tailrace.engines.adapters import Adapter, LowRank, owned_columns
+from tailrace_kit.adapters import Adapter, LowRank, owned_columns
 
 __all__ = ["Branches", "split_fused"]
 

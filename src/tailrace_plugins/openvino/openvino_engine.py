@@ -1,7 +1,7 @@
 """OpenVINO computes, tailrace decides: the default engine on a CPU.
 
 One step is one call of the library for a batch of rows (`runner`). Which rows, and which pieces of prompts beside them,
-is decided here (`scheduler`), as is which tokens come next (`engines/sampler.py`, `engines/constraints.py`).
+is decided here (`scheduler`), as is which tokens come next (`tailrace_kit/sampler.py`, `tailrace_kit/constraints.py`).
 
 The same tokens again (`exact`): the arithmetic is float32, and keys are quantised per token. On a processor with
 AVX-512 and with two threads, every batch gives the same bits, whatever is in it and however prompts are cut, into
@@ -23,14 +23,14 @@ import numpy as np
 import openvino as ov
 
 from tailrace.engines import Capabilities, Delta, EngineSpec, Prefill, Sequence, Sight
-from tailrace.engines.adapters import numbers_of
-from tailrace.engines.constraints import Constraints
-from tailrace.engines.sampler import PARAMETERS as SAMPLED
-from tailrace.engines.sampler import Logits, Row, check_ids
-from tailrace.engines.vectors import card_of
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import ModelCard
 from tailrace.system.processors import usable_processors
+from tailrace_kit.adapters import numbers_of
+from tailrace_kit.constraints import Constraints
+from tailrace_kit.sampler import PARAMETERS as SAMPLED
+from tailrace_kit.sampler import Logits, Row, check_ids
+from tailrace_kit.vectors import card_of
 from tailrace_plugins.openvino.blocks import BLOCK_TOKENS
 from tailrace_plugins.openvino.draft_model import DraftModel
 from tailrace_plugins.openvino.drafts import PromptLookup

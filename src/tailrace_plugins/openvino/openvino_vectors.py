@@ -4,8 +4,8 @@ off."""
 from __future__ import annotations
 
 from tailrace.engines import EngineSpec
-from tailrace.engines.vectors import VectorEngine, card_of
 from tailrace.errors import ModelError
+from tailrace_kit.vectors import VectorEngine, card_of
 from tailrace_plugins.openvino.decoder_runner import DecoderRunner
 from tailrace_plugins.openvino.encoder_runner import EncoderRunner
 from tailrace_plugins.openvino.model import reason_of

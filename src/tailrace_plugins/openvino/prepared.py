@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 from tailrace.models.safetensors import read_head, weight_files
 from tailrace.models.shards import model_stem, parts_of
+from tailrace_kit.scratch import scratch_directory
 from tailrace_plugins.openvino.families import Decoder
 from tailrace_plugins.openvino.model_files import Bits, least_bits
 from tailrace_plugins.openvino.packer import DTYPES, MATRICES_FILE, WEIGHTS_FILE, Packer

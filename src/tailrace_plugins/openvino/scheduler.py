@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tailrace.engines import Schedule
-from tailrace.engines.sampler import Row
+from tailrace_kit.sampler import Row
 from tailrace_plugins.openvino.blocks import BLOCK_TOKENS, Blocks, digests
 from tailrace_plugins.openvino.drafts import Drafted, Guesser, PromptLookup
 from tailrace_plugins.openvino.eye import Pictures

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from tailrace.engines.adapters import Adapter, numbers_of, owned_columns
+from tailrace_kit.adapters import Adapter, numbers_of, owned_columns
 
 __all__ = ["RowAdapters", "merge"]
 

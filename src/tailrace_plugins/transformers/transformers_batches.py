@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from tailrace.engines import Prefill
-from tailrace.engines.sampler import Row
+from tailrace_kit.sampler import Row
 from tailrace_plugins.transformers.transformers_adapters import RowAdapters
 from tailrace_plugins.transformers.transformers_names import Batches, LogitsProcessor
 

@@ -5,8 +5,8 @@ Properties of the library that matter here (5.23, torch 2.13):
 1. Its continuous batching is designed for its own thread, which dies after one bad value. Here, its batch processor is
    called step by step instead, and all values are checked first.
 2. Per request, it supports only temperature, top_k and top_p: no seed, penalties or logprobs. Its logits processors are
-   public and get all rows of a step. `engines/sampler.py` chooses the tokens there, and all others are masked, so that
-   the library's own greedy choice returns the same tokens.
+   public and get all rows of a step. `tailrace_kit.sampler` chooses the tokens there, and all others are masked, so
+   that the library's own greedy choice returns the same tokens.
 3. Models whose layers it cannot page (state spaces, some hybrids) run one sequence after the other within a step, each
    with its own cache. This is slower, but sequences do not affect each other.
 4. A model directory may contain code. It is never run.
@@ -23,10 +23,10 @@ import torch
 import transformers
 
 from tailrace.engines import Capabilities, Delta, EngineSpec, Prefill, Sequence, Sight, in_one_line
-from tailrace.engines.adapters import read_adapters
-from tailrace.engines.constraints import Constraints
-from tailrace.engines.sampler import PARAMETERS, Row, check_ids
 from tailrace.errors import SequenceFailed
+from tailrace_kit.adapters import read_adapters
+from tailrace_kit.constraints import Constraints
+from tailrace_kit.sampler import PARAMETERS, Row, check_ids
 from tailrace_plugins.transformers.transformers_adapters import RowAdapters, merge
 from tailrace_plugins.transformers.transformers_batches import BLOCK_TOKENS, Paged, Sequential
 from tailrace_plugins.transformers.transformers_eyes import Eyes, has_eyes

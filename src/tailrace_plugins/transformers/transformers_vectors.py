@@ -9,9 +9,9 @@ import torch
 import transformers
 
 from tailrace.engines import EngineSpec, Sequence
-from tailrace.engines.vectors import Rows, VectorEngine, card_of
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
+from tailrace_kit.vectors import Rows, VectorEngine, card_of
 from tailrace_plugins.transformers.transformers_loading import load_model, named_errors
 
 __all__ = ["TransformersVectors"]

@@ -15,10 +15,10 @@ import asyncio
 import contextlib
 
 from tailrace.engines import Capabilities, Delta, EngineSpec, Prefill, Sequence
-from tailrace.engines.inner_loop import InnerLoop
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.text.packed import END_ID, pack
 from tailrace.types import FinishReason
+from tailrace_kit.inner_loop import InnerLoop
 from tailrace_plugins.upstream.upstream_answers import Timeouts, follow, new_client
 from tailrace_plugins.upstream.upstream_decoders import AnswerEvent, UpstreamError
 from tailrace_plugins.upstream.upstream_models import KEY_VARIABLE, Address

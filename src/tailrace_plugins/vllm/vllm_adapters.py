@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from vllm.lora.request import LoRARequest
 
-from tailrace.engines.adapters import Adapter
+from tailrace_kit.adapters import Adapter
 
 __all__ = ["RANKS", "write_adapter"]
 

@@ -32,12 +32,12 @@ from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from tailrace.engines import GRAMMAR_TOO_COMPLEX, Capabilities, Delta, EngineSpec, Sequence, in_one_line
-from tailrace.engines.adapters import Adapter, read_adapters
 from tailrace.engines.grammars.guidance import to_guidance
-from tailrace.engines.inner_loop import InnerLoop
-from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
+from tailrace_kit.adapters import Adapter, read_adapters
+from tailrace_kit.inner_loop import InnerLoop
+from tailrace_kit.scratch import scratch_directory
 from tailrace_plugins.vllm.vllm_adapters import RANKS, write_adapter
 from tailrace_plugins.vllm.vllm_names import set_bad_words
 

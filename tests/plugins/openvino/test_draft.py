@@ -14,11 +14,11 @@ from tests.plugins.openvino.pairs import PIECES, tiny_llama
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Engine, Sequence
-from tailrace.engines.sampler import Row
 from tailrace.engines.schedule import FREE, Schedule
 from tailrace.models.resolve import read_card
 from tailrace.testing import Law, laws
 from tailrace.types import Grammar, Sampling
+from tailrace_kit.sampler import Row
 from tailrace_plugins.openvino.draft_model import DraftModel
 from tailrace_plugins.openvino.drafts import Drafted
 from tailrace_plugins.openvino.model import load_runner

@@ -18,10 +18,10 @@ from tests.plugins.openvino.exporting import export
 from tests.plugins.openvino.tiny_models import EXACT, TINY, greedy, logits, make
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.adapters import read_adapter
 from tailrace.engines.interface import Delta, Sequence
 from tailrace.errors import ModelError
 from tailrace.types import Sampling
+from tailrace_kit.adapters import read_adapter
 from tailrace_plugins.openvino.exports import read_export
 from tailrace_plugins.openvino.runner import Piece, Runner
 

@@ -16,12 +16,12 @@ from tests.plugins.openvino.tiny_models import EXACT, TINY, logits, make, write_
 from tests.plugins.openvino.unpacking import unpacked_model
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.adapters import Adapter, read_adapter
 from tailrace.engines.interface import Delta
 from tailrace.engines.interface import Sequence as Answer
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, models_path
 from tailrace.types import Sampling
+from tailrace_kit.adapters import Adapter, read_adapter
 from tailrace_plugins.openvino.decoder import build, layer_names
 from tailrace_plugins.openvino.families import Decoder
 from tailrace_plugins.openvino.model_files import Bits

@@ -9,8 +9,8 @@ import pytest
 from tests.engines.lora import answer, random_pairs, save
 
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.adapters import read_adapter
 from tailrace.errors import ModelError
+from tailrace_kit.adapters import read_adapter
 
 SHAPES = {"transformer.h.0.attn.c_attn": (96, 32), "transformer.h.1.mlp.c_fc": (128, 32), "lm_head": (320, 32)}
 

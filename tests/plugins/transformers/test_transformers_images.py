@@ -16,10 +16,10 @@ from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Sequence
-from tailrace.engines.sampler import Row
 from tailrace.errors import SequenceFailed
 from tailrace.models.resolve import read_card
 from tailrace.types import Attachment, Sampling
+from tailrace_kit.sampler import Row
 
 __all__ = ["seeing_dir"]
 

@@ -14,7 +14,7 @@ __all__ = ["show_path"]
 def show_path(url: str, key: str, *, idle_s: float, as_json: bool) -> None:
     """Measure the path to a server and print what was found. Raises: click.ClickException if it cannot be measured, or
     something is wrong."""
-    from tailrace.measure.path import PathFailed, measure_path, settings_for
+    from tailrace_outer.measure.path import PathFailed, measure_path, settings_for
 
     try:
         found = measure_path(url, key, idle_s=idle_s, report=lambda text: say(f"{text} …"))

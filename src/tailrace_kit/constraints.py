@@ -15,10 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
+from tailrace.engines import GRAMMAR_TOO_COMPLEX, in_one_line
 from tailrace.engines.grammars.guidance import to_guidance
-from tailrace.engines.interface import GRAMMAR_TOO_COMPLEX
 from tailrace.types import Grammar
-from tailrace.wording import in_one_line
 
 __all__ = ["Constraint", "Constraints"]
 

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.engines.constraints import Constraint
-from tailrace.engines.interface import ALL_EXCLUDED, Delta, Sequence
+from tailrace.engines import ALL_EXCLUDED, Delta, Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.types import FinishReason, PromptLogprob, Sampling, TopLogprobs
+from tailrace_kit.constraints import Constraint
 
 __all__ = ["PARAMETERS", "Logits", "Row", "check_ids"]
 

@@ -15,14 +15,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tailrace.engines.protocol import EngineSpec
+from tailrace.engines import EngineSpec
 from tailrace.errors import ModelError
-from tailrace.models.places import expanded
-from tailrace.models.safetensors import Tensor, read_head
+from tailrace.models.safetensors import Tensor, adapter_file, read_head
 
-__all__ = ["Adapter", "LowRank", "adapter_file", "numbers_of", "owned_columns", "read_adapter", "read_adapters"]
+__all__ = ["Adapter", "LowRank", "numbers_of", "owned_columns", "read_adapter", "read_adapters"]
 
-_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _CHANGES_THE_MODEL = ("corda", "loftq", "olora", "pissa")  # initialisations that also change the base model's weights
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # numpy has no bfloat16: its bits
@@ -94,12 +92,6 @@ def owned_columns(parts: Sequence[tuple[int, LowRank]], num_adapters: int) -> ND
     owners = np.repeat([number for number, _ in parts], [len(low.a) for _, low in parts])
     own: NDArray[np.float32] = (np.arange(num_adapters + 1)[:, None] == owners).astype(np.float32)
     return own
-
-
-def adapter_file(path: str) -> Path:
-    """Return the file with the weights of an adapter, which is given by its directory or by this file."""
-    file = expanded(path)
-    return file / _WEIGHTS if file.is_dir() else file
 
 
 def read_adapter(path: str, scale: float) -> Adapter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.measure.path.probe import Found, PathFailed, measure_path
-from tailrace.measure.path.settings import PROXIES, settings_for
+from tailrace_outer.measure.path.probe import Found, PathFailed, measure_path
+from tailrace_outer.measure.path.settings import PROXIES, settings_for
 
 __all__ = ["PROXIES", "Found", "PathFailed", "measure_path", "settings_for"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.engines.lora import RANK, random_pairs, save, save_tensors
 
-from tailrace.engines.adapters import read_adapter
 from tailrace.errors import ModelError
+from tailrace_kit.adapters import read_adapter
 
 LAYER = "model.layers.0.self_attn.q_proj"
 A, B = f"base_model.model.{LAYER}.lora_A.weight", f"base_model.model.{LAYER}.lora_B.weight"

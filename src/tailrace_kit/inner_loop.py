@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Generic, Protocol, TypeVar
 
-from tailrace.engines.interface import Delta
+from tailrace.engines import Delta
 
 __all__ = ["InnerLoop", "InnerRun"]
 

@@ -14,8 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence
-from tailrace.engines.protocol import EngineSpec
+from tailrace.engines import Capabilities, Delta, EngineSpec, Prefill, Sequence
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import ModelCard
 from tailrace.models.gguf_header import read_parts

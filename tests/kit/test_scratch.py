@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.engines.scratch import scratch_directory
+from tailrace_kit.scratch import scratch_directory
 
 _HOLD = """
 import sys, time
 from pathlib import Path
-from tailrace.engines.scratch import scratch_directory
+from tailrace_kit.scratch import scratch_directory
 with scratch_directory("test-", Path(sys.argv[1])) as directory:
     (directory / "file").write_text("x")
     print(directory, flush=True)

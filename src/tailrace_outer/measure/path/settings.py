@@ -8,7 +8,7 @@ Caddy are run in tests/measure/test_path.py.
 
 from __future__ import annotations
 
-from tailrace.measure.path.probe import Found, Problem
+from tailrace_outer.measure.path.probe import Found, Problem
 
 __all__ = ["PROXIES", "settings_for"]
 

@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from tailrace.engines.interface import Sequence
-from tailrace.engines.sampler import Logits, Row, check_ids
 from tailrace.errors import SequenceFailed
 from tailrace.types import Sampling
+from tailrace_kit.sampler import Logits, Row, check_ids
 
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -2.0, -3.0, -30.0], np.float32)
 
