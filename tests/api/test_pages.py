@@ -57,7 +57,7 @@ def test_the_page_has_a_sentence_for_each_error_that_ends_a_stream() -> None:
 
 
 def _address(name: str) -> str:
-    return "/" if name == "index.html" else f"/page/{name}"
+    return {"index.html": "/", "admin.html": "/admin"}.get(name, f"/page/{name}")
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -48,7 +48,7 @@ _HANDED_OVER = "The server is shutting down. The next one continues this stream.
 
 
 # Readable without a key: health, and the page's files, for which browsers send no key.
-PUBLIC = ("/", "/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready", "/page/")
+PUBLIC = ("/", "/admin", "/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready", "/page/")
 
 # For browsers: no answer is cached, embedded by other sites, or given another media type.
 _HEADERS = {

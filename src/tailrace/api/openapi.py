@@ -48,6 +48,7 @@ _KEY: JsonBody = {
 
 _OTHER_ROUTES = {  # routes without a wire: operation id, summary, media types
     "/": ("welcome", "The chat page for browsers, a line of text for others.", ("text/html", "text/plain")),
+    "/admin": ("admin", "The page of an operator.", ("text/html",)),
     "/docs": ("docs", "All routes, as a page.", ("text/html",)),
     "/metrics": ("metrics", "Metrics for Prometheus.", ("text/plain",)),
     "/openapi.json": ("openapi", "This document.", ("application/json",)),

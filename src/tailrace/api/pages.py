@@ -102,12 +102,19 @@ class Pages:
 
     def table(self) -> list[Route]:
         """Return the routes of the page's files. The page itself is `index`, if `wants_page`."""
-        return [Route("/page/{name:path}", self.show_file, methods=["GET"])]
+        return [
+            Route("/admin", self.admin, methods=["GET"]),
+            Route("/page/{name:path}", self.show_file, methods=["GET"]),
+        ]
 
     async def index(self, request: Request) -> Response:
         if not self._has_libraries:
             return answer_without_libraries()
         return self._files.answer(request, "index.html", {"vary": "accept"})
+
+    async def admin(self, request: Request) -> Response:
+        """Return the page of an operator. It has nothing of the server: that needs the scope `admin`."""
+        return self._files.answer(request, "admin.html") if self._has_libraries else answer_without_libraries()
 
     def docs(self, request: Request, document: bytes) -> Response:
         """Show all routes of an OpenAPI document. The page is made at its first request."""

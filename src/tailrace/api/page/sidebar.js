@@ -5,7 +5,7 @@ import { signal } from "./lib/signals.js";
 import { at } from "./api.js";
 import { html } from "./html.js";
 import {
-  account, conversations, fail, go, hasMore, importFiles, loadList, openId, remove, rename, search, signOut,
+  account, conversations, fail, go, hasMore, importFiles, isAdmin, loadList, openId, remove, rename, search, signOut,
 } from "./store.js";
 
 const SEARCH_MS = 250;
@@ -108,6 +108,7 @@ function Foot() {
         <button type="button" class="quiet" onClick=${() => files.current.click()}>Import</button>
         <input ref=${files} type="file" accept=".json,application/json" multiple hidden onChange=${take} />
       </div>
+      ${isAdmin.value && html`<div class="row"><a class="button quiet" href=${at("/admin")}>Administration</a></div>`}
       ${account.value?.key_id &&
       html`<div class="row"><span class="owner">${account.value.owner}</span><button type="button" class="quiet" onClick=${signOut}>Sign out</button></div>`}
     </footer>

@@ -12,6 +12,7 @@ const PAGE = 30; // conversations at once
 const NOTE_MS = 12_000;
 
 export const account = signal(null); // {owner, key_id}; null until the server has said, and while signed out
+export const isAdmin = computed(() => account.value !== null && (account.value.scopes?.includes("admin") ?? true));
 export const isSignedOut = signal(false);
 export const models = signal([]);
 export const conversations = signal([]);
