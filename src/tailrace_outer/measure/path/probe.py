@@ -120,14 +120,11 @@ def measure_path(
     Raises: PathFailed.
     """
     with _opened(url, key) as path:
-        found = [*_about(path), *_origin(path)]
+        found = [*_about(path), *_origin(path), *_resumes(path), *_websocket(path)]
         report("Reading a stream while it is written")
         reader, found_live = _live(path)
         found += found_live
         try:
-            found += _resumes(path)
-            found += _large_body(path)
-            found += _websocket(path)
             if idle_s:
                 report(f"Waiting {idle_s:.0f} s while nothing is written")
                 found += _idle(path, reader, idle_s)
@@ -135,7 +132,7 @@ def measure_path(
             reader.stop.set()
             with suppress(Exception):
                 path.append({"n": -1})  # wakes the reader
-        return found
+        return [*found, *_large_body(path)]
 
 
 @contextmanager
