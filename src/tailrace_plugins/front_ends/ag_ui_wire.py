@@ -55,7 +55,7 @@ from tailrace.dialects import (
 from tailrace.errors import UnsupportedParameter
 from tailrace.types import GenerateRequest, Image
 from tailrace_plugins.front_ends.ag_ui_events import AgUiView
-from tailrace_plugins.front_ends.chats import ChatId, Memo, follow_running, require_running
+from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, follow_running, require_running
 
 __all__ = ["WIRE"]
 
@@ -173,7 +173,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
         sampling=replace(sampling_of(props, server.recommended_sampling), grammar=tools.grammar(None)),
         calls=calls,
         on_disconnect="detach",
-        memo=Memo(fields.thread_id, run=fields.run_id, calls=calls).encode(),
+        memo=ChatMemo(fields.thread_id, run=fields.run_id, calls=calls).encode(),
     )
     return GenerateCall(generate, _VIEW, stream=True, ignored=tuple(notes))
 

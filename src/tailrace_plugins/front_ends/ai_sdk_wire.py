@@ -62,7 +62,7 @@ from tailrace.dialects import (
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Image
 from tailrace_plugins.front_ends.ai_sdk_events import UiMessageView
-from tailrace_plugins.front_ends.chats import ChatId, Memo, follow_running, require_running
+from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, follow_running, require_running
 
 __all__ = ["WIRE"]
 
@@ -128,7 +128,7 @@ class _ChosenTool(msgspec.Struct, rename="camel"):
     tool_name: str
 
 
-class ChatBody(msgspec.Struct, rename="camel", kw_only=True):
+class UiChatBody(msgspec.Struct, rename="camel", kw_only=True):
     id: ChatId
     messages: Annotated[list[_UiMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
     trigger: str | None = None  # the messages already are what it asks for
@@ -160,7 +160,7 @@ class _FilePart(ImagePart):
 
 def parse(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    fields, unused = read_known(request.body, ChatBody, _UNUSED)
+    fields, unused = read_known(request.body, UiChatBody, _UNUSED)
     notes = list(unused)
     server = request.server
     tools = choose_tools(_offers(fields.tools or {}), _choice(fields.tool_choice), server, notes)
@@ -172,7 +172,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
         notes.append("reasoningEffort")
     calls = tools.calls(single=False)
     last = fields.messages[-1]
-    memo = Memo(fields.id, message=last.id[:256] if last.role == "assistant" else "", calls=calls)
+    memo = ChatMemo(fields.id, message=last.id[:256] if last.role == "assistant" else "", calls=calls)
     generate = GenerateRequest(
         fields.model,
         messages=messages,
@@ -190,7 +190,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
     return GenerateCall(generate, _VIEW, stream=True, ignored=tuple(notes))
 
 
-def _sampling(fields: ChatBody) -> SamplingFields:
+def _sampling(fields: UiChatBody) -> SamplingFields:
     names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed")
     given = {name: getattr(fields, name) for name in names}
     return SamplingFields(**given, max_tokens=fields.max_output_tokens)
@@ -212,7 +212,7 @@ def _choice(given: str | _ChosenTool | None) -> ToolChoice:
     return ToolChoice()
 
 
-def _messages(fields: ChatBody, notes: list[str], images: list[Image] | None) -> list[ChatMessage]:
+def _messages(fields: UiChatBody, notes: list[str], images: list[Image] | None) -> list[ChatMessage]:
     """Return messages in OpenAI's format. An answer of several steps becomes several, with the results of its calls
     between them. Raises: RequestError."""
     if not fields.messages:
@@ -299,7 +299,7 @@ WIRE = Wire(
             "/v1/ai-sdk/chat",
             Generate(parse),
             "Answer a chat of useChat.",
-            body=ChatBody,
+            body=UiChatBody,
             has_images=True,
             example={
                 "id": "chat-1",

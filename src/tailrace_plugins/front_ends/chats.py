@@ -26,12 +26,12 @@ from tailrace.dialects import (
 from tailrace.errors import TailraceError, UnknownStream
 from tailrace.types import CallReading, End, Event, Released, TextDelta
 
-__all__ = ["BlockEncoder", "ChatId", "Memo", "follow_running", "running_in"]
+__all__ = ["BlockEncoder", "ChatId", "ChatMemo", "follow_running", "running_in"]
 
 ChatId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
 
-class Memo(msgspec.Struct, omit_defaults=True):
+class ChatMemo(msgspec.Struct, omit_defaults=True):
     """What a stream keeps of its request."""
 
     chat: str
@@ -43,14 +43,14 @@ class Memo(msgspec.Struct, omit_defaults=True):
         return msgspec.json.encode(self)
 
     @classmethod
-    def of(cls, facts: StreamFacts) -> Memo:
+    def of(cls, facts: StreamFacts) -> ChatMemo:
         return msgspec.json.decode(facts.record.memo, type=cls)
 
 
 def running_in(request: ParsedRequest, wire: str) -> str | None:
     """Return the id of the newest unfinished stream in the chat that the path names; None if there is none."""
     for facts, _ in reversed(request.running()):
-        if facts.record.wire == wire and Memo.of(facts).chat == request.path["chat"]:
+        if facts.record.wire == wire and ChatMemo.of(facts).chat == request.path["chat"]:
             return facts.record.stream_id
     return None
 
@@ -79,7 +79,7 @@ class BlockEncoder(Encoder):
 
     def __init__(self, facts: StreamFacts) -> None:
         self.facts = facts
-        self.memo = Memo.of(facts)
+        self.memo = ChatMemo.of(facts)
         self._reader = None if self.memo.calls is None else ToolCallReader(self.memo.calls)
         self._has_begun = False
         self._block = -1

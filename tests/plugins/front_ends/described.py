@@ -18,7 +18,7 @@ APIS = [
         "AI SDK",
         "POST /v1/ai-sdk/chat",
         {"id": "c", "messages": [_UI_MESSAGE]},
-        fields_of(ai_sdk.ChatBody) | set(ai_sdk.WIRE.unused),
+        fields_of(ai_sdk.UiChatBody) | set(ai_sdk.WIRE.unused),
         {
             "experimental_attachments": [{"url": "data:,"}],
             "frequencyPenalty": 0.5,

@@ -13,7 +13,7 @@ from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace_plugins.front_ends import ag_ui_wire as ag_ui
-from tailrace_plugins.front_ends.chats import Memo
+from tailrace_plugins.front_ends.chats import ChatMemo
 
 HI: JsonBody = {"id": "1", "role": "user", "content": "Hi"}
 
@@ -33,7 +33,7 @@ def test_a_run_goes_on_without_its_reader() -> None:
     call = call_of(parentRunId="r0", protocolVersion="1.0.0", resume=[])
     assert call.request.on_disconnect == "detach"
     assert call.ignored == ()
-    memo = Memo.of(facts(memo=call.request.memo))
+    memo = ChatMemo.of(facts(memo=call.request.memo))
     assert (memo.chat, memo.run) == ("t1", "r1")
 
 

@@ -15,7 +15,7 @@ from tailrace.dialects.wire import Reply
 from tailrace.errors import RequestError, UnknownStream, UnsupportedParameter
 from tailrace.types import GenerateRequest
 from tailrace_plugins.front_ends import ai_sdk_wire as ai_sdk
-from tailrace_plugins.front_ends.chats import Memo
+from tailrace_plugins.front_ends.chats import ChatMemo
 
 PIXEL = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAA"
@@ -87,8 +87,8 @@ def test_an_answer_of_several_steps_becomes_several_messages() -> None:
 def test_an_answer_after_results_of_tools_continues_its_message() -> None:
     tool = {"type": "tool-clock", "toolCallId": "c1", "state": "output-available", "input": {}, "output": "noon"}
     memo = request_of(message("user", text("When?")), message("assistant", tool, name="a7")).memo
-    assert Memo.of(facts(memo=memo)).message == "a7"
-    assert Memo.of(facts(memo=request_of().memo)).message == ""
+    assert ChatMemo.of(facts(memo=memo)).message == "a7"
+    assert ChatMemo.of(facts(memo=request_of().memo)).message == ""
 
 
 def test_images_of_questions_are_read() -> None:
@@ -152,8 +152,8 @@ def test_a_page_finds_the_newest_answer_of_its_chat() -> None:
         for stream_id, wire, memo in [
             ("a", "ai_sdk", request_of().memo),
             ("b", "ai_sdk", request_of().memo),
-            ("c", "ai_sdk", Memo("chat-2").encode()),
-            ("d", "ag_ui", Memo("chat-1").encode()),
+            ("c", "ai_sdk", ChatMemo("chat-2").encode()),
+            ("d", "ag_ui", ChatMemo("chat-1").encode()),
             ("e", "openai", b""),
         ]
     ]
