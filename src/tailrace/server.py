@@ -23,7 +23,7 @@ from tailrace.dialects.bodies import JsonBody, require_plain_utf8
 from tailrace.dialects.native import event_json
 from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import HEARTBEAT
-from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError, Unauthenticated
+from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError, StreamError, Unauthenticated
 from tailrace.extensions import Extension, installed_extensions
 from tailrace.generation.observers import Observer, Observers, Times
 from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
@@ -33,6 +33,7 @@ from tailrace.http.stream_actions import StreamActions
 from tailrace.records.service import Records
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
+from tailrace.streams._index import LocalLogStore
 from tailrace.streams.damage import missing_stream_error
 from tailrace.streams.notes import Answer, Entry, EntryId, LoadedLog, LocalNotes, LogListener, Note, SharedLog
 from tailrace.streams.opening import Store
@@ -122,6 +123,17 @@ class Server:
         """Set the application that answers `ask`."""
         self._app = app
         self._answers.set()
+
+    async def drop(self, log: StreamLog) -> None:
+        """Cancel a stream if it runs, and delete it: now, or with others later. Raises: StorageError."""
+        owner = log.record.owner
+        with contextlib.suppress(StreamError):  # it has expired
+            if log.end is None:
+                await self.store.stop(owner, log.stream_id)
+            if isinstance(self.store, LocalLogStore):
+                self.store.expire(log)
+            else:
+                await self.store.delete(owner, log.stream_id)
 
     async def ask(
         self, sender: Sender, path: str, body: bytes, *, headers: Mapping[str, str], logs: list[StreamLog]

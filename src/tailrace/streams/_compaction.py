@@ -34,13 +34,16 @@ class Compaction:
         while num_finished < len(self.finished) and num_events < _EVENTS_AT_ONCE:
             num_events += self.finished[num_finished].last_seq
             num_finished += 1
+        gone = set(self.expired)
         finished, self.finished = self.finished[:num_finished], self.finished[num_finished:]
         expired, self.expired = self.expired[:_STREAMS_AT_ONCE], self.expired[_STREAMS_AT_ONCE:]
         try:
-            if finished and self._keeps:
-                self._database.finish([self._row(log) for log in finished])
-            elif finished:
-                self._database.drop([(log.number, log.stream_id) for log in finished], most_expired=MAX_EXPIRED)
+            kept = [log for log in finished if self._keeps and log.stream_id not in gone]
+            dropped = [log for log in finished if not self._keeps or log.stream_id in gone]
+            if kept:
+                self._database.finish([self._row(log) for log in kept])
+            if dropped:
+                self._database.drop([(log.number, log.stream_id) for log in dropped], most_expired=MAX_EXPIRED)
             if expired:
                 self._database.forget(expired, most_expired=MAX_EXPIRED)
                 self._has_unused_pages = True

@@ -245,6 +245,10 @@ class LocalLogStore:
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
         return self.index.recall(claim, owner)
 
+    def expire(self, log: StreamLog) -> None:
+        """End the retention of a finished stream. It is deleted from the disk later, together with others."""
+        self.index.delete(log)
+
     async def streams_of(self, owner: str) -> list[str]:
         return self.index.ids_of(owner)
 

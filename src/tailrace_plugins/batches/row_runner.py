@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 
 from tailrace.dialects import failure_of
-from tailrace.errors import RequestError, StorageError, StreamError
+from tailrace.errors import RequestError, StorageError
 from tailrace.server import InnerAnswer, Server, StreamLog
 from tailrace_plugins.batches.records import RowBatch
 from tailrace_plugins.batches.rows import BatchRow, body_of
@@ -97,12 +97,9 @@ class RowsInProgress:
 
     async def drop(self, logs: list[StreamLog]) -> None:
         """End streams and delete them: what matters of them is kept with the batch, or not wanted."""
-        store, owner = self._runner.server.store, self.batch.owner
         for log in logs:
-            with contextlib.suppress(StreamError, StorageError):
-                if log.end is None:
-                    await store.stop(owner, log.stream_id)
-                await store.delete(owner, log.stream_id)
+            with contextlib.suppress(StorageError):
+                await self._runner.server.drop(log)
 
     async def answer(self, row: BatchRow, number: int, logs: list[StreamLog]) -> InnerAnswer | RequestError:
         """Return the answer to a row, once it is final. An error is one of the batch itself."""
