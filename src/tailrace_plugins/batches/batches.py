@@ -237,14 +237,11 @@ class RowBatches:
 
     async def _run_rows(self, running: _Running) -> None:
         """Run rows until all have a result, or the batch is cancelled."""
-        batch, has_waited = running.batch, False
+        batch = running.batch
         async with self._rows.rows_of(batch) as rows:
             async for number, line in self.files.lines(batch.rows, self._row_bytes):
                 if number in running.done or line is None:
                     continue
-                if not has_waited and not self.files.has_room(batch.owner):
-                    has_waited = True
-                    logger.warning("Rows of a batch wait for space: files must be deleted, or --batch-bytes raised.")
                 await self._rows.wait_until(lambda: batch.status == "cancelling" or self._rows.may_begin(rows))
                 if batch.status == "cancelling":
                     return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 
 from tailrace.dialects import failure_of
@@ -17,6 +18,8 @@ from tailrace_plugins.batches.records import RowBatch
 from tailrace_plugins.batches.rows import BatchRow, body_of
 
 __all__ = ["RowRunner", "RowsInProgress"]
+
+logger = logging.getLogger("tailrace.batches")
 
 _ATTEMPTS = 3  # of a row whose stream ended with an error that may not come again
 _LONGEST_WAIT_S = 60.0
@@ -59,10 +62,13 @@ class RowRunner:
 
     def may_begin(self, rows: RowsInProgress) -> bool:
         """Return whether a batch may begin another row."""
+        if not self.has_room(rows.batch.owner):
+            rows.note_full()
+            return False
         owners = [one.batch.owner for one in self._running]
         share = self._at_once // len(set(owners)) // owners.count(rows.batch.owner)
         num_rows = sum(len(one.tasks) for one in self._running)
-        return num_rows < self._at_once and len(rows.tasks) < max(1, share) and self.has_room(rows.batch.owner)
+        return num_rows < self._at_once and len(rows.tasks) < max(1, share)
 
 
 class RowsInProgress:
@@ -72,6 +78,12 @@ class RowsInProgress:
         self.batch = batch
         self.tasks: dict[asyncio.Task[None], list[StreamLog]] = {}
         self._runner = runner
+        self._was_full = False
+
+    def note_full(self) -> None:
+        if not self._was_full:
+            self._was_full = True
+            logger.warning("Rows of a batch wait for space: files must be deleted, or --batch-bytes raised.")
 
     def begin(self, work: Callable[[list[StreamLog]], Coroutine[object, object, None]]) -> None:
         """Run a row. Its work gets the list for its streams."""
