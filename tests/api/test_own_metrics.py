@@ -12,6 +12,8 @@ from tests.api.keyed import serving_with_keys
 from tests.api.process import Server
 from tests.api.test_server_metrics import Samples, samples, scrape, wait_for
 
+from tailrace.settings import Settings
+
 CHAT = {"messages": [{"role": "user", "content": "Tell me of rivers."}], "max_tokens": 12, "seed": 1}
 
 
@@ -161,3 +163,8 @@ async def test_a_key_has_its_own_counts_up_to_a_limit(tmp_path: Path, monkeypatc
         assert found[f"tailrace_key_tokens_total{{key={key},phase=decode}}"] == 24
         assert found["tailrace_refusals_total{reason=invalid_api_key}"] == 1
         assert second.split("_")[1] not in str(found)
+
+        house.app = house.build_app(Settings(public_metrics=True))
+        async with house.client() as anybody, house.client(first) as client:
+            assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+            assert "tailrace_key_requests_total{" not in (await anybody.get("/metrics")).text

@@ -38,9 +38,9 @@ _VLLM_STATES: States = (
 )
 
 
-def metrics_of(generators: Iterable[Generator], families: Collection[str]) -> Metrics:
+def metrics_of(generators: Iterable[Generator], families: Collection[str], *, shows_keys: bool) -> Metrics:
     """Return the metrics of generators. `families` are the names that are added to our own: tgi, vllm."""
-    metrics = Metrics(*generators)
+    metrics = Metrics(*generators, shows_keys=shows_keys)
     for family, collector in (("tgi", TgiMetrics), ("vllm", VllmMetrics)):
         if family in families:
             metrics.registry.register(collector(metrics))

@@ -128,7 +128,8 @@ def build_app(
 
 
 def _metrics_of(models: Models, settings: Settings) -> Metrics:
-    return metrics_of((served.generator for served in models), settings.metric_families)
+    generators = (served.generator for served in models)
+    return metrics_of(generators, settings.metric_families, shows_keys=not settings.public_metrics)
 
 
 @dataclass(frozen=True, slots=True)

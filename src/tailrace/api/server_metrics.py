@@ -48,15 +48,17 @@ _TOKENS = tuple(float(2**power) for power in range(18))
 
 
 class Metrics(Observer):
-    """The metrics of all generators. With several models, each metric has the label `model`."""
+    """The metrics of all generators. With several models, each metric has the label `model`. `shows_keys`: there are
+    also series for each key."""
 
-    def __init__(self, *generators: Generator) -> None:
+    def __init__(self, *generators: Generator, shows_keys: bool = True) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
         self.registry = CollectorRegistry()
         self.generators = generators
         self._has_several = len(generators) > 1
         self._num_decoded: Tally[str] = Tally()  # of ended streams, by model
         self._num_counted: Tally[str] = Tally()  # of all streams, as they are shown
+        self._shows_keys = shows_keys
         self._keys: set[str] = set()
 
         self.requests = self._counter("requests", "Requests for a generation.")
@@ -150,7 +152,7 @@ class Metrics(Observer):
 
     def on_arrival(self, arrival: Arrival) -> None:
         self._of(self.requests, arrival.model).inc()
-        if arrival.key_id:
+        if arrival.key_id and self._shows_keys:
             self._of(self.of_keys, arrival.model, self._key(arrival.key_id)).inc()
 
     def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
@@ -204,7 +206,7 @@ class Metrics(Observer):
         read = end.usage.num_prompt_tokens - cached if times.admitted_s is not None else 0
         for phase, count in (("prefill", read), ("cached", cached)):
             self._of(self.tokens, model, phase).inc(max(0, count))
-        if record.key_id:
+        if record.key_id and self._shows_keys:
             key = self._key(record.key_id)
             for phase, count in (("prefill", read), ("cached", cached), ("decode", num_tokens)):
                 self._of(self.tokens_of_keys, model, key, phase).inc(max(0, count))
