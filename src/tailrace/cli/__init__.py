@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from tailrace import __version__
 from tailrace.cli.console import say, say_error, show_log
+from tailrace.cli.late import LateCommand
 from tailrace.wording import did_you_mean
 
 __all__ = ["main"]
@@ -23,8 +24,8 @@ _GROUP = "tailrace.commands"  # of entry points
 
 
 class _Subcommands(click.Group):
-    """Imports a subcommand when it is called, so that `--help` is fast: for this, only those of plugins are. Prints all
-    errors in the same format."""
+    """Imports a subcommand when it is called, so that `--help` is fast: for this, only the entry points of plugins are
+    imported. Prints all errors in the same format."""
 
     _summaries = {  # noqa: RUF012 - never changed
         "backup": "Copy the data directory to a file, also while servers use it.",
@@ -45,7 +46,8 @@ class _Subcommands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self._summaries:
-            return self._of_plugins(cmd_name).get(cmd_name)
+            command = self._of_plugins(cmd_name).get(cmd_name)
+            return command.load() if isinstance(command, LateCommand) else command
         command = getattr(import_module(f"tailrace.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
         return command

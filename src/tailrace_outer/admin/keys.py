@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["keys"]
 
 
-@click.group(short_help="Create, show and revoke the keys of a server.")
+@click.group()
 def keys() -> None:
     """Create, show and revoke keys.
 

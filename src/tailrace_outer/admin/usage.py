@@ -27,7 +27,7 @@ _SUMS = ("num_requests", "num_refused", "num_prompt_tokens", "num_completion_tok
 _TITLES = ("requests", "refused", "prompt tokens", "answer tokens", "seconds")
 
 
-@click.command(short_help="Show how many requests and tokens were used, and by whom.")
+@click.command()
 @click.option("--owner", help="Only this owner's requests.")
 @click.option("--key", "key_id", help="Only requests with this key, by its id.")
 @click.option("--since", type=Moment(), help="Start, such as 2026-11-01 or 7d. Default: the start of this month (UTC).")

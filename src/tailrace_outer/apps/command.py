@@ -37,7 +37,7 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-@click.command(short_help="Serve your own code: an app, a folder or a YAML file.")
+@click.command()
 @click.argument("target")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--app-dir", "-d", default=".", show_default=True, help="Directory that modules are imported from.")

@@ -16,7 +16,7 @@ from tailrace.settings import Settings
 __all__ = ["demo"]
 
 
-@click.command(short_help="Show on a page how streaming works, and which failures it survives.")
+@click.command()
 @click.option("--model", default=DEFAULT_MODEL, show_default=True, help="The real model, as `tailrace pull` takes it.")
 @click.option("--offline", is_flag=True, help="Use only the simulated engine; download and load no model.")
 @click.option(

@@ -25,7 +25,7 @@ __all__ = ["bench"]
 _MAX_STREAMS = 10_000
 
 
-@click.command(short_help="Measure what the server adds to the engine.")
+@click.command()
 @click.argument("model", default=DEFAULT_MODEL, envvar="TAILRACE_MODEL")
 @click.option("--streams", default="1,8,32", show_default=True, help="Loads to measure: numbers of concurrent streams.")
 @click.option(

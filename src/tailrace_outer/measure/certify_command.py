@@ -29,7 +29,7 @@ _SETTINGS = (  # of engines
 )  # fmt: skip
 
 
-@click.command(short_help="Measure how exactly the engine repeats itself after a crash.")
+@click.command()
 @click.argument("model", default=DEFAULT_MODEL, envvar="TAILRACE_MODEL")
 @click.option("--runs", default=200, type=click.IntRange(min=1), show_default=True, help="Total number of replays.")
 @click.option(

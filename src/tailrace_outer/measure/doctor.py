@@ -53,7 +53,7 @@ class _Speed:
     reached: float
 
 
-@click.command(short_help="Check this machine, its engines, and how fast a model could be.")
+@click.command()
 @click.argument("model", required=False, envvar="TAILRACE_MODEL")
 @click.option(
     "--engine", default="auto", show_default=True, envvar="TAILRACE_ENGINE", help="The engine whose speed is measured."

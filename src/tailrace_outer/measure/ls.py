@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["ls"]
 
 
-@click.command(short_help="List the models on this machine.")
+@click.command()
 @click.option("--available", is_flag=True, help="List the models that have a name, and which fit this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ls(available: bool, as_json: bool) -> None:
