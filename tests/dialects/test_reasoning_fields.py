@@ -12,11 +12,11 @@ from tailrace.conversations.turns import Spoken, read_turn
 from tailrace.dialects import GenerateCall, openai
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import ChatView
-from tailrace.dialects.responses_items import items_from
 from tailrace.dialects.shapes import read_fields
 from tailrace.errors import RequestError
 from tailrace.types import Message
 from tailrace_outer.responses import responses_wire
+from tailrace_outer.responses.responses_items import items_from
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
 from tailrace_plugins.ollama import ollama_wire as ollama

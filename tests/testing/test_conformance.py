@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from tailrace.engines import EngineSpec
 from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.errors import SequenceFailed
-from tailrace.testing import Law, ScriptedEngine, _harness, check_engine, laws
+from tailrace.testing import Law, ScriptedEngine, check_engine, laws
+from tailrace_outer.testing import _harness
 from tailrace_outer.testing.sampling_laws import sampling_laws
 
 _CONTEXT_TOKENS = 256

@@ -21,7 +21,6 @@ from tailrace.api.routes import route
 from tailrace.conversations.items import MAX_TITLE, Conversation, Item, ItemId, check_items, without_marks
 from tailrace.dialects.bodies import JsonBody, read_json, require_json, require_plain_utf8, to_json
 from tailrace.dialects.queries import read_count, read_query
-from tailrace.dialects.responses_items import InputItem, item_json, items_from
 from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import RequestError
 from tailrace.http.asgi_answers import JsonAnswer
@@ -29,6 +28,7 @@ from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.types import Image, KeptImage
 from tailrace_outer.conversations.conversation_images import ImageIntake
+from tailrace_outer.responses.responses_items import InputItem, item_json, items_from
 
 __all__ = ["ConversationRoutes", "conversation_json", "query_of", "reader_of", "writer_of"]
 

@@ -11,13 +11,13 @@ import msgspec
 from tailrace.dialects.answers import EventStreamView, ToolsView, logprobs_json
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.facts import StreamFacts
-from tailrace.dialects.responses_items import flat_name
 from tailrace.dialects.wire import Encoder, conformity_json, failure_of, finished_end
 from tailrace.errors import ContextLengthExceeded, TailraceError, UnknownStream
 from tailrace.text.arguments import arguments_object
 from tailrace.text.calls import CallPart
 from tailrace.text.custom_calls import CUSTOM_INPUT, CustomCallReader
 from tailrace.types import CallReading, End, Event, Message, Released, TextDelta, ToolCall
+from tailrace_outer.responses.responses_items import flat_name
 
 __all__ = ["ResponsesEncoder", "ResponsesView", "answer_message"]
 

@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.responses_items import flat_name
 from tailrace.dialects.shapes import Other
 from tailrace.dialects.tools import Offer, ToolChoice, custom_offer, left_out
 from tailrace.errors import RequestError
+from tailrace_outer.responses.responses_items import flat_name
 
 __all__ = [
     "ResponseChoice",

@@ -41,7 +41,6 @@ from tailrace.dialects.messages import MAX_MESSAGES, require_question, with_imag
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.parts import eyes_of
 from tailrace.dialects.reasoning_fields import Effort, effort_values, reasoning_budget, unread_reasoning
-from tailrace.dialects.responses_items import InputItem, items_from
 from tailrace.dialects.shapes import Other, ignored, read_known, refused
 from tailrace.dialects.tools import ChosenTools, choose_tools
 from tailrace.dialects.wire import (
@@ -59,6 +58,7 @@ from tailrace.dialects.wire import (
 from tailrace.errors import RequestError, SeqOutOfRange, UnknownResponse
 from tailrace.types import CallReading, End, GenerateRequest, Image, KeptImage, Message
 from tailrace_outer.responses.responses_events import ResponsesView, answer_message
+from tailrace_outer.responses.responses_items import InputItem, items_from
 from tailrace_outer.responses.responses_tools import (
     ResponseChoice,
     ResponseTool,
