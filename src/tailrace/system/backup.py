@@ -55,7 +55,7 @@ def write_backup(directory: Path, archive: Path) -> list[tuple[str, int]]:
                 copied = _copied(directory / name, Path(scratch) / "copy")
                 if copied is None:
                     continue  # it was deleted meanwhile
-                tar.add(copied, arcname=name, filter=_private)
+                tar.add(copied, arcname=name, filter=_for_owner_only)
                 written.append((name, copied.stat().st_size))
                 copied.unlink()
             tar.close()
@@ -151,7 +151,7 @@ def _check(path: Path) -> None:
         raise sqlite3.DatabaseError(found)
 
 
-def _private(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _for_owner_only(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Leave out who owned the file where it was."""
     member.uid = member.gid = 0
     member.uname = member.gname = ""
