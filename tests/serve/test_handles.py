@@ -240,7 +240,7 @@ async def test_handles_can_be_pickled(front: _Front, handle: Any) -> None:
     assert [item async for item in again.remote(2)] == [0, 1]
     assert repr(again) == "DeploymentHandle('Bot')"
     with pytest.raises(AttributeError):
-        _ = again._private
+        _ = again._hidden_from_calls
 
 
 def test_without_a_front(handle: Any) -> None:
