@@ -26,6 +26,7 @@ __all__ = ["RowBatches", "new_batch_id"]
 logger = logging.getLogger("tailrace.batches")
 
 _BATCHES_OF_OWNER = 1_000
+_OPEN_OF_OWNER = 100  # that have not ended
 _ERRORS = 50  # that a batch names
 _KEPT_S = 30 * 86_400  # how long an ended batch, and by default its results, are kept
 _SWEEP_S = 60.0
@@ -112,8 +113,11 @@ class RowBatches:
 
     def check_number(self, owner: str) -> None:
         """Raises: TooMany."""
-        if sum(batch.owner == owner for batch in self._batches.values()) >= _BATCHES_OF_OWNER:
-            raise TooMany(f"An owner has at most {_BATCHES_OF_OWNER} batches. Delete files, or wait.")
+        batches = [batch for batch in self._batches.values() if batch.owner == owner]
+        if len(batches) >= _BATCHES_OF_OWNER:
+            raise TooMany(f"An owner has at most {_BATCHES_OF_OWNER} batches. They are deleted after 30 days.")
+        if sum(not batch.has_ended for batch in batches) >= _OPEN_OF_OWNER:
+            raise TooMany(f"An owner has at most {_OPEN_OF_OWNER} batches that have not ended. Wait for some.")
 
     def create(self, batch: RowBatch) -> RowBatch:
         """Keep a new batch, and run it. Raises: StorageError."""
@@ -175,23 +179,25 @@ class RowBatches:
         running.task = self._group.create_task(self._process(running))
 
     async def _process(self, running: _Running) -> None:
-        """Run a batch to its end. While the journal cannot be written or read, it waits."""
-        batch, is_loaded = running.batch, False
-        while not batch.has_ended:
-            try:
-                if not is_loaded:
-                    running.done, running.counts = self._results.load(batch)
-                    is_loaded = True
-                if batch.status == "validating":
-                    await self._validate(batch)
-                if not batch.has_ended:
-                    await self._finish(running)
-            except StorageError as error:
-                logger.warning("A batch waits: %s", error.message)
-                await asyncio.sleep(_RETRY_S)
-            except UnknownFile:
-                batch.errors = [LineError("file_damaged", "The file of this batch was damaged on disk.")]
-                self._keep(batch, "failed")
+        """Run a batch to its end, when it has its turn. While the journal cannot be written or read, it waits."""
+        batch = running.batch
+        async with self._rows.turn(batch):
+            is_loaded = False
+            while not batch.has_ended:
+                try:
+                    if not is_loaded:
+                        running.done, running.counts = self._results.load(batch)
+                        is_loaded = True
+                    if batch.status == "validating":
+                        await self._validate(batch)
+                    if not batch.has_ended:
+                        await self._finish(running)
+                except StorageError as error:
+                    logger.warning("A batch waits: %s", error.message)
+                    await asyncio.sleep(_RETRY_S)
+                except UnknownFile:
+                    batch.errors = [LineError("file_damaged", "The file of this batch was damaged on disk.")]
+                    self._keep(batch, "failed")
         self._running.pop(batch.batch_id, None)
 
     async def _validate(self, batch: RowBatch) -> None:

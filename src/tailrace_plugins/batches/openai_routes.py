@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tailrace.dialects import read_count, read_fields, read_json
-from tailrace.errors import RequestError
+from tailrace.errors import QueueFull, RequestError
 from tailrace.server import Sender, Server, read_query, require_plain_utf8
 from tailrace_plugins.batches.answers import json_answer, owner_with
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
@@ -25,6 +25,7 @@ from tailrace_plugins.batches.upload import read_form
 __all__ = ["ENDPOINTS", "OpenAIRoutes"]
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+_UPLOADS_AT_ONCE = 64
 _FORM_BYTES = 16_384  # of a form beside its file
 _DEFAULT_PAGE, _MAX_PAGE = 20, 10_000
 _KEPT_S = 30 * 86_400  # files of rows, unless they say otherwise
@@ -55,6 +56,7 @@ class OpenAIRoutes:
         self._batches = batches
         self._files = batches.files
         self._file_bytes = file_bytes
+        self._num_uploads = 0
 
     def table(self) -> list[Route]:
         return [
@@ -74,6 +76,9 @@ class OpenAIRoutes:
     async def _upload(self, request: Request) -> Response:
         owner = owner_with("generate", request)
         self._files.check_number(owner)
+        if self._num_uploads >= _UPLOADS_AT_ONCE:  # each has a piece in memory
+            raise QueueFull("Too many files are being uploaded.", retry_after_s=1.0)
+        self._num_uploads += 1
         writer = FileWriter(self._files, owner, new_id("file-"))
         try:
             with self._server.bodies.reader(request.scope, most_bytes=self._file_bytes + _FORM_BYTES) as reader:
@@ -88,6 +93,8 @@ class OpenAIRoutes:
         except BaseException:
             await writer.undo()
             raise
+        finally:
+            self._num_uploads -= 1
         return json_answer(file_json(file))
 
     async def _list_files(self, request: Request) -> Response:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 
 from tailrace.dialects import failure_of
@@ -21,6 +22,7 @@ __all__ = ["RowRunner", "RowsInProgress"]
 
 logger = logging.getLogger("tailrace.batches")
 
+_BATCHES_AT_ONCE = 4  # of an owner
 _ATTEMPTS = 3  # of a row whose stream ended with an error that may not come again
 _LONGEST_WAIT_S = 60.0
 _LINGER_S = 600  # how long the stream of a row goes on while its server starts again
@@ -29,27 +31,47 @@ _FOR_NOW = (408, 429, 503, 507)  # with Retry-After
 
 class RowRunner:
     """The rows of all batches. `at_once` run at a time, of which owners, and the batches of an owner, have equal
-    shares. `has_room` says whether the results of an owner may be kept."""
+    shares. A few batches of an owner run at a time; the others wait. `has_room` says whether the results of an owner
+    may be kept."""
 
     def __init__(self, server: Server, *, at_once: int, has_room: Callable[[str], bool]) -> None:
         self.server = server
         self.has_room = has_room
         self.is_closing = False  # streams go on, for the next process
         self._at_once = at_once
-        self._running: list[RowsInProgress] = []
+        self._num_rows = 0
+        self._num_batches: Counter[str] = Counter()  # that have their turn, by owner
         self._changed = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, batch: RowBatch) -> AsyncIterator[None]:
+        """Context of a batch that has its turn. One that is cancelled does not wait for it."""
+        owner = batch.owner
+        await self.wait_until(lambda: batch.status == "cancelling" or self._num_batches[owner] < _BATCHES_AT_ONCE)
+        self._num_batches[owner] += 1
+        try:
+            yield
+        finally:
+            self._num_batches[owner] -= 1
+            if not self._num_batches[owner]:
+                del self._num_batches[owner]
+            self.changed()
 
     @contextlib.asynccontextmanager
     async def rows_of(self, batch: RowBatch) -> AsyncIterator[RowsInProgress]:
         """Context of a batch that runs rows. Rows that are not done at its end are stopped."""
         rows = RowsInProgress(self, batch)
-        self._running.append(rows)
         try:
             yield rows
         finally:
             await rows.stop()
-            self._running.remove(rows)
-            self.changed()
+
+    def begun(self) -> None:
+        self._num_rows += 1
+
+    def ended(self) -> None:
+        self._num_rows -= 1
+        self.changed()
 
     def changed(self) -> None:
         """A row has ended, a batch is cancelled, or there is more room: another row may begin."""
@@ -65,10 +87,8 @@ class RowRunner:
         if not self.has_room(rows.batch.owner):
             rows.note_full()
             return False
-        owners = [one.batch.owner for one in self._running]
-        share = self._at_once // len(set(owners)) // owners.count(rows.batch.owner)
-        num_rows = sum(len(one.tasks) for one in self._running)
-        return num_rows < self._at_once and len(rows.tasks) < max(1, share)
+        share = self._at_once // len(self._num_batches) // self._num_batches[rows.batch.owner]
+        return self._num_rows < self._at_once and len(rows.tasks) < max(1, share)
 
 
 class RowsInProgress:
@@ -90,11 +110,12 @@ class RowsInProgress:
         logs: list[StreamLog] = []
         task = asyncio.create_task(work(logs))
         self.tasks[task] = logs
+        self._runner.begun()
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self.tasks.pop(task, None)
-        self._runner.changed()
+        del self.tasks[task]
+        self._runner.ended()
 
     async def stop(self) -> None:
         """End all rows. Their streams end, too, unless the server closes."""
