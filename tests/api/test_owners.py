@@ -87,12 +87,12 @@ async def _serving(directory: Path) -> AsyncIterator[_House]:
 
 
 def _on_streams() -> list[tuple[Wire, Operation]]:
-    """All operations that follow, show, stop or delete a stream, of every wire."""
+    """All operations that follow, show, stop or delete a stream by its id, of every wire."""
     return [
         (wire, operation)
         for wire in ServedWires().all
         for operation in wire.operations
-        if isinstance(operation.act, Follow | OnStream)
+        if isinstance(operation.act, Follow | OnStream) and "{chat" not in operation.path
     ]
 
 
@@ -130,6 +130,20 @@ async def test_own_streams_are_found_on_every_wire(tmp_path: Path) -> None:
             status, _ = await _ask(house.mine, entry[1], stream_id)
             assert status in (200, 204), _named(entry)
     assert len(_on_streams()) >= 9
+
+
+async def test_an_answer_is_not_found_by_the_chat_of_another_owner(tmp_path: Path) -> None:
+    path, part = "/v1/ai-sdk/chat", {"type": "text", "text": "Tell me of rivers."}
+    chat = {"id": "c", "messages": [{"role": "user", "parts": [part]}], "maxOutputTokens": 5_000}
+    async with _serving(tmp_path) as house, asyncio.timeout(60):
+        asking = asyncio.create_task(house.mine.post(path, json=chat))
+        while not list(house.service.generator.live):
+            await asyncio.sleep(0.01)
+        for other in house.others:
+            assert (await other.get(f"{path}/c/stream")).status_code == 204
+            assert (await other.delete(f"{path}/c/stream")).status_code == 404
+        assert (await house.mine.delete(f"{path}/c/stream")).status_code == 200
+        assert b'"type":"abort"' in (await asking).content
 
 
 async def test_an_event_id_does_not_find_streams_of_other_owners(tmp_path: Path) -> None:
