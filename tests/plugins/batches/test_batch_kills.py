@@ -55,13 +55,12 @@ def _run(path: Path, *, num_rows: int, num_kills: int, max_tokens: int, source: 
                 return counts is not None and counts.completed >= least
 
             until(has_come_so_far)
-            match number % 3:
-                case 0:
-                    house.stop()
-                case 1:
-                    house.kill()
-                case _:
-                    house.server.worker().kill()
+            if number % 2:
+                house.kill()
+            else:
+                house.server.worker().kill()
+            if number == num_kills // 2:
+                house.stop()  # once besides
         client = client_of(house.server)
         ended = wait_ended(client, batch)
         assert ended.status == "completed"
