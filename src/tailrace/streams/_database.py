@@ -361,11 +361,13 @@ class Database:
         for row, key, body, crc in self._select(query, first, end):
             yield row, key, intact(body, crc, key) if isinstance(key, bytes) else None
 
-    def note_sizes(self, first: bytes, end: bytes) -> list[tuple[bytes, int, bytes]]:
-        """Return the keys of notes from `first` to before `end` in their order, each with the size of the body and its
-        first byte."""
-        query = "SELECT key, length(body), substr(body, 1, 1) FROM notes WHERE key >= ? AND key < ? ORDER BY key"
-        return list(self._select(query, first, end))
+    def note_sizes(self, first: bytes, end: bytes, most: int) -> list[tuple[bytes, int, bytes]]:
+        """Return the keys of at most `most` notes (-1: all) from `first` to before `end` in their order, each with the
+        size of the body and its first byte."""
+        query = (
+            "SELECT key, length(body), substr(body, 1, 1) FROM notes WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
+        )
+        return list(self._select(query, first, end, most))
 
     def drop_notes(self, rows: Sequence[int]) -> None:
         with self._writing() as connection:

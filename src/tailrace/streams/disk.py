@@ -291,9 +291,9 @@ class DiskJournal:
         with self._write_now():
             self._database.erase_notes(keys)
 
-    def note_sizes(self, first: bytes, end: bytes) -> list[tuple[bytes, int]]:
+    def note_sizes(self, first: bytes, end: bytes, most: int) -> list[tuple[bytes, int]]:
         """Raises: StorageError."""
-        found = self._database.note_sizes(first, end)
+        found = self._database.note_sizes(first, end, most)
         return [(key, num_bytes - self._rows.num_added(begin)) for key, num_bytes, begin in found]
 
     def notes(self, first: bytes, end: bytes) -> Iterator[Note]:

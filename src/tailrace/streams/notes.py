@@ -5,6 +5,7 @@ Each extension has its own, by its name. Neither knows what the bytes mean.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ class NoteRows(Protocol):
 
     def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None: ...
     def erase_notes(self, keys: Iterable[bytes]) -> None: ...
-    def note_sizes(self, first: bytes, end: bytes) -> Iterable[tuple[bytes, int]]: ...
+    def note_sizes(self, first: bytes, end: bytes, most: int) -> Iterable[tuple[bytes, int]]: ...
     def notes(self, first: bytes, end: bytes) -> Iterator[Note]: ...
     def cut_notes(self, cuts: Mapping[bytes, int]) -> None: ...
     def record_damage(self) -> None: ...
@@ -73,10 +74,13 @@ class LocalNotes:
         notes = list(self._rows.notes(own, own + b"\0")) if self._rows is not None else []
         return notes[-1].body if notes else None
 
-    def sizes(self, prefix: bytes = b"") -> dict[bytes, int]:
-        """Return the keys that begin with `prefix`, in their order, each with about the bytes of its newest note.
-        Raises: StorageError."""
-        found = self._rows.note_sizes(*self._range(prefix)) if self._rows is not None else ()
+    def sizes(self, prefix: bytes = b"", *, after: bytes | None = None, most: int = -1) -> dict[bytes, int]:
+        """Return the keys that begin with `prefix`, in their order, each with about the bytes of its newest note:
+        those behind the key `after`, and at most `most` of them. Raises: StorageError."""
+        first, end = self._range(prefix)
+        if after is not None:
+            first = self._prefix + after + b"\0"
+        found = self._rows.note_sizes(first, end, most) if self._rows is not None else ()
         return {key.removeprefix(self._prefix): num_bytes for key, num_bytes in found}
 
     def add(self, key: bytes, body: bytes) -> None:
@@ -120,19 +124,27 @@ class _MemoryRows:
 
     def __init__(self) -> None:
         self._notes: dict[bytes, list[Note]] = {}
+        self._keys: list[bytes] = []  # in their order
         self._num_rows = 0
 
     def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
         for key, body in notes:
             self._num_rows += 1
-            self._notes.setdefault(key, []).append(Note(self._num_rows, key, body))
+            if key not in self._notes:
+                bisect.insort(self._keys, key)
+                self._notes[key] = []
+            self._notes[key].append(Note(self._num_rows, key, body))
 
     def erase_notes(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self._notes.pop(key, None)
+            if self._notes.pop(key, None) is not None:
+                del self._keys[bisect.bisect_left(self._keys, key)]
 
-    def note_sizes(self, first: bytes, end: bytes) -> list[tuple[bytes, int]]:
-        return sorted((key, len(notes[-1].body or b"")) for key, notes in self._notes.items() if first <= key < end)
+    def note_sizes(self, first: bytes, end: bytes, most: int) -> list[tuple[bytes, int]]:
+        begin = bisect.bisect_left(self._keys, first)
+        behind = bisect.bisect_left(self._keys, end) if most < 0 else begin + most
+        keys = self._keys[begin:behind]
+        return [(key, len(self._notes[key][-1].body or b"")) for key in keys if key < end]
 
     def notes(self, first: bytes, end: bytes) -> Iterator[Note]:
         if end == first + b"\0":

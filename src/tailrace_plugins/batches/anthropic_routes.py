@@ -18,17 +18,16 @@ from tailrace.errors import RequestError
 from tailrace.server import Sender, Server, read_query, require_plain_utf8
 from tailrace_plugins.batches.answers import json_answer, owner_with
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
-from tailrace_plugins.batches.files import FileWriter
+from tailrace_plugins.batches.files import PIECE_BYTES, FileWriter
 from tailrace_plugins.batches.records import RowBatch
 from tailrace_plugins.batches.results import RESULTS, result_prefix
 
-__all__ = ["AnthropicRoutes"]
+__all__ = ["AnthropicRoutes", "BatchRequest", "write_rows"]
 
 _ENDPOINT = "/v1/messages"
 _ROOT = _ENDPOINT + "/batches"
 _WINDOW_S = 86_400
 _DEFAULT_PAGE, _MAX_PAGE = 20, 1_000
-_ROWS_AT_ONCE = 256  # written without a pause
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 
 Json = dict[str, Any]  # Any: JSON
@@ -73,7 +72,7 @@ class AnthropicRoutes:
             batch_id = new_batch_id(has_file=False)
             writer = FileWriter(self._batches.files, owner, batch_id)
             try:
-                await _write(rows, writer)
+                await write_rows(rows, writer)
                 now_s = int(time.time())
                 batch = RowBatch(
                     batch_id=batch_id,
@@ -186,13 +185,14 @@ def _read(body: bytes) -> list[BatchRequest]:
         raise RequestError("The body is not valid JSON in UTF-8.") from None
 
 
-async def _write(rows: list[BatchRequest], writer: FileWriter) -> None:
+async def write_rows(rows: list[BatchRequest], writer: FileWriter) -> None:
     """Keep requests as the lines of a file. Raises: SpaceFull, StorageError."""
-    for index, row in enumerate(rows):
-        line = {"custom_id": row.custom_id, "method": "POST", "url": _ENDPOINT, "body": _on_one_line(row.params)}
-        writer.write(msgspec.json.encode(line) + b"\n")
-        if index % _ROWS_AT_ONCE == 0:
-            await asyncio.sleep(0)
+    for row in rows:
+        fields = {"custom_id": row.custom_id, "method": "POST", "url": _ENDPOINT, "body": _on_one_line(row.params)}
+        line = msgspec.json.encode(fields) + b"\n"
+        for begin in range(0, len(line), PIECE_BYTES):
+            if writer.write(line[begin : begin + PIECE_BYTES]):
+                await asyncio.sleep(0)
     writer.flush()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -17,7 +18,16 @@ from tailrace.server import InnerAnswer, LocalNotes, StreamLog
 from tailrace_plugins.batches.errors import TooMany, UnknownBatch, UnknownFile
 from tailrace_plugins.batches.files import Files, new_id
 from tailrace_plugins.batches.records import LineError, RowBatch, Status, StoredFile
-from tailrace_plugins.batches.results import ERRORS, RESULTS, Results, result_of, result_prefix, unrun_line
+from tailrace_plugins.batches.results import (
+    ERRORS,
+    RESULT_NAMES,
+    RESULTS,
+    Results,
+    result_file_id,
+    result_of,
+    result_prefix,
+    unrun_line,
+)
 from tailrace_plugins.batches.row_runner import RowRunner, RowsInProgress
 from tailrace_plugins.batches.rows import Outcome, RowError, RowReader, read_row
 
@@ -43,6 +53,7 @@ class _Running:
 
     batch: RowBatch
     task: asyncio.Task[None] = field(init=False)
+    deadline: asyncio.Timeout | None = None  # of the rows, while they run
     done: set[int] = field(default_factory=set)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -73,17 +84,18 @@ class RowBatches:
             if note.body is not None:
                 batch = _decode(note.body)
                 self._batches[batch.batch_id] = batch
-        for batch in self._batches.values():
-            if not batch.input_file_id:  # what is no file counts, too
-                held = batch.rows if not batch.has_ended else result_prefix(RESULTS, batch)
-                files.used[batch.owner] += sum(notes.sizes(held).values())
+        self._checking = asyncio.Lock()
 
     async def start(self) -> None:
         """Continue the batches of an earlier process, and delete from now on what has expired."""
-        await self.files.erase_unfinished(batch.rows for batch in self._batches.values())
+        open_batches = [batch for batch in self._batches.values() if not batch.has_ended]
+        await self.files.erase_unfinished(batch.rows for batch in open_batches)
         for batch in self._batches.values():
-            if not batch.has_ended:
-                self._run(batch)
+            if not batch.input_file_id:  # what is no file counts, too
+                held = result_prefix(RESULTS, batch) if batch.has_ended else batch.rows
+                self.files.used[batch.owner] += sum((await self.files.sizes(held)).values())
+        for batch in open_batches:
+            self._run(batch)
         self._sweeping = self._group.create_task(self._sweep())
 
     def close(self) -> None:
@@ -129,16 +141,18 @@ class RowBatches:
         """Cancel a batch that has not ended. Raises: StorageError."""
         if batch.status in ("validating", "in_progress"):
             self._keep(batch, "cancelling")
-            self._rows.changed()
+            deadline = self._running[batch.batch_id].deadline
+            if deadline is not None and not deadline.expired():
+                deadline.reschedule(asyncio.get_running_loop().time())
         return batch
 
     async def delete(self, batch: RowBatch) -> None:
         """Delete a batch that has ended, with its results that are no files. Raises: StorageError."""
         self._notes.erase(_NOTES + batch.batch_id.encode())
-        del self._batches[batch.batch_id]
+        self._batches.pop(batch.batch_id, None)  # it may be deleted twice at the same time
         if not batch.input_file_id:
-            self.files.used[batch.owner] -= sum(self._results.sizes(batch).values())
-            await self.files.erase(result_prefix(RESULTS, batch))
+            await self.files.erase(result_prefix(RESULTS, batch), batch.owner)
+            self._rows.slots.offer()
 
     async def forget(self, owner: str) -> dict[str, int]:
         """Delete all files and batches of an owner. Raises: StorageError."""
@@ -165,7 +179,7 @@ class RowBatches:
         if self.uses(file):
             raise RequestError("A batch in progress reads this file.", param="file_id")
         await self.files.delete(file)
-        self._rows.changed()
+        self._rows.slots.offer()
 
     def uses(self, file: StoredFile) -> bool:
         """Return whether a batch that has not ended reads a file."""
@@ -179,26 +193,33 @@ class RowBatches:
         running.task = self._group.create_task(self._process(running))
 
     async def _process(self, running: _Running) -> None:
-        """Run a batch to its end, when it has its turn. While the journal cannot be written or read, it waits."""
-        batch = running.batch
-        async with self._rows.turn(batch):
-            is_loaded = False
-            while not batch.has_ended:
-                try:
+        """Run a batch to its end. While the journal cannot be written or read, it waits."""
+        batch, is_loaded = running.batch, False
+        while not batch.has_ended:
+            try:
+                async with self._checking:  # one file at a time, so that the event loop is not blocked for long
                     if not is_loaded:
-                        running.done, running.counts = self._results.load(batch)
+                        running.done, running.counts = await self._results.load(batch)
                         is_loaded = True
-                    if batch.status == "validating":
+                    if batch.status == "validating" and not batch.errors:
                         await self._validate(batch)
-                    if not batch.has_ended:
-                        await self._finish(running)
-                except StorageError as error:
-                    logger.warning("A batch waits: %s", error.message)
-                    await asyncio.sleep(_RETRY_S)
-                except UnknownFile:
-                    batch.errors = [LineError("file_damaged", "The file of this batch was damaged on disk.")]
-                    self._keep(batch, "failed")
+                if not batch.has_ended:
+                    await self._finish(running)
+            except StorageError as error:
+                logger.warning("A batch waits: %s", error.message)
+                await asyncio.sleep(_RETRY_S)
+            except UnknownFile:
+                batch.errors = [LineError("file_damaged", "The file of this batch was damaged on disk.")]
+            except Exception:  # a defect must end only this batch
+                logger.exception("A batch failed.")
+                if batch.errors:
+                    return  # the next process tries again
+                batch.errors = [LineError("internal_error", "Internal server error. See the server's log.")]
         self._running.pop(batch.batch_id, None)
+        if not batch.input_file_id:
+            with contextlib.suppress(StorageError):  # the next process erases them
+                await self.files.erase(batch.rows, batch.owner)
+            self._rows.slots.offer()
 
     async def _validate(self, batch: RowBatch) -> None:
         """Check the file of a batch: then it is in progress, or has failed."""
@@ -223,36 +244,35 @@ class RowBatches:
         self._keep(batch, "failed" if errors else "in_progress")
 
     async def _finish(self, running: _Running) -> None:
-        """Run all rows that have no result, and end the batch."""
+        """Run all rows that have no result, and end the batch. One with errors only ends."""
         batch = running.batch
+        if batch.errors:
+            await self._end(running)
+            return
         if batch.status == "in_progress":
             try:
-                async with asyncio.timeout(max(0.0, batch.expires_s - time.time())):
+                async with asyncio.timeout(max(0.0, batch.expires_s - time.time())) as running.deadline:
                     await self._run_rows(running)
             except TimeoutError:
                 pass
+            finally:
+                running.deadline = None
             if batch.status == "in_progress":
                 self._keep(batch, "finalizing")
         rest: Outcome = "canceled" if batch.status == "cancelling" else "expired"
         await self._fill_in(running, rest)
-        await self._results.wait_kept()
-        self._end(running)
-        if not batch.input_file_id:
-            self.files.used[batch.owner] -= sum(self._notes.sizes(batch.rows).values())
-            await self.files.erase(batch.rows)
+        await self._end(running)
 
     async def _run_rows(self, running: _Running) -> None:
-        """Run rows until all have a result, or the batch is cancelled."""
+        """Run rows until all have a result."""
         batch = running.batch
         async with self._rows.rows_of(batch) as rows:
-            async for number, line in self.files.lines(batch.rows, self._row_bytes):
-                if number in running.done or line is None:
-                    continue
-                await self._rows.wait_until(lambda: batch.status == "cancelling" or self._rows.may_begin(rows))
-                if batch.status == "cancelling":
-                    return
-                rows.begin(partial(self._row, running, rows, number, line))
-            await self._rows.wait_until(lambda: batch.status == "cancelling" or not rows.tasks)
+            await rows.wait_slot()
+            async for number, line in self.files.lines(batch.rows):
+                if number not in running.done and line is not None:
+                    rows.begin(partial(self._row, running, rows, number, line))
+                    await rows.wait_slot()
+            await rows.wait_ended()
 
     async def _row(
         self, running: _Running, rows: RowsInProgress, number: int, line: bytes, logs: list[StreamLog]
@@ -270,8 +290,8 @@ class RowBatches:
     async def _keep_result(self, running: _Running, number: int, outcome: Outcome, line: bytes) -> None:
         if number not in running.done:
             running.done.add(number)  # now: a row that is stopped while it waits here has its result
-            await self._results.keep(running.batch, number, outcome, line)
             running.counts[outcome] += 1
+            await self._results.keep(running.batch, number, outcome, line)
 
     async def _fill_in(self, running: _Running, outcome: Outcome) -> None:
         """Give an outcome to all rows that have none."""
@@ -279,7 +299,7 @@ class RowBatches:
         if len(running.done) == batch.num_rows:
             return
         waiting = []
-        async for number, line in self.files.lines(batch.rows, self._row_bytes):
+        async for number, line in self.files.lines(batch.rows):
             if number in running.done or line is None:
                 continue
             result = unrun_line(batch, read_row(line).custom_id, outcome)
@@ -289,34 +309,37 @@ class RowBatches:
                 waiting = []
         await asyncio.gather(*waiting)
 
-    def _end(self, running: _Running) -> None:
+    async def _end(self, running: _Running) -> None:
         """Make files of the results, and end the batch. Raises: StorageError."""
+        await self._results.wait_kept()
         batch, counts = running.batch, running.counts
         if batch.input_file_id:
-            sizes = self._results.sizes(batch)
-            batch.output_file_id = self._add_file(batch, RESULTS, "output", sizes[RESULTS])
-            batch.error_file_id = self._add_file(batch, ERRORS, "error", sizes[ERRORS])
+            batch.output_file_id = await self._add_file(batch, RESULTS)
+            batch.error_file_id = await self._add_file(batch, ERRORS)
         batch.counts = dict(counts)
         status: Status = "completed"
-        if batch.status == "cancelling":
+        if batch.errors:
+            status = "failed"
+        elif batch.status == "cancelling":
             status = "cancelled"
         elif counts["expired"]:
             status = "expired"
         self._keep(batch, status)
 
-    def _add_file(self, batch: RowBatch, kind: bytes, name: str, num_bytes: int) -> str | None:
-        """Make a file of results. Its id is always the same for a batch, so that it is made once."""
+    async def _add_file(self, batch: RowBatch, kind: bytes) -> str | None:
+        """Return the id of a file of results, which an earlier process may have made; None if there are none."""
+        file_id = result_file_id(kind, batch)
+        if self.files.has(file_id):
+            return file_id
+        num_bytes = sum((await self.files.sizes(result_prefix(kind, batch))).values())
         if not num_bytes:
             return None
-        file_id = f"file-{batch.batch_id.removeprefix('batch_')}-{name}"
-        if self.files.has(file_id):  # an earlier process has made it
-            return file_id
         now_s = int(time.time())
         self.files.add(
             StoredFile(
                 file_id=file_id,
                 owner=batch.owner,
-                filename=f"{batch.batch_id}_{name}.jsonl",
+                filename=f"{batch.batch_id}_{RESULT_NAMES[kind]}.jsonl",
                 purpose="batch_output",
                 num_bytes=num_bytes,
                 created_s=now_s,
@@ -341,14 +364,17 @@ class RowBatches:
     async def _sweep(self) -> None:
         """Delete files and batches that have expired. Never returns."""
         while True:
-            try:
-                for file in self.files.expired():
-                    if not self.uses(file):
-                        await self.files.delete(file)
-                for batch in self._expired():
-                    await self.delete(batch)
-            except StorageError as error:
-                logger.warning("expired files are not deleted: %s", error.message)
+            expired: list[StoredFile | RowBatch] = [*self.files.expired(), *self._expired()]
+            for one in expired:
+                try:
+                    if isinstance(one, RowBatch):
+                        await self.delete(one)
+                    elif not self.uses(one):
+                        await self.delete_file(one)
+                except StorageError as error:
+                    logger.warning("An expired file is not deleted: %s", error.message)
+                except Exception:  # a defect must not end the server
+                    logger.exception("An expired file is not deleted.")
             await asyncio.sleep(_SWEEP_S)
 
     def _expired(self) -> Sequence[RowBatch]:

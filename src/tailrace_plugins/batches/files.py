@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 import msgspec
 
@@ -20,7 +21,10 @@ __all__ = ["PIECE_BYTES", "UPLOADS", "FileWriter", "Files", "new_id", "piece_key
 
 PIECE_BYTES = 2**18
 _FILES_OF_OWNER = 2_000
-_ERASED_AT_ONCE = 64  # notes, so that the event loop is not blocked for long
+# What is done without a pause, so that the event loop is not blocked for long:
+_ERASED_AT_ONCE = 64  # notes
+_LISTED_AT_ONCE = 1_000  # keys
+_LINES_AT_ONCE = 500
 _SENT_BYTES = 2**16
 _FILES = b"f/"
 UPLOADS = b"p/"
@@ -54,11 +58,13 @@ class FileWriter:
     def has_content(self) -> bool:
         return bool(self.num_bytes or self._buffer)
 
-    def write(self, content: bytes) -> None:
-        """Raises: SpaceFull, StorageError."""
+    def write(self, content: bytes) -> bool:
+        """Return whether a piece was kept. Raises: SpaceFull, StorageError."""
+        before = self._num_pieces
         self._buffer += content
         while len(self._buffer) >= PIECE_BYTES:
             self._flush(PIECE_BYTES)
+        return self._num_pieces > before
 
     def close(self, *, filename: str, purpose: str, expires_s: int | None) -> StoredFile:
         """Keep the file. Raises: SpaceFull, StorageError."""
@@ -82,9 +88,8 @@ class FileWriter:
 
     async def undo(self) -> None:
         """Remove what was written."""
-        self._files.used[self._owner] -= self.num_bytes
         with contextlib.suppress(StorageError):  # the next process removes it
-            await self._files.erase(self.prefix)
+            await self._files.erase(self.prefix, self._owner)
 
     def _flush(self, num_bytes: int) -> None:
         if not num_bytes:
@@ -150,14 +155,25 @@ class Files:
         """Raises: StorageError."""
         self.notes.erase(_FILES + file.file_id.encode())
         self._files.pop(file.file_id, None)
-        self.used[file.owner] -= file.num_bytes
-        await self.erase(file.pieces)
+        await self.erase(file.pieces, file.owner)
 
-    async def erase(self, prefix: bytes) -> None:
-        """Delete the notes whose keys begin with `prefix`. Raises: StorageError."""
-        keys = list(self.notes.sizes(prefix))
-        for first in range(0, len(keys), _ERASED_AT_ONCE):
-            self.notes.erase(*keys[first : first + _ERASED_AT_ONCE])
+    async def sizes(self, prefix: bytes) -> dict[bytes, int]:
+        """Return the keys that begin with `prefix`, in their order, each with the bytes of its note. Raises:
+        StorageError."""
+        found: dict[bytes, int] = {}
+        after: bytes | None = None
+        while page := self.notes.sizes(prefix, after=after, most=_LISTED_AT_ONCE):
+            found |= page
+            after = next(reversed(page))
+            await asyncio.sleep(0)
+        return found
+
+    async def erase(self, prefix: bytes, owner: str | None = None) -> None:
+        """Delete the notes whose keys begin with `prefix`, which were counted as the owner's. Raises: StorageError."""
+        while page := self.notes.sizes(prefix, most=_ERASED_AT_ONCE):
+            self.notes.erase(*page)
+            if owner is not None:
+                self.used[owner] -= sum(page.values())
             await asyncio.sleep(0)
 
     def expired(self) -> Sequence[StoredFile]:
@@ -168,7 +184,7 @@ class Files:
         """Delete what was written of files that never became one; `others` are prefixes in use. Raises:
         StorageError."""
         known = {file.pieces for file in self._files.values()} | set(others)
-        found = {key.rpartition(b"/")[0] + b"/" for key in self.notes.sizes(UPLOADS)}
+        found = {key.rpartition(b"/")[0] + b"/" for key in await self.sizes(UPLOADS)}
         for prefix in found - known:
             await self.erase(prefix)
 
@@ -176,7 +192,10 @@ class Files:
         """Yield the content of a file. Raises: UnknownFile if it is deleted meanwhile."""
         parts: list[bytes] = []
         num_bytes = 0
-        for piece in self._pieces(prefix):
+        for key in await self.sizes(prefix):
+            piece = self.notes.get(key)
+            if piece is None:
+                raise UnknownFile("The file was deleted or damaged.")
             parts.append(piece)
             num_bytes += len(piece)
             if num_bytes >= _SENT_BYTES:
@@ -185,14 +204,16 @@ class Files:
                 await asyncio.sleep(0)
         yield b"".join(parts)
 
-    async def lines(self, prefix: bytes, most_bytes: int) -> AsyncIterator[tuple[int, bytes | None]]:
+    async def lines(self, prefix: bytes, most_bytes: float = math.inf) -> AsyncIterator[tuple[int, bytes | None]]:
         """Yield the lines of a file that are not blank, with their numbers from 1. A line that is longer than
-        `most_bytes` is None."""
+        `most_bytes` is None. Raises: as `content`."""
         number, rest, is_long = 0, b"", False
         async for content in self.content(prefix):
             *whole, rest = (rest + content).split(b"\n")
             for line in whole:
                 number += 1
+                if number % _LINES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if is_long or len(line) > most_bytes:
                     yield number, None
                 elif line.strip():
@@ -202,10 +223,3 @@ class Files:
                 rest, is_long = b"", True
         if is_long or rest.strip():
             yield number + 1, None if is_long or len(rest) > most_bytes else rest
-
-    def _pieces(self, prefix: bytes) -> Iterator[bytes]:
-        for key in self.notes.sizes(prefix):
-            piece = self.notes.get(key)
-            if piece is None:
-                raise UnknownFile("The file was deleted or damaged.")
-            yield piece

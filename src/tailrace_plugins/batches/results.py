@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
 
 import msgspec
 
@@ -16,9 +15,10 @@ from tailrace_plugins.batches.files import Files, new_id, piece_key
 from tailrace_plugins.batches.records import RowBatch
 from tailrace_plugins.batches.rows import Outcome
 
-__all__ = ["ERRORS", "RESULTS", "Results", "result_of", "result_prefix", "unrun_line"]
+__all__ = ["ERRORS", "RESULTS", "RESULT_NAMES", "Results", "result_file_id", "result_of", "result_prefix", "unrun_line"]
 
 RESULTS, ERRORS = b"o/", b"e/"
+RESULT_NAMES = {RESULTS: "output", ERRORS: "error"}
 _RETRY_S = 1.0
 _LETTERS: dict[Outcome, bytes] = {"succeeded": b"s", "errored": b"e", "expired": b"x", "canceled": b"c"}
 _OUTCOMES = {letter: outcome for outcome, letter in _LETTERS.items()}
@@ -27,9 +27,16 @@ _MESSAGES: dict[Outcome, tuple[str, str]] = {
     "canceled": ("batch_cancelled", "The batch was cancelled before this row was run."),
 }
 
+_read_json = msgspec.json.Decoder(msgspec.Raw).decode
+
 
 def result_prefix(kind: bytes, batch: RowBatch) -> bytes:
     return b"%b%b/" % (kind, batch.batch_id.encode())
+
+
+def result_file_id(kind: bytes, batch: RowBatch) -> str:
+    """Return the id of a file of results. It is always the same for a batch, so that the file is made once."""
+    return f"file-{batch.batch_id.removeprefix('batch_')}-{RESULT_NAMES[kind]}"
 
 
 class Results:
@@ -41,21 +48,21 @@ class Results:
         self._waiting: dict[bytes, bytes] = {}
         self._kept: asyncio.Future[None] | None = None
 
-    def load(self, batch: RowBatch) -> tuple[set[int], Counter[str]]:
+    async def load(self, batch: RowBatch) -> tuple[set[int], Counter[str]]:
         """Return the rows of a batch that have a result, and how many have each outcome. Raises: StorageError."""
         done: set[int] = set()
         counts: Counter[str] = Counter()
+        num_bytes = 0
         for kind in (RESULTS, ERRORS):
             prefix = result_prefix(kind, batch)
-            for key, num_bytes in self._notes.sizes(prefix).items():
+            sizes = await self._files.sizes(prefix)
+            for key in sizes:
                 done.add(int(key[len(prefix) : -1], 16))
                 counts[_OUTCOMES[key[-1:]]] += 1
-                self._files.used[batch.owner] += num_bytes
+            if not self._files.has(result_file_id(kind, batch)):
+                num_bytes += sum(sizes.values())
+        self._files.used[batch.owner] += num_bytes
         return done, counts
-
-    def sizes(self, batch: RowBatch) -> Mapping[bytes, int]:
-        """Return the bytes of each file of results. Raises: StorageError."""
-        return {kind: sum(self._notes.sizes(result_prefix(kind, batch)).values()) for kind in (RESULTS, ERRORS)}
 
     async def keep(self, batch: RowBatch, number: int, outcome: Outcome, line: bytes) -> None:
         """Return when a result is kept. It waits while the journal cannot be written."""
@@ -87,6 +94,8 @@ class Results:
 
 def result_of(batch: RowBatch, custom_id: str, answer: InnerAnswer | TailraceError) -> tuple[Outcome, bytes]:
     """Return the outcome and the line of a row that has an answer."""
+    if isinstance(answer, InnerAnswer) and not _is_json(answer.body):
+        answer = TailraceError("The answer to this row is not JSON.")
     if isinstance(answer, TailraceError):
         encode = anthropic_error if not batch.input_file_id else encode_error
         status, body = encode(answer)
@@ -99,6 +108,14 @@ def result_of(batch: RowBatch, custom_id: str, answer: InnerAnswer | TailraceErr
     request_id = answer.headers.get("x-request-id", "")
     response = {"status_code": answer.status, "request_id": request_id, "body": body}
     return outcome, _line(_openai_line(custom_id, response, None))
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        _read_json(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
 
 
 def unrun_line(batch: RowBatch, custom_id: str, outcome: Outcome) -> bytes:

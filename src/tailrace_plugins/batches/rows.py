@@ -13,7 +13,7 @@ from tailrace_plugins.batches.records import LineError
 __all__ = ["BatchRow", "Outcome", "RowError", "RowReader", "body_of", "seconds_of"]
 
 _CUSTOM_ID_CHARACTERS = 512
-_WHOLE = {b"stream", b"stream_options", b"background"}  # rows have whole answers
+_WHOLE = {"stream", "stream_options", "background"}  # rows have whole answers
 _WINDOW = re.compile(r"([1-9][0-9]{0,5})([smhd])", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
@@ -101,13 +101,13 @@ def _text(fields: Mapping[str, msgspec.Raw], name: str) -> str:
 
 def body_of(row: BatchRow) -> bytes:
     """Return the body of a row's request, without fields that ask for another answer than a whole one."""
-    if not any(name in row.body for name in _WHOLE):
-        return row.body
     try:
         fields = _decode_body(row.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return row.body  # its wire refuses it
-    return msgspec.json.encode({name: value for name, value in fields.items() if name.encode() not in _WHOLE})
+    if not fields.keys() & _WHOLE:
+        return row.body
+    return msgspec.json.encode({name: value for name, value in fields.items() if name not in _WHOLE})
 
 
 def seconds_of(window: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from tailrace.errors import RequestError, UnsupportedMediaType
@@ -22,7 +22,7 @@ FormFields: TypeAlias = dict[str, str]
 
 
 async def read_form(
-    content_type: str, pieces: AsyncIterator[bytes], write: Callable[[bytes], None]
+    content_type: str, pieces: AsyncIterator[bytes], write: Callable[[bytes], object]
 ) -> tuple[FormFields, str]:
     """Return the fields of a form, and the name of its file, whose content goes to `write`.
 
@@ -38,7 +38,7 @@ async def read_form(
         async for piece in pieces:
             parser.write(piece)
         parser.finalize()
-    except MultipartParseError:
+    except FormParserError:
         raise RequestError("The body is not a valid form.") from None
     if not form.is_complete:
         raise RequestError("The form ends too early.")
@@ -50,7 +50,7 @@ async def read_form(
 class _Form:
     """What the parser has found."""
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
+    def __init__(self, write: Callable[[bytes], object]) -> None:
         self.fields: FormFields = {}
         self.filename: str | None = None
         self.is_complete = False

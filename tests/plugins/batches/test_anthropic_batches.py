@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ PROMPT = f"Recite text {list(TEXTS).index('emoji')}."
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with contextlib.closing(Server("scripted:text=-1", "--batch-rows", "50")) as running:
+    with contextlib.closing(Server("scripted:text=-1", "--batch-rows", "50", "--body-bytes", "4000")) as running:
         yield running.wait_ready()
 
 
@@ -68,6 +69,16 @@ def test_a_batch(client: Anthropic) -> None:
     assert client.messages.batches.delete(batch.id).id == batch.id
     with pytest.raises(anthropic.NotFoundError):
         client.messages.batches.retrieve(batch.id)
+
+
+def test_a_request_as_long_as_a_body_may_be_has_a_result(client: Anthropic) -> None:
+    request = _request(0)
+    request["params"]["system"] = ""
+    room = 4_000 - len(json.dumps(request["params"], separators=(",", ":")))
+    request["params"]["system"] = "x" * room
+    batch = _wait_ended(client, client.messages.batches.create(requests=[request]))
+    assert [one.custom_id for one in client.messages.batches.results(batch.id)] == ["row-0"]
+    assert batch.request_counts.processing == 0
 
 
 def test_pages(client: Anthropic) -> None:

@@ -96,6 +96,13 @@ def test_a_row_that_is_refused_is_in_the_error_file(client: OpenAI) -> None:
     assert bad[0]["response"]["body"]["error"]["param"] == "temperature"
 
 
+def test_stream_is_left_out_however_it_is_written(client: OpenAI) -> None:
+    content = json.dumps(chat_row(0, stream=True)).replace("stream", "str\\u0065am")
+    batch = wait_ended(client, run_batch(client, content.encode()))
+    (line,) = answers_of(client, batch.output_file_id)
+    assert line["response"]["body"]["choices"][0]["message"]["content"] == expected(0)
+
+
 @pytest.mark.parametrize(
     ("endpoint", "body"),
     [
@@ -185,6 +192,8 @@ def test_bad_uploads(client: OpenAI, server: Server) -> None:
     form = {"content-type": "multipart/form-data; boundary=x"}
     for body in (b"", b"--x\r\n", b"nothing", b'--x\r\ncontent-disposition: form-data; name="file"\r\n\r\nabc'):
         assert server.http.post("/v1/files", content=body, headers=form).status_code == 400
+    long = {"content-type": f"multipart/form-data; boundary={'x' * 300}"}
+    assert server.http.post("/v1/files", content=b"", headers=long).status_code == 400
     assert server.http.post("/v1/files", json={}).status_code == 415
     assert len(list(client.files.list())) == len({one.id for one in client.files.list()})
 
