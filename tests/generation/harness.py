@@ -232,6 +232,7 @@ class Harness:
         *,
         linger_s: float = 1e6,
         is_background: bool = False,
+        exact: bool = False,
     ) -> Run:
         """Create a stream, which by default continues without readers."""
         request = GenerateRequest(
@@ -240,6 +241,7 @@ class Harness:
             on_disconnect="detach",
             linger_s=linger_s,
             is_background=is_background,
+            exact=exact,
         )
         return await self.generator.create(request)
 

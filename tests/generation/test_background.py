@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+from tests.generation.engine_failures import KILL
 from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of
 from tests.waiting import idle
 
@@ -77,6 +81,37 @@ async def test_it_is_cancelled_or_loses_the_engine_while_it_waits_again() -> Non
     other.cancel()
     assert end_of(other.log).status == "cancelled"
     harness.finish(live)
+    harness.check_idle()
+
+
+async def test_others_do_not_wait_for_one_that_leaves_before_it_has_caught_up() -> None:
+    """After the loss of an engine, time in the queue counts again without it."""
+    harness = Harness(max_sequences=2)
+    run, live = await _in_background(harness), await harness.create("live")
+    harness.engine.step(9)
+    harness.engine.fail(KILL)
+    waiting = await harness.create("waiting")
+    harness.engine.restart()
+    assert (run.status, live.status, waiting.status) == ("queued", "running", "running")
+    harness.engine.step(10)
+    lost_s = harness.gate.total_lost_s
+    await asyncio.sleep(0.01)
+    assert harness.gate.total_lost_s == lost_s
+    harness.finish(run, live, waiting)
+    assert text_of(run.log) == oracle(prompt_ids_of(run), 1, 20)
+    harness.check_idle()
+
+
+@pytest.mark.parametrize(("drift", "exact", "leaves"), [(1, True, False), (0, True, True), (1, False, True)])
+async def test_one_whose_answer_must_not_change_leaves_only_an_exact_engine(
+    drift: int, exact: bool, leaves: bool
+) -> None:
+    harness = Harness(max_sequences=1, options={"drift": drift})
+    run = await harness.create(is_background=True, exact=exact)
+    harness.engine.step(3)
+    live = await harness.create("live")
+    assert (run.status, live.status) == (("queued", "running") if leaves else ("running", "queued"))
+    harness.finish(run, live)
     harness.check_idle()
 
 

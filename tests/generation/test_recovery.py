@@ -11,7 +11,6 @@ from tests.generation.harness import Harness, end_of, greedy, text_of
 from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.generation import Limits
-from tailrace.types import GenerateRequest
 
 
 @settings(max_examples=60, deadline=None)
@@ -86,8 +85,7 @@ async def test_a_continued_stream_can_be_replayed() -> None:
 
 async def test_an_exact_request_gets_an_error_instead_of_another_answer() -> None:
     harness = Harness()
-    request = GenerateRequest(prompts=("Hi",), sampling=greedy(20), on_disconnect="detach", linger_s=1e6, exact=True)
-    run = await harness.generator.create(request)
+    run = await harness.create("Hi", greedy(20), exact=True)
     harness.engine.step(9)
     harness.engine.seed_offset = 5
     restart_engine(harness, KILL)

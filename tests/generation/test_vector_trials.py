@@ -136,10 +136,26 @@ def test_trials_have_a_time_limit() -> None:
         asked = [await house.ask(f"Text {number}.") for number in range(4)]
         house.engine.fail(CRASH)
         house.engine.restart()
-        assert house.num_on_engine == 1
         await asyncio.sleep(40)
+        assert house.num_on_engine == 1
+        house.engine.step()
         assert house.num_on_engine > 1
         assert await house.run(*asked) == 0
+
+    run_scenario(scenario())
+
+
+def test_a_text_with_which_the_engine_hangs_for_longer_is_found() -> None:
+    async def scenario() -> None:
+        house = _House()
+        poison = await house.ask(_KILLER)
+        for _ in range(2):
+            assert house.has_killer
+            await asyncio.sleep(40)
+            house.engine.fail(CRASH)
+            house.engine.restart()
+        assert await house.run(poison) == 0
+        assert isinstance(poison.exception(), PoisonRequest)
 
     run_scenario(scenario())
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.api.process import TAILRACE
@@ -91,6 +92,28 @@ def test_a_mirror_that_sends_the_whole_file_again(hub: Hub) -> None:
     assert (kind, Path(path).read_bytes()) == ("path", whole)
     fetched = calls[: calls.index(["done"])]
     assert sum(int(str(call[1])) for call in fetched if call[0] == "advance") == len(whole)
+
+
+def test_several_processes_fetch_a_file_once(hub: Hub, tmp_path: Path) -> None:
+    whole = os.urandom(200_000_000)
+    hub.repos["org/one"] = {"q4.gguf": whole}
+    _state(hub, q4=whole)
+    with ThreadPoolExecutor() as threads:
+        for ((kind, path, _calls),) in threads.map(hub.ask, ["hf:org/one"] * 3):
+            assert (kind, Path(path).stat().st_size) == ("path", len(whole)), path
+    assert hub.downloads == ["q4.gguf"]
+    assert not list(hub.cache.rglob("*.tailrace-part"))
+
+
+def test_a_part_that_is_too_long_is_fetched_again(hub: Hub) -> None:
+    whole = os.urandom(3_000_000)
+    hub.repos["org/one"] = {"q4.gguf": whole}
+    _state(hub, q4=whole)
+    blobs = hub.cache / "hub/models--org--one/blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{hashlib.sha256(whole).hexdigest()}.tailrace-part").write_bytes(whole + b"more")
+    ((kind, path, _calls),) = hub.ask("hf:org/one")
+    assert (kind, Path(path).read_bytes()) == ("path", whole), path
 
 
 def test_a_file_that_differs_from_its_hash_is_not_kept(hub: Hub) -> None:

@@ -69,6 +69,11 @@ class Supervisor:
         return len(self._receivers)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether a sequence that runs again gives the same ids."""
+        return self.capabilities is not None and self.capabilities.exact
+
+    @property
     def silent_s(self) -> float:
         """Seconds since the last token, read or generated, while sequences run; 0 for engines that may be silent."""
         if self._may_be_silent or not self._receivers or self._worker is None:

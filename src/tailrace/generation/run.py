@@ -44,6 +44,10 @@ class SequenceRunner(Protocol):
 
     failures: int  # failed starts in a row, including engines that died early
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether a sequence that runs again gives the same ids."""
+
     def submit(self, sequence: Sequence, receiver: Receiver) -> None: ...
     def abort(self, sequence_id: int) -> None: ...
 
@@ -59,8 +63,8 @@ class Rescuer(Protocol):
         """A watched stream has a new token. Returns whether it no longer needs to be watched."""
 
     def on_released(self, run: Run) -> None:
-        """The stream has ended, and no engine has a sequence of it. Called only for streams that waited to be resumed
-        at some time; for them it may be called more than once."""
+        """No engine has a sequence of the stream: it has ended, or waits in the queue again. Called only for streams
+        that waited to be resumed at some time; for them it may be called more than once."""
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True, weakref_slot=True)
@@ -198,12 +202,14 @@ class Run(Producer):
         entry = self._entry
         if entry is None or not self._on_engine or self.is_suspended or self.is_complete or self.end is not None:
             return
+        if self._needs_exact_replay and (self.log.events or self.log.queued) and not self.engine.is_exact:
+            return
         self._has_begun = True
         self._reading.begin_again()
         for choice in list(self._on_engine.values()):
             self._take_off(choice)
             choice.rename(self.new_sequence_id())
-        self.gate.leave(entry)
+        self._release()
         self._entry = dataclasses.replace(entry)
         self.gate.enter(self._entry)
 
@@ -380,6 +386,13 @@ class Run(Producer):
                 self.choices[event.choice].on_complete()
         self._end_if_complete()
 
+    @property
+    def _needs_exact_replay(self) -> bool:
+        """Whether no other sequence may continue after the log: the client wants the exact answer, or a grammar, which
+        starts again with each sequence, so that the result would not match it."""
+        grammar = self.record.sampling.grammar
+        return self.record.exact or (grammar is not None and not grammar.is_free)
+
     def _on_problem(self, choice: Choice, problem: Problem) -> None:
         if problem.kind == "lost":
             self._retry(choice, problem)
@@ -404,11 +417,9 @@ class Run(Producer):
 
     def _continue_from_log(self, choice: Choice) -> None:
         """A replay differs from the log: continue after the log with another sequence."""
-        record = self.record
-        if record.exact:
+        if self.record.exact:
             self.fail(Diverged("A replay gave a different answer, and this request needs the exact one."))
-        elif record.sampling.grammar is not None and not record.sampling.grammar.is_free:
-            # A grammar starts again with each sequence, so the result would not match it.
+        elif self._needs_exact_replay:
             self.fail(Diverged("A replay gave a different answer, and one with a grammar cannot be continued."))
         else:
             self.continuity = "continued"

@@ -25,7 +25,7 @@ __all__ = ["VectorTrials"]
 
 _LOSSES_TO_TRY = 2  # of engines killed from outside
 _KILLS_TO_BLAME = 2  # of engines killed from outside, while the text ran alone
-_HOLD_S = 30.0  # how long new requests wait for the trials on one engine
+_HOLD_S = 30.0  # after which no other trial begins on one engine
 
 
 class _Engine(SequenceRunner, Protocol):
@@ -68,11 +68,17 @@ class VectorTrials:
         """An engine is ready, and nothing is on it. `on_done` is called when requests may begin, perhaps at once."""
         self._on_done = on_done
         if self._suspects:
-            self._timer = asyncio.get_running_loop().call_later(_HOLD_S, self._finish)
+            self._timer = asyncio.get_running_loop().call_later(_HOLD_S, self._on_hold_over)
         self._try_next()
 
+    def _on_hold_over(self) -> None:
+        """New requests have waited for long: try no other text. The one that runs goes on to its end, or until the
+        supervisor finds that the engine hangs."""
+        while len(self._suspects) > 1:
+            self._suspects.pop()
+
     def forget(self) -> None:
-        """No engine is expected, or there is no time for more trials."""
+        """No engine is expected."""
         self._suspects.clear()
         self._running = None
         self._stop_timer()
@@ -118,6 +124,7 @@ class VectorTrials:
         try:
             self._engine.submit(sequence, self)
         except EngineLost:
+            self._stop_timer()
             return  # the next engine resumes
         self._running = sequence.sequence_id
 

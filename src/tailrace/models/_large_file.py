@@ -35,27 +35,40 @@ def download(url: str, blob: Path, num_bytes: int, sha256: str, progress: Progre
     blob.parent.mkdir(parents=True, exist_ok=True)
     part = blob.with_name(f"{blob.name}.tailrace-part")
     name = url.rpartition("/")[2]
-    with part.open("ab") as target:
+    with part.open("a+b") as target:
         _lock(target, name, progress)
         if blob.is_file():
+            part.unlink(missing_ok=True)  # made after the other process renamed its own
             return
         if target.tell() > num_bytes:
-            target.truncate(0)
+            _empty(target)
         with task(progress, f"Fetching {name}", num_bytes):
             progress.advance(target.tell())
             _fill(url, target, num_bytes, progress)
+        with task(progress, f"Checking {name}", num_bytes):
+            digest = _digest(target, progress)
+        if digest != sha256:
+            _empty(target)  # and not deleted: another process may wait for its lock
+            raise ModelError(
+                f"{name} arrived with a wrong checksum: it was altered or damaged on its way. Nothing was kept. "
+                "Try again; if it happens again, do not trust the mirror in HF_ENDPOINT."
+            )
+        part.replace(blob)
+
+
+def _empty(target: IO[bytes]) -> None:
+    target.seek(0)
+    target.truncate()
+
+
+def _digest(target: IO[bytes], progress: Progress) -> str:
+    """Return the SHA-256 of a whole file."""
     digest = hashlib.sha256()
-    with task(progress, f"Checking {name}", num_bytes), part.open("rb") as content:
-        while chunk := content.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            progress.advance(len(chunk))
-    if digest.hexdigest() != sha256:
-        part.unlink()
-        raise ModelError(
-            f"{name} arrived with a wrong checksum: it was altered or damaged on its way. Nothing was kept. Try again; "
-            "if it happens again, do not trust the mirror in HF_ENDPOINT."
-        )
-    part.replace(blob)
+    target.seek(0)
+    while chunk := target.read(_CHUNK_BYTES):
+        digest.update(chunk)
+        progress.advance(len(chunk))
+    return digest.hexdigest()
 
 
 def _fill(url: str, target: IO[bytes], num_bytes: int, progress: Progress) -> None:
@@ -93,7 +106,7 @@ def _append(url: str, target: IO[bytes], num_bytes: int, progress: Progress) -> 
         hf_raise_for_status(answer)
         if start and answer.status_code != 206:  # a server that sends the whole file
             progress.advance(-start)
-            target.truncate(0)
+            _empty(target)
         for chunk in answer.iter_bytes(_CHUNK_BYTES):
             target.write(chunk)
             progress.advance(len(chunk))
