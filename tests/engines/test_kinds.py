@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
+from tests.waiting import LONG_S
 
 from tailrace.engines import EngineSpec, choose, kinds, load_engine, own_kinds
 from tailrace.engines.devices import read_device
@@ -116,6 +120,26 @@ def test_auto_takes_an_engine_that_has_the_device(installed: set[str]) -> None:
 def test_any_gpu(installed: set[str], has_gpu: bool) -> None:
     """OpenVINO's is Intel's, which has no device file of its own here."""
     assert choose(GGUF, changed={"device": "gpu"}).kind.name == ("llamacpp" if has_gpu else "openvino")
+
+
+_WITHOUT_OPENVINO = """
+import sys
+sys.modules["tailrace_plugins.openvino"] = None
+from dataclasses import replace
+from tests.engines.test_kinds import GGUF, why
+print(why(replace(GGUF, format="openvino")))
+print(why(GGUF, "openvino"))
+"""
+
+
+def test_an_engine_that_cannot_be_loaded_is_named() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _WITHOUT_OPENVINO]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=LONG_S)
+    found, asked = ran.stdout.splitlines()
+    assert asked.startswith("The engine openvino cannot be used: ")
+    assert found.startswith("No engine runs m ")
+    assert found.endswith(asked)
 
 
 def test_a_device_that_the_engine_does_not_have(installed: set[str]) -> None:

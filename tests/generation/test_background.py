@@ -9,6 +9,7 @@ from tests.generation.engine_failures import KILL
 from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of
 from tests.waiting import idle
 
+from tailrace.api.server_metrics import Metrics
 from tailrace.errors import EngineLost
 from tailrace.generation import Run
 
@@ -113,6 +114,26 @@ async def test_one_whose_answer_must_not_change_leaves_only_an_exact_engine(
     assert (run.status, live.status) == (("queued", "running") if leaves else ("running", "queued"))
     harness.finish(run, live)
     harness.check_idle()
+
+
+async def test_what_metrics_count() -> None:
+    """It is no loss, and its wait is none of the others."""
+    harness = Harness(max_sequences=1)
+    metrics = Metrics(harness.generator)
+    run = await _in_background(harness)
+    harness.engine.step(3)
+    harness.finish(run, await harness.create("live"))
+    of = metrics.registry.get_sample_value
+    assert of("tailrace_preemptions_total") == 1
+    assert of("tailrace_replays_total") == 0
+    assert of("tailrace_streams_outlived", {"continuity": "replayed"}) is None
+    assert of("tailrace_queue_seconds_count") == 1
+    other = await _in_background(harness)
+    harness.engine.step(3)
+    harness.engine.fail(KILL)
+    harness.engine.restart()
+    harness.finish(other)
+    assert of("tailrace_replays_total") == of("tailrace_streams_outlived", {"continuity": "replayed"}) == 1
 
 
 async def test_the_server_does_not_wait_for_it() -> None:

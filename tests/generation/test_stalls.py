@@ -52,6 +52,16 @@ async def test_a_gap_of_the_engine_is_one_stall() -> None:
     assert looks.report.num_new == {"engine": 1}
 
 
+async def test_one_in_the_background_that_waits_again_does_not_stall() -> None:
+    harness = Harness(max_sequences=1)
+    await harness.create(sampling=greedy(50), is_background=True)
+    harness.engine.step(2)
+    await harness.create("live", greedy(50))
+    looks = _Looks(harness)
+    looks.look(for_s=3)
+    assert looks.report.num_new == {}
+
+
 async def test_tokens_that_wait_for_the_journal(tmp_path: Path) -> None:
     async with open_sqlite(tmp_path) as store:
         await _check_the_journal(Harness(store=store))

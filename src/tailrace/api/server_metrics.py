@@ -83,6 +83,9 @@ class Metrics(Observer):
         self.replayed = self._counter(
             "replayed_tokens", "Tokens that were read or generated again by replays.", "phase"
         )
+        self.preemptions = self._counter(
+            "preemptions", "Streams in the background that left the engine to others, and began again."
+        )
         self.stalls = self._counter("stalls", "Gaps of over a second in running streams.", "cause")
         self.stalled = self._counter("stalled_seconds", "Seconds of these gaps.", "cause")
         self.of_keys = self._counter("key_requests", "Requests of a key.", "key")
@@ -95,7 +98,7 @@ class Metrics(Observer):
 
         self.total_s = self._seconds("request_seconds", "Seconds from a request to the end of its complete answer.")
         self.validation_s = self._seconds("validation_seconds", "Seconds from a request to the queue.")
-        self.queue_s = self._seconds("queue_seconds", "Seconds in the queue.")
+        self.queue_s = self._seconds("queue_seconds", "Seconds in the queue, without requests in the background.")
         self.prefill_s = self._seconds("prefill_seconds", "Seconds from the engine to the first token.")
         self.first_s = self._seconds("time_to_first_token_seconds", "Seconds to the first token.")
         self.inference_s = self._seconds("inference_seconds", "Seconds on the engine of complete answers.")
@@ -132,7 +135,7 @@ class Metrics(Observer):
 
     def _show(self, model: str) -> None:
         """Create series that are there from the start: a rate is only known from the second value on."""
-        counters = (self.requests, self.reasoning, self.unread, self.taken_over, self.replays)
+        counters = (self.requests, self.reasoning, self.unread, self.taken_over, self.replays, self.preemptions)
         for counter in counters:
             self._of(counter, model)
         for phase in ("prefill", "cached", "decode"):
@@ -170,7 +173,7 @@ class Metrics(Observer):
         self._of(self.max_tokens, record.model).observe(record.sampling.max_tokens or 0)
 
     def on_admitted(self, record: Record, times: Times) -> None:
-        if times.entered_s is not None and times.admitted_s is not None:
+        if times.entered_s is not None and times.admitted_s is not None and not record.is_background:
             self._of(self.queue_s, record.model).observe(times.admitted_s - times.entered_s)
 
     def on_first_token(self, record: Record, times: Times) -> None:
@@ -194,11 +197,14 @@ class Metrics(Observer):
     def on_caught_up(self, record: Record, silent_s: float) -> None:
         self._of(self.silence_s, record.model).observe(silent_s)
 
+    def on_readmitted(self, record: Record, waited_s: float) -> None:
+        self._of(self.preemptions, record.model).inc()
+
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         model, end = record.model, log.end
         assert end is not None
         self._of(self.ended, model, end.status, end.failure.code if end.failure is not None else "").inc()
-        if end.continuity is not None:
+        if end.continuity is not None and (times.num_losses or not times.num_preemptions):
             self._of(self.outlived, model, end.continuity).inc()
         num_tokens = end.usage.num_completion_tokens
         self._num_decoded[model] += num_tokens

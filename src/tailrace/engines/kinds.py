@@ -250,10 +250,20 @@ def choose(
     if not able:
         known = [kind for kind in own_kinds().values() if card.format in kind.formats]
         reasons = "; ".join(f"{kind.name}: {kind.why_not(card)}" for kind in known)
-        raise ModelError(f"No engine runs {card.name} ({reasons}).")
+        raise ModelError(f"No engine runs {card.name} ({reasons}).{_left_out()}")
     raise ModelError(
-        f"{card.name} is {_FORMATS[card.format]}. No engine for it is installed. Install one: {able[0].remedy}."
+        f"{card.name} is {_FORMATS[card.format]}. No engine for it is installed. "
+        f"Install one: {able[0].remedy}.{_left_out()}"
     )
+
+
+def _left_out() -> str:
+    """Return which engines cannot be used at all, and why; "" if there are none."""
+    return "".join(f" {_why_left_out(name)}" for name in _plugins().left_out)
+
+
+def _why_left_out(name: str) -> str:
+    return f"The engine {name} cannot be used: {_plugins().left_out[name]}."
 
 
 def _with_device(kinds: list[Kind], name: str) -> list[Kind]:
@@ -314,8 +324,8 @@ def _named(name: str) -> Kind:
     kinds = all_kinds()
     if name in kinds:
         return kinds[name]
-    if reason := _plugins().left_out.get(name):
-        raise ModelError(f"The engine {name} cannot be used: {reason}.")
+    if name in _plugins().left_out:
+        raise ModelError(_why_left_out(name))
     raise ModelError(f"There is no engine named {name!r}; the engines are {listed(kinds)}.")
 
 

@@ -27,6 +27,7 @@ class Times:
     ended_s: float | None = None
     num_losses: int = 0  # how often its engine was lost
     lost_s: float | None = None  # when its engine or server was lost, until it has a new token
+    num_preemptions: int = 0  # how often it left the engine to others, in the background
 
     def spent(self) -> Spent | None:
         """Return the durations of the stages; None without a first token and an end."""
@@ -76,6 +77,10 @@ class Observer:
 
     def on_caught_up(self, record: Record, silent_s: float) -> None:
         """The stream has a new token, so long after its engine or server was lost."""
+
+    def on_readmitted(self, record: Record, waited_s: float) -> None:
+        """A stream in the background is on the engine again, which it had left to others for so long. `on_replay`
+        is not called for this."""
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         """The terminal event is kept, as `log.end`. Called once."""
@@ -138,6 +143,9 @@ class Observers:
 
     def on_caught_up(self, record: Record, silent_s: float) -> None:
         self._tell(lambda observer: observer.on_caught_up(record, silent_s))
+
+    def on_readmitted(self, record: Record, waited_s: float) -> None:
+        self._tell(lambda observer: observer.on_readmitted(record, waited_s))
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         self._tell(lambda observer: observer.on_end(record, log, times))

@@ -97,6 +97,7 @@ class Run(Producer):
     is_watched: bool = field(init=False, default=False)  # whether its progress is reported to the rescuer
     _awaits_token: bool = field(init=False, default=True)  # its first one, or a new one after a loss
     _has_begun: bool = field(init=False, default=False)  # the engine had its sequences before
+    _left_s: float | None = field(init=False, default=None)  # when it left the engine to others; None if it has it
     _entry: QueueEntry | None = field(init=False, default=None)  # its place in the queue, then its slot
     _on_engine: dict[int, Choice] = field(init=False, default_factory=dict)  # by the ids of their sequences
     _reading: PromptReading = field(init=False)
@@ -190,7 +191,11 @@ class Run(Producer):
         if not self._has_begun:
             self.times.admitted_s = time.monotonic()
             self.observers.on_admitted(self.record, self.times)
-        if self._has_begun or self.log.events:  # from an earlier process
+        if self._left_s is not None:
+            waited_s, self._left_s = time.monotonic() - self._left_s, None
+            self.observers.on_readmitted(self.record, waited_s)
+            self.resume(is_replay=False)
+        elif self._has_begun or self.log.events:  # from an earlier process
             self.resume()
         else:
             self._has_begun = True
@@ -205,6 +210,8 @@ class Run(Producer):
         if self._needs_exact_replay and (self.log.events or self.log.queued) and not self.engine.is_exact:
             return
         self._has_begun = True
+        self._left_s = time.monotonic()
+        self.times.num_preemptions += 1
         self._reading.begin_again()
         for choice in list(self._on_engine.values()):
             self._take_off(choice)
@@ -350,8 +357,9 @@ class Run(Producer):
         if self.times.lost_s is None:
             self.times.lost_s = time.monotonic()
 
-    def resume(self, *, is_watched: bool = False) -> None:
-        """Run the incomplete choices again, from the last event. With `is_watched`, report progress to the rescuer."""
+    def resume(self, *, is_watched: bool = False, is_replay: bool = True) -> None:
+        """Run the incomplete choices again, from the last event. With `is_watched`, report progress to the rescuer.
+        `is_replay`: observers count it as one."""
         self.is_suspended = False
         self.is_watched = self.is_watched or is_watched
         appended = self._appended()
@@ -363,7 +371,8 @@ class Run(Producer):
             else:
                 choice.reopen()
         running = [choice for choice in self.choices if not choice.is_complete]
-        self._report_replay(appended[choice.index] for choice in running)
+        if is_replay:
+            self._report_replay(appended[choice.index] for choice in running)
         for choice in running:
             if not choice.start_replay(appended[choice.index]):
                 self.fail(JournalDamaged("The stored tokens and the stored text of this stream do not match."))

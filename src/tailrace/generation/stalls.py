@@ -76,7 +76,8 @@ class StallWatch:
                 num_shown, num_queued = len(log.events), len(log.queued)
                 if not num_shown and not num_queued:
                     continue
-                if run.end is None:
+                is_preempted = run.record.is_background and run.status == "queued"
+                if run.end is None and not is_preempted:
                     yield generator.model, run, "engine", num_shown + num_queued
                 if num_queued:
                     yield generator.model, run, "journal", num_shown

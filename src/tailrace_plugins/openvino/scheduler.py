@@ -221,7 +221,9 @@ class Scheduler:
         run.num_done = run.num_cached = known * BLOCK_TOKENS
         self._num_reserved += run.num_reserved
         for digest in run.chain[known:]:
-            self._computing.setdefault(digest, run)
+            other = self._computing.get(digest)
+            if other is None or (other.is_background and not run.is_background):
+                self._computing[digest] = run
         self._running.append(run)
 
     def _forget(self, run: SequenceState) -> None:

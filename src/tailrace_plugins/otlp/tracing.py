@@ -25,6 +25,7 @@ from tailrace_plugins.otlp.names import PROVIDER, REQUEST, TPOT, TTFT
 
 __all__ = ["Tracing"]
 
+_TEXT_CHARS = 16_384  # of the prompts of a span, and of its answers: thousands of spans may wait for a collector
 _MAX_STREAMS = 20_000  # in memory; the oldest are forgotten, whose end never came
 
 
@@ -90,6 +91,14 @@ class Tracing(Observer):
         self._decode(stream, lost_s)
         self._phase("replay", stream, lost_s, now_s)
         stream.decodes_s = now_s
+
+    def on_readmitted(self, record: Record, waited_s: float) -> None:
+        """As after a loss, but it has waited in the queue."""
+        stream, now_s = self._stream(record), time.monotonic()
+        was_decoding = stream.decodes_s is not None
+        self._decode(stream, now_s - waited_s)
+        self._phase("queue", stream, now_s - waited_s, now_s)
+        stream.decodes_s = now_s if was_decoding else None
 
     def on_read(self, record: Record, after: int, read_s: float, trace: str) -> None:
         stream, parent = _context_of(record), _parsed(trace)
@@ -244,11 +253,14 @@ def _finish_reasons(log: StreamLog) -> Iterator[str]:
 
 def _text(record: Record, log: StreamLog) -> dict[str, AttributeValue]:
     """Return the prompts, each as one text of a user with what the chat template makes of all messages, and the
-    answers."""
+    answers. Long ones are cut."""
 
-    def message(role: str, text: str) -> dict[str, object]:
-        return {"role": role, "parts": [{"type": "text", "content": text}]}
+    def messages(role: str, texts: list[str]) -> str:
+        most = _TEXT_CHARS // max(1, len(texts))
+        cut = [text if len(text) <= most else f"{text[:most]}…" for text in texts]
+        return json.dumps([{"role": role, "parts": [{"type": "text", "content": text}]} for text in cut])
 
-    prompts = [message("user", prompt.text) for prompt in record.prompts]
-    answers = [message("assistant", log.text(choice)) for choice in range(record.num_choices)]
-    return {"gen_ai.input.messages": json.dumps(prompts), "gen_ai.output.messages": json.dumps(answers)}
+    return {
+        "gen_ai.input.messages": messages("user", [prompt.text for prompt in record.prompts]),
+        "gen_ai.output.messages": messages("assistant", [log.text(choice) for choice in range(record.num_choices)]),
+    }

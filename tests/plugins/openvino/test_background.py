@@ -47,6 +47,22 @@ def test_others_are_read_first(engine: Engine) -> None:
     assert _first_of(engine) == [4, 1, 2, 3]
 
 
+def test_others_with_the_same_beginning_wait_for_each_other(engine: Engine) -> None:
+    """Also if one in the background, which is not read meanwhile, has the beginning, too."""
+    beginning = tuple(range(500))
+    engine.submit(_sequence(1, (*beginning, 601), is_background=True))
+    engine.step()
+    for number in (2, 3):
+        engine.submit(_sequence(number, (*beginning, 700 + number), is_background=False))
+    cached: dict[int, int | None] = {}
+    num_ended = 0
+    while num_ended < 3:
+        for delta in engine.step():
+            cached.setdefault(delta.sequence_id, delta.num_cached_tokens)
+            num_ended += delta.finish_reason is not None
+    assert (cached[3] or 0) > 400
+
+
 def test_one_does_not_wait_for_the_same_beginning(engine: Engine) -> None:
     beginning = tuple(range(500))
     for number in (1, 2, 3):

@@ -67,9 +67,26 @@ def test_text_is_sent_only_if_asked_for(receiver: Receiver) -> None:
     with _serving(receiver, "--otlp-text") as server:
         text = server.post("/v1/chat/completions", _CHAT).json()["choices"][0]["message"]["content"]
         until(lambda: bool(receiver.named("chat scripted")))
+        server.post("/v1/completions", {"prompt": "long " * 5000, "max_tokens": 1})
+        until(lambda: bool(receiver.named("text_completion scripted")))
     found = attributes_of(receiver.named("chat scripted")[0].attributes)
     assert "A secret." in str(found["gen_ai.input.messages"])
     assert text[:3] in str(found["gen_ai.output.messages"])
+    found = attributes_of(receiver.named("text_completion scripted")[0].attributes)
+    assert 16_000 < len(str(found["gen_ai.input.messages"])) < 17_000
+
+
+def test_a_row_that_waits_again_does_not_decode(receiver: Receiver) -> None:
+    with _serving(receiver, "--max-sequences", "1") as server:
+        row = server.create({"prompt": "Long.", "max_tokens": 300}, x_tailrace_priority="background")
+        until(lambda: bool(server.state(row)["text"]))
+        server.post("/v1/completions", {"prompt": "Live.", "max_tokens": 3})
+        until(lambda: server.state(row)["status"] == "done")
+        until(lambda: len(receiver.named("decode")) == 3)
+    root = next(span for span in receiver.spans if attributes_of(span.attributes).get("tailrace.stream.id") == row)
+    spans = [span for span in receiver.spans if span.parent_span_id == root.span_id]
+    named = [span.name for span in sorted(spans, key=lambda span: span.start_time_unix_nano)]
+    assert named == ["queue", "prefill", "decode", "queue", "decode"]
 
 
 def test_refused_and_unsampled_requests(receiver: Receiver) -> None:
