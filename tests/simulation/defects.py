@@ -48,10 +48,10 @@ DEFECTS = (
     Defect(
         "a take-over is removed before it was had",
         _STORE + "_orphans",
-        "                for orphan in await self._take_some(epoch, stream_ids):\n                    yield orphan\n",
+        "                orphans, settled = await self._take_some(epoch, stream_ids)\n",
         "                for one in stream_ids:\n"
         "                    await ask(client.zrem(self._keys.of_owned(one, epoch)[3], one))\n"
-        "                for orphan in await self._take_some(epoch, stream_ids):\n                    yield orphan\n",
+        "                orphans, settled = await self._take_some(epoch, stream_ids)\n",
         seeds=4000,
     ),
     # Writing.
@@ -116,13 +116,6 @@ DEFECTS = (
         seeds=4000,
     ),
     Defect(
-        "an opening that comes too late makes a deleted stream again",
-        _SCRIPTS,
-        "if gone and not (deleted and deleted < tonumber(ARGV[6])) then return 0 end\n",
-        "",
-        seeds=4000,
-    ),
-    Defect(
         "two servers begin a stream with one key",
         _SCRIPTS,
         "if has and has ~= ARGV[1] and has ~= ARGV[3] then return has end\n",
@@ -166,18 +159,18 @@ DEFECTS = (
         seeds=100,
     ),
     Defect(
+        "a server gets back a stream that it has lost under the same epoch",
+        _SCRIPTS,
+        "  if redis.call('HGET', KEYS[1], 'lost:' .. ARGV[2]) then return 0 end\n",
+        "",
+        seeds=2000,
+    ),
+    Defect(
         "readers of a mirror do not get the log of the server that takes it over",
         _STORE + "_mirrors",
         "        mirror.extend(1, events)\n        self.unfollow(mirror)\n        return mirror.log\n",
         "        self.unfollow(mirror)\n        return StreamLog(record, events)\n",
         seeds=20,
-    ),
-    Defect(
-        "streams that began before a server knew of its death are forgotten",
-        _STORE + "_members",
-        "        self.list_former_epoch(former)\n",
-        "",
-        seeds=4000,
     ),
     Defect(
         "an ended stream of a dead server is not tidied up",
@@ -206,7 +199,7 @@ DEFECTS = (
         _STORE + "_lookup",
         "            if last is not None and int(last) >= after:\n",
         "            if False:\n",
-        seeds=1000,
+        seeds=4000,
     ),
     # Generating.
     Defect(
@@ -220,14 +213,26 @@ DEFECTS = (
     Defect(
         "a stream that goes on after a death is taken for a new one",
         "tailrace.generation.run",
-        "        if self.log.events:  # from an earlier process\n",
-        "        if False:\n",
+        "        if self._has_begun or self.log.events:  # from an earlier process\n",
+        "        if self._has_begun:\n",
         seeds=20,
     ),
 )
 
-# Some that no seed below 400 has found.
+# Some that no seed below 400 has found. The first two need many: seed 7607 finds the first one.
 HIDDEN = (
+    Defect(
+        "an opening that comes too late makes a deleted stream again",
+        _SCRIPTS,
+        "if gone and not (deleted and deleted < tonumber(ARGV[6])) then return 0 end\n",
+        "",
+    ),
+    Defect(
+        "streams that began before a server knew of its death are forgotten",
+        _STORE + "_members",
+        "        self.list_former_epoch(former)\n",
+        "",
+    ),
     Defect(
         "a stream without its idempotency key goes on",
         _STORE + "redis_store",

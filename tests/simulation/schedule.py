@@ -17,8 +17,9 @@ from tests.simulation.simulated_time import Process, Simulation, Violation
 __all__ = ["Outcome", "Schedule", "run"]
 
 _FAULTS_S = 15.0  # how long things go wrong
-_PATIENCE_S = 90.0  # how long clients may take from then on
+_PATIENCE_S = 240.0  # how long clients may take from then on
 _IDLE_S = 150.0  # until nothing is left of streams that nobody reads
+_CROWDED = 8  # one of so many schedules has many clients, faults and a slow network: they meet what is rare
 _DAY_MS = 86_400_000  # more than the retention of a stream, and all hours by which clocks are set back
 
 
@@ -82,7 +83,8 @@ class Schedule:
         self._writers: dict[tuple[bytes, bytes], Process | None] = {}
         self._lease_s = random.choice((4.0, 10.0, 10.0))
         self._token_s = random.choice((0.02, 0.1, 0.3))
-        self._delay_s = random.choice((0.0005, 0.0005, 0.01, 0.1))
+        self._is_crowded = seed % _CROWDED == _CROWDED - 1
+        self._delay_s = random.choice((0.01, 0.1, 0.3) if self._is_crowded else (0.0005, 0.0005, 0.01, 0.1))
         self._lives: list[list[Server]] = [[] for _ in range(random.choice((2, 2, 3)))]  # of each server
         self._clients_process = Process(self.simulation, "clients")
         self._clients: list[Client] = []
@@ -111,10 +113,11 @@ class Schedule:
         simulation = self.simulation
         for number in range(len(self._lives)):
             self._start(number)
-        for number in range(simulation.random.randint(1, 4)):
-            simulation.after(simulation.random.uniform(0.0, _FAULTS_S / 2), self._start_client, number)
+        latest_s = _FAULTS_S if self._is_crowded else _FAULTS_S / 2
+        for number in range(simulation.random.randint(10, 20) if self._is_crowded else simulation.random.randint(1, 4)):
+            simulation.after(simulation.random.uniform(0.0, latest_s), self._start_client, number)
             self._num_left += 1
-        for _ in range(simulation.random.choice((0, 1, 1, 2, 2, 3, 4, 6))):
+        for _ in range(simulation.random.choice((4, 6, 8) if self._is_crowded else (0, 1, 1, 2, 2, 3, 4, 6))):
             simulation.after(simulation.random.uniform(0.5, _FAULTS_S), self._fault)
         simulation.after(_FAULTS_S + 1.0, self._calm_down)
         if not self._run(lambda: self._num_left == 0, _FAULTS_S + _PATIENCE_S):
@@ -170,14 +173,14 @@ class Schedule:
         random = self.simulation.random
         wish = Wish(
             name=f"wish {number}",
-            num_tokens=random.choice((1, 5, 20, 60)),
+            num_tokens=random.choice((1, 5, 20) if self._is_crowded else (1, 5, 20, 60)),
             linger_s=random.choice((0.0, 20.0, 20.0, 20.0)),
             has_key=random.random() < 0.6,
             num_readers=random.choice((1, 1, 2, 3)),
             cut_every=random.choice((0, 0, 3, 10)),
             stop_after=random.choice((0, 0, 0, 4)),
             deletes=random.random() < 0.2,
-            patience_s=random.choice((0.5, 2.0, 100.0, 100.0)),
+            patience_s=random.choice((2.0, 100.0) if self._is_crowded else (0.5, 2.0, 100.0, 100.0)),
             asks_twice=random.random() < 0.3,
         )
         client = Client(self.simulation, self._clients_process, self.ledger, self._answering, wish)
@@ -342,12 +345,14 @@ class Schedule:
             if server.engine.receivers:
                 left.append(f"the engine of {server.process.name} runs")
         model = self.host.model
+        # A stream that Redis has lost may leave its key, which no server ends; it is kept as that of one that runs.
+        most_ms = 30 * _DAY_MS if self.may_lose else _DAY_MS
         for key in map(bytes.decode, model.keys()):
             if ":stream:" in key and model.hget(key.encode(), b"ended") is None:
                 left.append(f"{key} has not ended")
             elif ":owned:" in key:
                 left.append(f"Redis has {key}")
-            elif ":claim:" in key and not 0 <= model.pttl(key.encode()) < _DAY_MS:
+            elif ":claim:" in key and not 0 <= model.pttl(key.encode()) < most_ms:
                 left.append(f"{key} is kept for longer than its stream")
         return left
 

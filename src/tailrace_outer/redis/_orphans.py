@@ -22,6 +22,7 @@ __all__ = ["Orphan", "Orphans"]
 logger = logging.getLogger("tailrace.journal")
 
 _AT_ONCE = 32
+_LOST = 0  # TAKE's answer about a stream that this server may take as soon as it has a new epoch
 _DAMAGED = Failure(JournalDamaged.code, "The rest of this stream was damaged.")
 _STOPPED = Failure("cancelled", "The stream was stopped.")
 
@@ -60,7 +61,7 @@ class Orphans:
     async def take(self, models: Container[str] | None) -> AsyncIterator[Orphan]:
         """Take streams of these models, or of all. Raises: StorageError."""
         for stream_id in list(self._own.recalled):
-            for orphan in await self._take_some(self._members.epoch, [stream_id]):
+            for orphan in (await self._take_some(self._members.epoch, [stream_id]))[0]:
                 yield orphan
             self._own.forget_recalled(stream_id)
         await self._members.find_dead()
@@ -69,10 +70,11 @@ class Orphans:
             in_order = await self._members.streams(epoch)
             for start in range(0, len(in_order), _AT_ONCE):
                 stream_ids = await self._of_models(epoch, in_order[start : start + _AT_ONCE], models)
-                for orphan in await self._take_some(epoch, stream_ids):
+                orphans, settled = await self._take_some(epoch, stream_ids)
+                for orphan in orphans:
                     yield orphan
                 # Last, so that what was taken is found again if Redis fails before it was yielded.
-                await asyncio.gather(*(ask(client.zrem(self._keys.of_owned(one, epoch)[3], one)) for one in stream_ids))
+                await asyncio.gather(*(ask(client.zrem(self._keys.of_owned(one, epoch)[3], one)) for one in settled))
             if not await self._members.num_streams(epoch):
                 await self._members.forget(epoch)
 
@@ -84,30 +86,31 @@ class Orphans:
         of = await asyncio.gather(*(ask(client.hget(self._keys.stream(one), "model")) for one in stream_ids))
         return [one for one, model in zip(stream_ids, of, strict=True) if _is_ours(model, models)]
 
-    async def _take_some(self, epoch: int, stream_ids: list[str]) -> list[Orphan]:
+    async def _take_some(self, epoch: int, stream_ids: list[str]) -> tuple[list[Orphan], list[str]]:
+        """Return what was taken, and the ids of all streams that need not be looked at again. Raises: StorageError."""
         own = self._members.epoch
         # Also those that this server writes already: a failover may have lost that it took them.
         answers = await asyncio.gather(*(self._take(epoch, own, one) for one in stream_ids))
         taken = [
             self._read(own, epoch, stream_id, *answer)
             for stream_id, answer in zip(stream_ids, answers, strict=True)
-            if answer is not None and self._own.get(stream_id) is None
+            if answer and self._own.get(stream_id) is None
         ]
-        return [orphan for orphan in taken if orphan is not None]
+        settled = [one for one, answer in zip(stream_ids, answers, strict=True) if answer != _LOST]
+        return [orphan for orphan in taken if orphan is not None], settled
 
-    async def _take(self, epoch: int, own: int, stream_id: str) -> Sequence[Any] | None:
+    async def _take(self, epoch: int, own: int, stream_id: str) -> Any:  # Any: the script's answer
         """Raises: StorageError."""
         keys = self._keys.of_opening(stream_id, own)
         position = next(self._members.positions)
-        answer: Sequence[Any] | None = await self._connection.run(TAKE, keys, epoch, own, stream_id, position)
-        return answer
+        return await self._connection.run(TAKE, keys, epoch, own, stream_id, position)
 
     async def take_again(self, stream_id: str) -> bool:
         """Take a stream that this server writes from the server that had it before, or list the server that has it.
         Return whether this one has it. Raises: StorageError."""
         owned = self._own.get(stream_id)
         epoch = owned.former_epoch if owned is not None else None
-        if epoch is not None and await self._take(epoch, self._members.epoch, stream_id) is not None:
+        if epoch is not None and await self._take(epoch, self._members.epoch, stream_id):
             return True
         writer = await self._connection.ask(self._connection.client.hget(self._keys.stream(stream_id), "epoch"))
         if writer is not None:

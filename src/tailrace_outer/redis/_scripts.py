@@ -117,11 +117,16 @@ return {has[1], has[2], has[3] or '0', has[4], rows}
 
 # Keys: `of_opening`. Arguments: epoch of the dead server, epoch of this one, stream id, its position in `owned`.
 # Returns [record, rows, how often it was taken over without a new event since, 1 if it was to be stopped]; nil if it
-# has ended and was compacted, or belongs to another server. One that this server has taken already is returned again,
-# since it may have got no answer. Lists this server, as OPEN does.
+# has ended and was compacted, or belongs to another server; 0 if this server has had it and lost it under the same
+# epoch: it was declared dead, and gets a new epoch as soon as it knows. One that this server has taken already is
+# returned again, since it may have got no answer. Lists this server, as OPEN does.
 TAKE = script("""
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'record', 'last', 'taken_at', 'takes', 'stop', 'events')
 if has[8] or (has[1] ~= ARGV[1] and has[1] ~= ARGV[2]) then return false end
+if has[1] ~= ARGV[2] then
+  if redis.call('HGET', KEYS[1], 'lost:' .. ARGV[2]) then return 0 end
+  redis.call('HSET', KEYS[1], 'lost:' .. has[1], 1)
+end
 local takes = 0
 if not has[2] then takes = has[5] == has[4] and tonumber(has[6]) + 1 or 1 end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'taken_at', has[4], 'takes', takes)

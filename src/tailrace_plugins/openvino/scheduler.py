@@ -27,6 +27,7 @@ __all__ = ["GAP_S", "Scheduler", "SequenceState", "StepPlan", "Work"]
 GAP_S = 0.08  # the longest that rows wait for the pieces of prompts in one step
 _PROMPT_ROWS = 64  # of a piece whose logits are all returned: 40 MB with 150,000 tokens in the vocabulary
 _LEAST_PIECE = 16  # tokens of a prompt in each step, however long they take
+_FIRST_PIECE = 64  # until it is known how long they take
 
 
 @dataclass(slots=True, eq=False)
@@ -235,8 +236,8 @@ class Scheduler:
         """Yield pieces of prompts. The oldest prompt gets half of the room, so that it ends, and the shortest ones get
         the rest, so that they need not wait for a long one."""
         left = self._step_tokens
-        if beside and self._token_s:
-            left = max(_LEAST_PIECE, min(left, int(GAP_S / self._token_s)))
+        if beside:
+            left = min(left, max(_LEAST_PIECE, int(GAP_S / self._token_s)) if self._token_s else _FIRST_PIECE)
         wanted = [(run, run.num_prompt - run.num_done) for run in prefilling]
         counts = {id(run): min(count, left - left // 2) for run, count in wanted[:1]}
         left -= sum(counts.values())
