@@ -320,6 +320,7 @@ class RowBatches:
         status: Status = "completed"
         if batch.errors:
             status = "failed"
+            batch.counts["errored"] = batch.num_rows - len(running.done) + counts["errored"]  # no row runs on
         elif batch.status == "cancelling":
             status = "cancelled"
         elif counts["expired"]:

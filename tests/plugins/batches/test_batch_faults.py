@@ -161,6 +161,7 @@ async def test_a_damaged_file_leaves_what_was_done(tmp_path: Path) -> None:
         await _until_ended(batch)
         assert batch.status == "failed"
         assert [error.code for error in batch.errors] == ["file_damaged"]
+        assert sum(batch.counts.values()) == 2_000
         file = batches.files.find("anonymous", batch.output_file_id or "")
         assert file.num_bytes == sum(notes.sizes(b"o/").values())
         await batches.delete_file(file)
