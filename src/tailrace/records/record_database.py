@@ -17,6 +17,7 @@ from tailrace.errors import ModelError, StorageError
 from tailrace.packages.requirements import install_command
 from tailrace.records.threads import TOO_SLOW, UNREACHABLE
 from tailrace.system.file_systems import NEEDS_LOCAL_DISK, lacks_locks, warn_of_network
+from tailrace.system.owners import create_file, make_directory
 
 __all__ = ["HEAD", "RecordDatabase"]
 
@@ -160,9 +161,9 @@ def _engine(given: str) -> Engine:
 def _sqlite(url: URL) -> Engine:
     if url.database and url.database != ":memory:":
         path = Path(url.database)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(path.parent)
         warn_of_network(path)
-        path.touch(mode=0o600)  # the file has hashes of keys, and texts of conversations
+        create_file(path)  # it has hashes of keys, and texts of conversations
     engine = create_engine(url, connect_args={"timeout": _BUSY_S})
 
     @event.listens_for(engine, "connect")

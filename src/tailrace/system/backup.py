@@ -18,6 +18,8 @@ import zlib
 from contextlib import closing
 from pathlib import Path, PurePosixPath
 
+from tailrace.system.owners import give_tree, make_directory
+
 __all__ = ["BackupFailed", "restore_backup", "write_backup"]
 
 _MAGIC = b"SQLite format 3\0"
@@ -71,13 +73,14 @@ def write_backup(directory: Path, archive: Path) -> list[tuple[str, int]]:
 
 def restore_backup(archive: Path, directory: Path) -> list[tuple[str, int]]:
     """Make a data directory of a backup. It must not exist, or be empty. Returns the names and bytes of its files.
+    Root gives them to the owner of the directory, or of the one above it.
 
     *Cancellation:* leaves no directory. *Raises:* BackupFailed, also if the backup is damaged.
     """
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise BackupFailed(f"{directory} is not empty. Move it away, or name another one with --data-dir.")
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_directory(directory.parent)
         staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
     except OSError as error:
         raise BackupFailed(f"{directory} cannot be made: {_reason(error)}. Nothing was changed.") from error
@@ -99,6 +102,7 @@ def restore_backup(archive: Path, directory: Path) -> list[tuple[str, int]]:
                 restored.append((member.name, member.size))
             while whole.read(_CHUNK_BYTES):  # to its end, where the checksum is
                 pass
+        give_tree(staging, directory if directory.exists() else directory.parent)
         if directory.exists():
             directory.rmdir()
         staging.rename(directory)

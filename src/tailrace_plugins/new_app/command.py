@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import NamedTuple
+from xml.sax.saxutils import escape
 
 import click
 
@@ -17,6 +19,9 @@ __all__ = ["new"]
 _TEMPLATES = Path(__file__).parent / "templates"
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+# The unit's User= takes 31 characters, and the name is in a comment of XML, which may not contain "--".
+_SERVICE_NAME = re.compile(r"(?!.*--)[A-Za-z][A-Za-z0-9_-]{0,30}")
+_PLACEHOLDER = re.compile(r"\b(NAME|COMMAND|EXECUTABLE|HOMES)\b")
 
 
 class _Kind(NamedTuple):
@@ -69,27 +74,47 @@ def new(kind: str, name: str) -> None:
         raise click.BadParameter(
             f"{name!r} should begin with a letter and contain only letters, digits, - and _.", param_hint="NAME"
         )
+    if kind == "service" and not _SERVICE_NAME.fullmatch(name):
+        raise click.BadParameter(
+            "The name of a service should have at most 31 characters, and no -- in it.", param_hint="NAME"
+        )
     made = _KINDS[kind]
     folder = Path(name)
+    texts = {file.format(name=name): _filled(_TEMPLATES / source, kind, name) for file, source in made.sources.items()}
     try:
         folder.mkdir()
-        for file, source in made.sources.items():
-            (folder / file.format(name=name)).write_text(_filled((_TEMPLATES / source).read_text(), kind, name))
+        for file, text in texts.items():
+            (folder / file).write_text(text)
     except FileExistsError:
         raise click.ClickException(f"{name} exists already. Nothing was changed.") from None
     except OSError as error:
         raise click.ClickException(f"{name} cannot be created: {error.strerror}.") from None
-    click.echo(f"Made {' and '.join(str(folder / file.format(name=name)) for file in made.sources)}.")
+    click.echo(f"Made {' and '.join(str(folder / file) for file in texts)}.")
     click.echo(f"Run it:  {made.command.format(name=name)}")
     port = os.environ.get("TAILRACE_PORT", "8000")
     click.echo(f"Try it:  {made.attempt.format(name=name).replace(':8000/', f':{port}/')}")
 
 
-def _filled(text: str, kind: str, name: str) -> str:
-    """Return a template of a service with the name, and this installation's command; other templates as they are."""
+def _filled(template: Path, kind: str, name: str) -> str:
+    """Return a template of a service with the name, and this installation's command; other templates as they are.
+
+    Raises: ClickException if systemd cannot run the command.
+    """
+    text = template.read_text()
     if kind != "service":
         return text
     command = shutil.which(sys.argv[0]) or str(Path(sys.executable).parent / "tailrace")
     path = str(Path(command).absolute())
-    homes = "read-only" if path.startswith(("/home/", "/root/")) else "yes"
-    return text.replace("NAME", name).replace("COMMAND", path).replace("HOMES", homes)
+    if re.search(r"[\"'\\\x00-\x1f\x7f]", path):  # systemd takes none of them
+        raise click.ClickException(
+            "The path of this tailrace contains a quote, a backslash or a control character. Install it elsewhere."
+        )
+    values = {
+        "NAME": name,
+        "COMMAND": shlex.quote(path),
+        "EXECUTABLE": path.replace("%", "%%"),  # in quotes
+        "HOMES": "read-only" if path.startswith(("/home/", "/root/")) else "yes",
+    }
+    if template.suffix == ".plist":
+        values = {placeholder: escape(value) for placeholder, value in values.items()}
+    return _PLACEHOLDER.sub(lambda found: values[found[0]], text)

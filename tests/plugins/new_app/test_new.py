@@ -63,10 +63,10 @@ def test_a_service_runs_this_command() -> None:
     for path in Path("llm").iterdir():
         assert not re.search(r"\b(NAME|COMMAND|HOMES)\b", path.read_text()), path
     unit = Path("llm/llm.service").read_text()
-    assert f"\nExecStart={TAILRACE} serve --config /etc/tailrace/tailrace.toml\n" in unit
+    assert f'\nExecStart="{TAILRACE}" serve --config /etc/tailrace/tailrace.toml\n' in unit
     agent = plistlib.loads(Path("llm/llm.plist").read_bytes())
     assert agent["Label"] == "llm"
-    assert f'exec "{TAILRACE}" serve' in agent["ProgramArguments"][2]
+    assert f"exec {TAILRACE} serve" in agent["ProgramArguments"][2]
     assert tomllib.loads(Path("llm/tailrace.toml").read_text())["host"] == "127.0.0.1"
     checked = CliRunner().invoke(main, ["config", "--config", "llm/tailrace.toml", "--check"])
     assert (checked.exit_code, checked.output) == (0, "")
@@ -82,6 +82,55 @@ def test_systemd_takes_the_unit_and_finds_few_rights() -> None:
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "Unknown" not in ran.stderr
+
+
+def _command(folder: Path) -> str:
+    """Make a program that prints its arguments, and return its path."""
+    folder.mkdir()
+    program = folder / "tailrace"
+    program.write_text('#!/bin/sh\necho "$*"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_a_service_of_a_command_with_special_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [_command(tmp_path / "my apps & 100% <its>")])
+    assert _new("service", "llm").exit_code == 0
+    unit = Path("llm/llm.service").read_text()
+    start = f'ExecStart="{tmp_path}/my apps & 100%% <its>/tailrace" serve --config /etc/tailrace/tailrace.toml'
+    assert f"\n{start}\n" in unit
+    create = re.search(r"TAILRACE_HOME=\S+ (.* keys create alice)", unit)
+    assert create is not None
+    assert subprocess.check_output(["/bin/sh", "-c", create[1]], text=True) == "keys create alice\n"
+    agent = plistlib.loads(Path("llm/llm.plist").read_bytes())
+    (tmp_path / "Library" / "Logs").mkdir(parents=True)
+    ran = subprocess.check_output(agent["ProgramArguments"], env={"HOME": str(tmp_path)}, text=True)
+    assert ran == f"serve --config {tmp_path}/.config/tailrace.toml\n"
+    if shutil.which("systemd-analyze") is None:
+        skip_missing("systemd-analyze")
+    verified = subprocess.run(
+        ["systemd-analyze", "verify", "./llm/llm.service"], capture_output=True, text=True, check=False
+    )
+    assert verified.returncode == 0, verified.stderr
+
+
+@pytest.mark.parametrize("folder", ["it's", 'a "b"', "a\\b", "a\nb"])
+def test_a_command_that_systemd_cannot_run(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", [_command(tmp_path / folder)])
+    result = _new("service", "llm")
+    assert result.exit_code == 1
+    assert "contains a quote, a backslash or a control character. Install it elsewhere." in result.stderr
+    assert not Path("llm").exists()
+
+
+@pytest.mark.parametrize(("name", "is_taken"), [("a" * 31, True), ("a" * 32, False), ("a-b", True), ("a--b", False)])
+def test_the_name_of_a_service(name: str, is_taken: bool) -> None:
+    result = _new("service", name)
+    assert result.exit_code == (0 if is_taken else 2)
+    if is_taken:
+        assert plistlib.loads(Path(name, f"{name}.plist").read_bytes())["Label"] == name
+    else:
+        assert "at most 31 characters, and no -- in it" in result.stderr
 
 
 def test_nothing_is_overwritten() -> None:
