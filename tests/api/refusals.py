@@ -34,6 +34,7 @@ __all__ = [
 CANARY = "kanarie7f3a"
 _MAX_ERROR_BYTES = 1000
 _NAMES = {
+    "chat": "chat-1",
     "stream_id": "x",
     "response_id": "x",
     "name": "scripted",

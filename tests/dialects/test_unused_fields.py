@@ -28,6 +28,8 @@ _BODIES: dict[str, JsonBody] = {
     "llama-server": {"input_prefix": "a", "input_suffix": "z"},
     "tei": {"inputs": "Hi"},
     "triton": {"text_input": "Hi"},
+    "ai_sdk": {"id": "c", "messages": [{"role": "user", "parts": [{"type": "text", "text": "Hi"}]}]},
+    "ag_ui": {"threadId": "t", "runId": "r", "messages": [{"role": "user", "content": "Hi"}]},
 }
 
 

@@ -213,8 +213,8 @@ DEFECTS = (
     Defect(
         "a stream that goes on after a death is taken for a new one",
         "tailrace.generation.run",
-        "        if self._has_begun or self.log.events:  # from an earlier process\n",
-        "        if self._has_begun:\n",
+        "        elif self._has_begun or self.log.events:  # from an earlier process\n",
+        "        elif self._has_begun:\n",
         seeds=20,
     ),
 )

@@ -43,6 +43,7 @@ class Members:
         self._dead_since_s: dict[int, float] = {}  # by epoch; loop time
         self.was_missing = False  # Redis had lost this server from its list at the last check
         self._former: set[int] = set()  # epochs of this server that are to be listed as dead again
+        self.is_spent = False  # this epoch has lost a stream that this server may take again: it needs another one
         self.clock_offset_s = 0.0  # by how much the clock of this server is ahead of Redis's
         self.models: frozenset[str] = frozenset()  # of this server; empty until they are known
         self.with_other_models: frozenset[int] = frozenset()  # epochs of the living servers that have other models
@@ -53,7 +54,7 @@ class Members:
         epoch = int(await self._connection.run(NEW_EPOCH, [keys.epoch]))
         await self._renew(epoch)  # before it is listed
         await self._command("sadd", keys.servers, str(epoch))
-        self.epoch = epoch
+        self.epoch, self.is_spent = epoch, False
 
     async def _renew(self, epoch: int) -> bool:
         """Return whether this server still has its lease. Raises: StorageError."""
@@ -99,11 +100,11 @@ class Members:
 
     async def run(self, on_tick: Callable[[], None], on_dead: Callable[[], Awaitable[None]]) -> None:
         """Renew the lease until cancelled. `on_tick` is called after each renewal; `on_dead` if other servers have
-        declared this one dead."""
+        declared this one dead, also if a failover has lost that."""
         while True:
             await asyncio.sleep(self._tick_s)
             try:
-                if not await self._renew(self.epoch):
+                if self.is_spent or not await self._renew(self.epoch):
                     logger.error("Other servers took the streams of this server over: it did not answer for too long.")
                     await on_dead()
                 await self._list()

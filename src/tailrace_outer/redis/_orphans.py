@@ -97,6 +97,8 @@ class Orphans:
             if answer and self._own.get(stream_id) is None
         ]
         settled = [one for one, answer in zip(stream_ids, answers, strict=True) if answer != _LOST]
+        if len(settled) < len(answers):
+            self._members.is_spent = True
         return [orphan for orphan in taken if orphan is not None], settled
 
     async def _take(self, epoch: int, own: int, stream_id: str) -> Any:  # Any: the script's answer

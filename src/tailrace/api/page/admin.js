@@ -12,7 +12,8 @@ const NEEDED = { models: "/v1/admin/models", streams: "/v1/admin/streams", error
 const OPTIONAL = { usage: "/v1/usage", keys: "/v1/admin/keys" }; // a server without keys has none
 
 const found = signal(null); // the rows of each, by name; null until all of them are here
-const alarm = signal("");
+const alarm = signal(""); // why the rows are not new
+const failure = signal(""); // of the last action
 const busy = signal(new Set()); // what is being done, by its path and body
 
 async function load() {
@@ -28,16 +29,24 @@ async function load() {
   }
 }
 
-const rowsOr = (path) => call("GET", path).then(({ data }) => data, () => []);
+const rowsOr = (path) =>
+  call("GET", path).then(
+    ({ data }) => data,
+    (error) => {
+      if (error.status === 400 || error.status === 404) return []; // the server has none
+      throw error;
+    },
+  );
 
 async function act(path, body) {
   const name = path + JSON.stringify(body ?? null);
   busy.value = new Set([...busy.value, name]);
+  failure.value = "";
   try {
     await call("POST", path, body, { wait_ms: 600_000 }); // a large model takes minutes to load
     await load();
   } catch (error) {
-    alarm.value = explain(error);
+    failure.value = explain(error);
   }
   busy.value = new Set([...busy.value].filter((one) => one !== name));
 }
@@ -57,7 +66,7 @@ function App() {
         <a href=${at("/docs")}>Routes</a>
         ${account.value?.key_id && html`<span class="owner">${account.value.owner}</span>`}
       </header>
-      <p id="alarm" role="alert">${alarm.value}</p>
+      <p id="alarm" role="alert">${failure.value || alarm.value}</p>
       ${found.value && html`<${Models} /><${Streams} /><${Owners} /><${Keys} /><${Errors} />`}
     </main>
   `;
@@ -160,6 +169,9 @@ function Errors() {
 const root = document.getElementById("app");
 root.replaceChildren();
 render(html`<${App} />`, root);
-setInterval(() => document.visibilityState === "visible" && load(), REFRESH_MS);
-await load();
+async function refresh() {
+  if (document.visibilityState === "visible") await load();
+  setTimeout(refresh, REFRESH_MS);
+}
+await refresh();
 document.body.classList.add("ready");
