@@ -78,6 +78,21 @@ async def test_errors_are_remembered_without_bad_requests(tmp_path: Path) -> Non
         assert error["code"] == "sequence_failed"
 
 
+async def test_errors_of_an_owner_are_deleted_with_the_owner(tmp_path: Path) -> None:
+    async with (
+        serving_with_keys(tmp_path, "scripted:fault_after=2") as house,
+        house.client(house.key("boss", scopes=_ADMIN)) as admin,
+        house.client(house.key("alice")) as alice,
+    ):
+        for client in (alice, admin):
+            failed = await client.post("/v1/streams", json={"prompt": "Hi <|fail|>", "max_tokens": 9})
+            await client.get(f"/v1/streams/{failed.json()['id']}/events")
+        assert {row["owner"] for row in await _rows(admin, "errors")} == {"alice", "boss"}
+        deleted = await admin.delete("/v1/admin/owners/alice")
+        assert deleted.status_code == 200, deleted.text
+        assert [row["owner"] for row in await _rows(admin, "errors")] == ["boss"]
+
+
 async def test_the_scope_is_needed(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house, house.client(house.key("me")) as client:
         for method, path in (

@@ -132,14 +132,21 @@ print(why(GGUF, "openvino"))
 """
 
 
-def test_an_engine_that_cannot_be_loaded_is_named() -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+def test_an_engine_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    """Another package has an engine named llamacpp, too. It is left out, but an engine of this name is there."""
+    facts = tmp_path / "other-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[tailrace.engines]\nllamacpp = other:KIND\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(tmp_path)])}
     command = [sys.executable, "-c", _WITHOUT_OPENVINO]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=LONG_S)
     found, asked = ran.stdout.splitlines()
     assert asked.startswith("The engine openvino cannot be used: ")
     assert found.startswith("No engine runs m ")
     assert found.endswith(asked)
+    assert "llamacpp of the package other is left out" in ran.stderr
+    assert "The engine llamacpp cannot be used" not in found
 
 
 def test_a_device_that_the_engine_does_not_have(installed: set[str]) -> None:

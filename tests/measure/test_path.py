@@ -8,8 +8,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from tests.api.process import TAILRACE, Server, environment
 from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
-from tailrace_outer.measure.path import PROXIES, Found, PathFailed, measure_path, settings_for
+from tailrace_outer.measure.path import PROXIES, Found, PathFailed, measure_path, probe, settings_for
 
 _NGINX = """
 daemon off; worker_processes 1; pid {directory}/pid; error_log stderr; {user}
@@ -215,8 +217,9 @@ def test_the_command_names_the_settings_of_the_proxy_that_names_itself(server: S
 
 
 def test_other_servers_and_addresses_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(PathFailed, match="address of a server"):
-        measure_path("http://")
+    for address in ("http://", "http://[", "http://h:99999", "http://h:x", "http://a\0b", "ftp://h"):
+        with pytest.raises(PathFailed, match="address of a server"):
+            measure_path(address)
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         with pytest.raises(PathFailed, match="cannot be reached"):
@@ -242,12 +245,72 @@ def test_other_servers_and_addresses_are_errors(tmp_path: Path) -> None:
         other.wait(LONG_S)
 
 
+@contextlib.contextmanager
+def _broken(rules: Mapping[str, str | int]) -> Iterator[str]:
+    """Serve what looks like a server behind a proxy; yields its address. A rule is of a method and the begin of a path:
+    a status, `cut` or `hold`. Streams have no messages."""
+    over = threading.Event()
+
+    class Requests(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            asked = f"{self.command} {self.path}"
+            rule = next((rule for begin, rule in rules.items() if asked.startswith(begin)), 200)
+            if rule == "hold":
+                over.wait(LONG_S)
+            is_stream = "live=sse" in self.path and rule == 200
+            self.close_connection = is_stream or isinstance(rule, str)
+            if isinstance(rule, str):
+                return
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            self.send_response(201 if self.command == "PUT" else rule)
+            self.send_header("stream-next-offset", "0")
+            if not is_stream:
+                self.send_header("content-length", "0")
+            self.end_headers()
+            if is_stream:
+                over.wait(LONG_S)
+
+        def log_message(self, *given: object) -> None:
+            pass
+
+    for method in ("GET", "POST", "PUT", "DELETE"):
+        setattr(Requests, f"do_{method}", Requests.answer)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Requests) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{proxy.server_port}"
+        finally:
+            over.set()
+            proxy.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("begin", "rule", "message"),
+    [
+        ("GET /livez", "hold", r"broke GET /livez \(ReadTimeout\)"),
+        ("GET /v1/models", "cut", r"broke GET /v1/models \(RemoteProtocolError\)"),
+        ("POST /v1/durable/", "hold", r"broke POST /v1/durable/doctor-\w+ \(ReadTimeout\)"),
+        ("POST /v1/durable/", "cut", r"broke POST /v1/durable/doctor-\w+ \(R"),
+        ("POST /v1/durable/", 502, "a message got status 502"),
+        ("GET /v1/durable/", 403, "the reader got status 403: a key needs the scopes generate and read"),
+        ("GET /v1/durable/", 502, "the reader got status 502\\."),
+        ("GET /v1/durable/", "cut", "the reader broke"),
+    ],
+)
+def test_a_path_that_breaks_requests(
+    begin: str, rule: str | int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "ANSWER_S", 3.0)
+    with _broken({begin: rule}) as url, pytest.raises(PathFailed, match=message):
+        measure_path(url, idle_s=0)
+
+
 def test_every_problem_has_a_setting_in_every_proxy() -> None:
     from typing import get_args
 
-    from tailrace_outer.measure.path.probe import Problem
-
-    for problem in get_args(Problem):
+    for problem in get_args(probe.Problem):
         assert [proxy for proxy, _ in settings_for(Found("x", "y", problem))] == list(PROXIES)
         assert [proxy for proxy, _ in settings_for(Found("x", "y", problem), "1.1 Caddy")] == ["Caddy"]
     assert settings_for(Found("x", "y")) == []

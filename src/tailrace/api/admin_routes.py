@@ -55,6 +55,11 @@ class RecentErrors(Observer):
         if failure is not None:
             self._add(record.model, record.owner, record.key_id, failure.code, failure.message, record.stream_id)
 
+    def forget(self, owner: str) -> None:
+        kept = [error for error in self.found if error["owner"] != owner]
+        self.found.clear()
+        self.found.extend(kept)
+
     def _add(self, model: str, owner: str, key_id: str, code: str, message: str, stream_id: str | None) -> None:
         self.found.append(
             {
@@ -67,10 +72,10 @@ class RecentErrors(Observer):
 class AdminRoutes:
     """The routes. They work on this server only: servers that share streams have their own."""
 
-    def __init__(self, models: Models, bodies: BodyBudget) -> None:
+    def __init__(self, models: Models, bodies: BodyBudget, errors: RecentErrors) -> None:
         self._models = models
         self._bodies = bodies
-        self._errors = RecentErrors()
+        self._errors = errors
         for served in models:
             served.generator.observers.add(self._errors)
 

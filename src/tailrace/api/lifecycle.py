@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from tailrace.access.audit import AuditLog, open_audit_log
 from tailrace.api.about_routes import AboutRoutes
 from tailrace.api.access_routes import AccessRoutes
-from tailrace.api.admin_routes import AdminRoutes
+from tailrace.api.admin_routes import AdminRoutes, RecentErrors
 from tailrace.api.foreign_metrics import metrics_of
 from tailrace.api.openapi import document
 from tailrace.api.owner_deletion import OwnerDeletion
@@ -74,12 +74,13 @@ def build_routes(
     conversations = records.conversations if records is not None else None
     about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path, extensions))
     own: list[BaseRoute] = [*about.table()]
+    errors = RecentErrors()
     if records is not None:
-        owner_deletion = OwnerDeletion(records, models.first.generator.store, extensions)
+        owner_deletion = OwnerDeletion(records, models.first.generator.store, extensions, errors)
         access, usage = AccessRoutes(records, bodies, owner_deletion), UsageRoutes(records)
         sessions = SessionRoutes(records, settings.root_path)
         own += [*access.table(), *sessions.table(), *usage.table()]
-    own += AdminRoutes(models, bodies).table()
+    own += AdminRoutes(models, bodies, errors).table()
     sockets = Sockets(models, streams, settings)
     own += sockets.table()
     of_extensions = [route for extension in extensions for route in extension.routes]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tailrace.access.keys import check_owner
 from tailrace.access.quota import NO_LIMITS
+from tailrace.api.admin_routes import RecentErrors
 from tailrace.errors import StreamError
 from tailrace.records.service import Records
 from tailrace.server import Opened
@@ -19,10 +20,11 @@ class OwnerDeletion:
     """Deletes an owner from this server and its database. On other servers, streams end with their keys, and are
     deleted after their retention; the database takes nothing about the owner from them any more."""
 
-    def __init__(self, records: Records, streams: LogStore, extensions: Sequence[Opened]) -> None:
+    def __init__(self, records: Records, streams: LogStore, extensions: Sequence[Opened], errors: RecentErrors) -> None:
         self._records = records
         self._streams = streams
         self._extensions = extensions
+        self._errors = errors
 
     async def delete(self, owner: str) -> dict[str, int]:
         """Return how many objects of each kind were deleted. After an error it can be called again, and continues.
@@ -41,6 +43,7 @@ class OwnerDeletion:
         counts = {"streams": num_streams}
         for extension in self._extensions:
             counts.update(await extension.forget(owner))
+        self._errors.forget(owner)
         return counts | await self._records.forget(owner)
 
     def _revoke(self, owner: str) -> None:

@@ -259,7 +259,8 @@ def choose(
 
 def _left_out() -> str:
     """Return which engines cannot be used at all, and why; "" if there are none."""
-    return "".join(f" {_why_left_out(name)}" for name in _plugins().left_out)
+    plugins = _plugins()
+    return "".join(f" {_why_left_out(name)}" for name in plugins.left_out if name not in plugins.found)
 
 
 def _why_left_out(name: str) -> str:

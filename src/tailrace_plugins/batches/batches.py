@@ -72,6 +72,7 @@ class RowBatches:
         row_bytes: int,
     ) -> None:
         self.files = files
+        files.on_room = rows.slots.offer
         self._notes = notes
         self._rows = rows
         self._group = group
@@ -152,7 +153,6 @@ class RowBatches:
         self._batches.pop(batch.batch_id, None)  # it may be deleted twice at the same time
         if not batch.input_file_id:
             await self.files.erase(result_prefix(RESULTS, batch), batch.owner)
-            self._rows.slots.offer()
 
     async def forget(self, owner: str) -> dict[str, int]:
         """Delete all files and batches of an owner. Raises: StorageError."""
@@ -163,9 +163,9 @@ class RowBatches:
                 running.task.cancel()
                 await asyncio.wait([running.task])
             for kind in (RESULTS, ERRORS):
-                await self.files.erase(result_prefix(kind, batch))
+                await self.files.erase(result_prefix(kind, batch), owner)
             if batch.rows and not batch.input_file_id:
-                await self.files.erase(batch.rows)
+                await self.files.erase(batch.rows, owner)
             self._notes.erase(_NOTES + batch.batch_id.encode())
             self._batches.pop(batch.batch_id, None)
         files = self.files.of(owner)
@@ -179,7 +179,6 @@ class RowBatches:
         if self.uses(file):
             raise RequestError("A batch in progress reads this file.", param="file_id")
         await self.files.delete(file)
-        self._rows.slots.offer()
 
     def uses(self, file: StoredFile) -> bool:
         """Return whether a batch that has not ended reads a file."""
@@ -219,7 +218,6 @@ class RowBatches:
         if not batch.input_file_id:
             with contextlib.suppress(StorageError):  # the next process erases them
                 await self.files.erase(batch.rows, batch.owner)
-            self._rows.slots.offer()
 
     async def _validate(self, batch: RowBatch) -> None:
         """Check the file of a batch: then it is in progress, or has failed."""

@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import msgspec
 
@@ -103,10 +103,12 @@ class FileWriter:
 
 
 class Files:
-    """All files. `used` counts the bytes of each owner: those of files, and of results that are no file yet."""
+    """All files. `used` counts the bytes of each owner: those of files, and of results that are no file yet. `on_room`
+    is called when there is more room."""
 
     def __init__(self, notes: LocalNotes, *, most_bytes: int) -> None:
         self.notes = notes
+        self.on_room: Callable[[], object] = lambda: None
         self.used: Counter[str] = Counter()
         self._most_bytes = most_bytes
         self._files: dict[str, StoredFile] = {}
@@ -174,6 +176,7 @@ class Files:
             self.notes.erase(*page)
             if owner is not None:
                 self.used[owner] -= sum(page.values())
+                self.on_room()
             await asyncio.sleep(0)
 
     def expired(self) -> Sequence[StoredFile]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import secrets
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,8 +48,12 @@ class Followed:
 async def follow(url: str, key: str, file: Path, output: Path, window: str, *, is_new: bool, cancel: bool) -> Followed:
     """Find or create the batch of a file, wait until it has ended, and write its results.
 
+    A file of results replaces one of an earlier run. If there are none, the earlier file stays.
+
     Raises: AnswerFailed, ValueError.
     """
+    errors = file.with_name(f"{file.name}.errors.jsonl")
+    await asyncio.to_thread(_require_three_files, file, output, errors)
     digest = await asyncio.to_thread(_digest_of, file)
     async with connect(url, key) as client:
         batch = None if is_new else await _find(client, digest)
@@ -67,8 +72,17 @@ async def follow(url: str, key: str, file: Path, output: Path, window: str, *, i
             where = f"Line {error['line']}: " if error["line"] else ""
             followed.problems.append(printable_text(f"{where}{error['message']} ({error['code']})"))
         followed.results = await _download(client, batch["output_file_id"], output)
-        followed.errors = await _download(client, batch["error_file_id"], file.with_name(f"{file.name}.errors.jsonl"))
+        followed.errors = await _download(client, batch["error_file_id"], errors)
         return followed
+
+
+def _require_three_files(file: Path, output: Path, errors: Path) -> None:
+    """Raises: ValueError."""
+    for path in (output, errors):
+        if path.exists() and path.samefile(file):
+            raise ValueError(f"{path} is the file with the rows. Results need another file.")
+    if output.resolve() == errors.resolve():
+        raise ValueError(f"{output} is the file for the errors. Results need another file.")
 
 
 def _digest_of(file: Path) -> str:
@@ -148,11 +162,10 @@ def _bar() -> Progress:
 async def _download(client: Client, file_id: str | None, path: Path) -> Path | None:
     """Write a file of results: the whole file or none. Returns its path, if there is such a file."""
     if file_id is None:
-        await asyncio.to_thread(path.unlink, missing_ok=True)  # of an earlier run
         return None
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with part.open("wb") as target:
+        with part.open("xb") as target:
             async with _answering(client, "GET", f"/files/{file_id}/content", {}, _UPLOAD_S) as response:
                 async for piece in response.aiter_bytes():
                     target.write(piece)

@@ -33,7 +33,7 @@ def screen(look: Look, height: int) -> RenderableType:
 
 
 def _head(look: Look) -> Text:
-    rate = f"{_number(look.tokens_per_s)} tokens/s" if look.num_tokens is not None else "no scope metrics"
+    rate = f"{_number(look.tokens_per_s)} tokens/s" if look.num_tokens is not None else "no metrics"
     running = sum(model["num_running"] for model in look.models)
     waiting = sum(model["num_waiting"] for model in look.models)
     facts = f"{look.num_streams} streams, {running} running, {waiting} waiting, {rate}"

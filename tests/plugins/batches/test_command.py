@@ -65,6 +65,25 @@ def test_bad_files(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.results.jsonl"))
 
 
+def test_a_batch_without_results_leaves_the_files_of_earlier_runs(tmp_path: Path) -> None:
+    rows, earlier = tmp_path / "rows.jsonl", [tmp_path / f"rows.jsonl.{name}.jsonl" for name in ("results", "errors")]
+    rows.write_bytes(chat_file(1) * 2)
+    for path in earlier:
+        path.write_text("earlier")
+    with contextlib.closing(Server("scripted")) as server:
+        assert "The batch is failed." in _run(server.wait_ready(), str(rows)).stderr
+        link, other = tmp_path / "link", tmp_path / "hard"
+        link.symlink_to(rows)
+        other.hardlink_to(rows)
+        for output in (rows, f"{tmp_path}/../{tmp_path.name}/rows.jsonl", link, other, earlier[1]):
+            done = _run(server, str(rows), "--output", str(output))
+            assert done.returncode == 2
+            assert "Results need another file." in done.stderr
+    assert [path.read_text() for path in earlier] == ["earlier", "earlier"]
+    assert rows.read_bytes() == chat_file(1) * 2
+    assert link.is_symlink()
+
+
 def test_it_waits_for_a_server_that_was_killed_and_goes_on_after_ctrl_c(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_bytes(chat_file(80, max_tokens=40))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from tests.api.own_keys import key_of
@@ -52,7 +55,30 @@ def test_the_key_needs_its_scope(serve: Callable[..., Server], tmp_path: Path) -
         assert (done.returncode, text in done.stderr) == (1, True), done.stderr
     done = _run("--url", server.url, "--key", admin)
     assert done.returncode == 0
-    assert "no scope metrics" in done.stdout
+    assert "no metrics" in done.stdout
+
+
+class _WithoutMetrics(BaseHTTPRequestHandler):
+    """A proxy that lets only `/v1` through."""
+
+    def do_GET(self) -> None:
+        is_known = self.path.startswith("/v1/")
+        body = json.dumps({"data": [], "num_streams": 0}) if is_known else "<html>Not here</html>"
+        self.send_response(200 if is_known else 404)
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *given: object) -> None:
+        pass
+
+
+def test_a_proxy_that_has_no_metrics() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _WithoutMetrics) as proxy:
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        done = _run("--url", f"http://127.0.0.1:{proxy.server_port}")
+        proxy.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert "no metrics" in done.stdout
 
 
 def test_what_is_no_server_is_said() -> None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Found", "PathFailed", "Problem", "measure_path"]
+__all__ = ["ANSWER_S", "Found", "PathFailed", "Problem", "measure_path"]
 
 # What can be wrong; `settings` says what to change.
 Problem = Literal[
@@ -31,7 +31,7 @@ _MESSAGES = 12
 _PACE_S = 0.25
 _HELD_S = 2.2 * _PACE_S  # a message that came later waited for other messages
 _MAY_BE_HELD = _MESSAGES // 4  # a busy machine delays some
-_CONNECT_S = 10.0
+ANSWER_S = 30.0  # for a connection or an answer, unless the request waits on purpose
 _TTL_S = 300
 _BODY_BYTES = 1_500_000  # below the default of --body-bytes, above nginx's of 1 MiB
 _KEEP_IDLE_S = 8.0
@@ -73,18 +73,22 @@ class _Reader:
     bytes_at: list[float] = field(default_factory=list)  # times at which any bytes arrived
     headers: dict[str, str] = field(default_factory=dict)
     ended_s: float = 0.0  # 0: not yet
-    how: str = ""
+    how: str = ""  # it ended
     began: threading.Event = field(default_factory=threading.Event)
     stop: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         import httpx
 
-        accept = {"accept": "text/event-stream", "accept-encoding": "gzip, br, zstd"}
+        headers = self.path.headers | {"accept": "text/event-stream", "accept-encoding": "gzip, br, zstd"}
+        events = f"{self.path.url}{self.path.stream}?offset=-1&live=sse"
         try:
-            with self.path.client.stream(
-                "GET", f"{self.path.url}{self.path.stream}?offset=-1&live=sse", headers=self.path.headers | accept
-            ) as answer:
+            with self.path.client.stream("GET", events, headers=headers, timeout=_waiting()) as answer:
+                if answer.status_code != 200:
+                    self.how = f"got status {answer.status_code}"
+                    if answer.status_code in (401, 403):
+                        self.how += ": a key needs the scopes generate and read"
+                    return
                 self.headers = dict(answer.headers)
                 self.began.set()
                 for line in answer.iter_lines():
@@ -100,6 +104,13 @@ class _Reader:
         finally:
             self.ended_s = time.monotonic()
             self.began.set()
+
+
+def _waiting() -> httpx.Timeout:
+    """Return the timeout of a request that waits on purpose."""
+    import httpx
+
+    return httpx.Timeout(ANSWER_S, read=None)
 
 
 def _numbers(line: str) -> Iterator[int]:
@@ -140,19 +151,21 @@ def _opened(url: str, key: str) -> Iterator[_Path]:
     """Create the stream. Raises: PathFailed."""
     import httpx
 
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts, _ = urlsplit(url), httpx.URL(url)  # each refuses something
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except (ValueError, httpx.InvalidURL):
+        is_address = False
+    if not is_address:
         raise PathFailed("Give the address of a server: http://host:port, or https.")
-    base = url.rstrip("/").removesuffix("/v1")
+    base = parts.geturl().rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    timeout = httpx.Timeout(None, connect=_CONNECT_S, write=_CONNECT_S)
-    with httpx.Client(timeout=timeout, trust_env=False) as client:
+    with httpx.Client(timeout=ANSWER_S, trust_env=False) as client:
         path = _Path(base, client, headers, f"/v1/durable/doctor-{secrets.token_hex(8)}")
         try:
             answer = client.put(
                 f"{base}{path.stream}",
                 headers=headers | {"content-type": "application/json", "stream-ttl": str(_TTL_S)},
-                timeout=_CONNECT_S,
             )
         except httpx.HTTPError as error:
             raise PathFailed(f"{parts.netloc} cannot be reached ({type(error).__name__}).") from None
@@ -172,14 +185,17 @@ def _opened(url: str, key: str) -> Iterator[_Path]:
             )
         try:
             yield path
+        except httpx.HTTPError as error:
+            asked = f"{error.request.method} {error.request.url.path}"
+            raise PathFailed(f"{parts.netloc} broke {asked} ({type(error).__name__}).") from None
         finally:
             with suppress(httpx.HTTPError):
-                client.delete(f"{base}{path.stream}", headers=headers, timeout=_CONNECT_S)
+                client.delete(f"{base}{path.stream}", headers=headers)
 
 
 def _about(path: _Path) -> Iterator[Found]:
     """What answers, and which versions of HTTP are offered."""
-    answer = path.client.get(f"{path.url}/livez", headers=path.headers, timeout=_CONNECT_S)
+    answer = path.client.get(f"{path.url}/livez", headers=path.headers)
     names = [answer.headers[name] for name in ("server", "via") if name in answer.headers]
     yield Found("between", ", ".join(names)[:200] or "nothing that names itself")
     offered = _alpn(path.url) if path.url.startswith("https") else ""
@@ -201,7 +217,7 @@ def _alpn(url: str) -> str:
     with suppress(OSError):
         address = (parts.hostname or "", parts.port or 443)
         with (
-            socket.create_connection(address, _CONNECT_S) as plain,
+            socket.create_connection(address, ANSWER_S) as plain,
             context.wrap_socket(plain, server_hostname=parts.hostname) as tls,
         ):
             return tls.selected_alpn_protocol() or ""
@@ -212,7 +228,7 @@ def _origin(path: _Path) -> Iterator[Found]:
     """A page of this address asks the server: it compares Origin and Host, which the path has to keep."""
     parts = urlsplit(path.url)
     origin = {"origin": f"{parts.scheme}://{parts.netloc}"}
-    answer = path.client.get(f"{path.url}/v1/models", headers=path.headers | origin, timeout=_CONNECT_S)
+    answer = path.client.get(f"{path.url}/v1/models", headers=path.headers | origin)
     if answer.status_code == 403:
         yield Found("page", "requests of a page at this address are refused: Host does not arrive as sent", "origin")
     else:
@@ -220,16 +236,22 @@ def _origin(path: _Path) -> Iterator[Found]:
 
 
 def _live(path: _Path) -> tuple[_Reader, list[Found]]:
-    """Write messages, and read them at the same time."""
+    """Write messages, and read them at the same time. Raises: PathFailed, httpx.HTTPError."""
     reader = _Reader(path)
     threading.Thread(target=reader.run, daemon=True).start()
     reader.began.wait(1.0)
     sent = {}
     for number in range(_MESSAGES):
+        if reader.ended_s:
+            break
         sent[number] = time.monotonic()
-        path.append({"n": number})
+        answer = path.append({"n": number})
+        if answer.is_error:
+            raise PathFailed(f"A stream cannot be written: a message got status {answer.status_code}.")
         time.sleep(_PACE_S)
     time.sleep(4 * _PACE_S)
+    if reader.ended_s and len(reader.arrived) < _MESSAGES:
+        raise PathFailed(f"A stream cannot be read while it is written: the reader {reader.how}.")
     late = [reader.arrived.get(number, time.monotonic()) - at for number, at in sent.items()]
     held = sum(delay > _HELD_S for delay in late)
     usual = sorted(late)[len(late) // 2]
@@ -257,7 +279,7 @@ def _resumes(path: _Path) -> Iterator[Found]:
     accept = path.headers | {"accept": "text/event-stream"}
     try:
         first: list[str] = []
-        with path.client.stream("POST", f"{path.url}/v1/streams", json=body, headers=accept, timeout=30.0) as answer:
+        with path.client.stream("POST", f"{path.url}/v1/streams", json=body, headers=accept) as answer:
             if answer.status_code != 200:
                 answer.read()
                 yield Found("resume", f"not tried: the server answers {answer.status_code} to a request for a stream")
@@ -269,7 +291,10 @@ def _resumes(path: _Path) -> Iterator[Found]:
                     break
         last = {"last-event-id": first[-1]}
         events = f"{path.url}/v1/streams/{stream_id}/events"
-        with path.client.stream("GET", events, headers=accept | last, timeout=30.0) as answer:
+        with path.client.stream("GET", events, headers=accept | last) as answer:
+            if answer.status_code != 200:
+                yield Found("resume", f"not tried: the server answers {answer.status_code} to a reader of the stream")
+                return
             again = [line[4:] for line in answer.iter_lines() if line.startswith("id: ")]
     except (httpx.HTTPError, IndexError) as error:
         yield Found("resume", f"not tried: the stream of a model broke ({type(error).__name__})")
@@ -299,14 +324,14 @@ def _large_body(path: _Path) -> Iterator[Found]:
 
 
 def _websocket(path: _Path) -> Iterator[Found]:
-    from websockets.exceptions import InvalidHandshake
+    from websockets.exceptions import WebSocketException
     from websockets.sync.client import connect
 
     address = f"ws{path.url.removeprefix('http')}/v1/ws"
     try:
-        with connect(address, additional_headers=path.headers, open_timeout=_CONNECT_S, proxy=None):
+        with connect(address, additional_headers=path.headers, open_timeout=ANSWER_S, proxy=None):
             yield Found("WebSocket", "opens")
-    except (OSError, InvalidHandshake, TimeoutError) as error:
+    except (OSError, WebSocketException) as error:
         yield Found("WebSocket", f"does not open ({type(error).__name__})", "websocket")
 
 
@@ -350,7 +375,8 @@ def _silent_request(path: _Path, said: list[str]) -> None:
 
     began = time.monotonic()
     try:
-        answer = path.client.get(f"{path.url}{path.stream}?offset=now&live=long-poll", headers=path.headers)
+        poll = f"{path.url}{path.stream}?offset=now&live=long-poll"
+        answer = path.client.get(poll, headers=path.headers, timeout=_waiting())
         status = answer.status_code
         said.append(
             "" if status in (200, 204) else f"a silent request got {status} after {time.monotonic() - began:.0f} s"
@@ -365,7 +391,7 @@ def _kept_connection(path: _Path, said: list[str]) -> None:
     import httpx
 
     limits = httpx.Limits(max_connections=1, keepalive_expiry=_KEEP_IDLE_S * 10)
-    with httpx.Client(timeout=30.0, trust_env=False, limits=limits) as client:
+    with httpx.Client(timeout=ANSWER_S, trust_env=False, limits=limits) as client:
         target = f"{path.url}{path.stream}-none"
         try:
             for pause_s in (_KEEP_IDLE_S, 1.0, 0.0):
