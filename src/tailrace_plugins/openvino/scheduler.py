@@ -24,9 +24,9 @@ from tailrace_plugins.openvino.runner import Piece
 
 __all__ = ["GAP_S", "Scheduler", "SequenceState", "StepPlan", "Work"]
 
-GAP_S = 0.08  # the longest that rows wait for the pieces of prompts in one step
+GAP_S = 0.06  # the longest that rows wait for the pieces of prompts in one step
 _PROMPT_ROWS = 64  # of a piece whose logits are all returned: 40 MB with 150,000 tokens in the vocabulary
-_LEAST_PIECE = 16  # tokens of a prompt in each step, however long they take
+_LEAST_PIECE = 12  # tokens of a prompt in each step, however long they take
 _FIRST_PIECE = 64  # until it is known how long they take
 
 
