@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tailrace.dialects import Encoder, EventStreamView, JsonBody, StreamFacts
 from tailrace.errors import TailraceError
 from tailrace.types import End
-from tailrace_plugins.front_ends.chats import BlockEncoder
+from tailrace_plugins.front_ends.chats import BlockEncoder, usage_of
 
 __all__ = ["AgUiView"]
 
@@ -30,16 +30,7 @@ class AgUiEncoder(BlockEncoder):
         return [{"type": "RUN_STARTED", **self._run}]
 
     def finish(self, end: End, reason: str) -> list[JsonBody]:
-        usage: JsonBody = {
-            "model": self.facts.record.model,
-            "inputTokens": end.usage.num_prompt_tokens,
-            "outputTokens": end.usage.num_completion_tokens,
-            "totalTokens": sum(end.usage),
-        }
-        if end.num_cached_tokens is not None:
-            usage["cachedInputTokens"] = end.num_cached_tokens
-        if end.num_reasoning_tokens:
-            usage["reasoningTokens"] = end.num_reasoning_tokens
+        usage = {"model": self.facts.record.model, **usage_of(end)}
         return [{"type": "RUN_FINISHED", **self._run, "result": {"finishReason": reason}, "usage": [usage]}]
 
     def fail(self, error: TailraceError, *, is_cancelled: bool) -> list[JsonBody]:

@@ -25,7 +25,6 @@ from tailrace.dialects import (
     ImagePart,
     JsonBody,
     Offer,
-    OnStream,
     Operation,
     Other,
     ParsedRequest,
@@ -35,7 +34,6 @@ from tailrace.dialects import (
     TextPart,
     ToolCallBody,
     ToolChoice,
-    View,
     Wire,
     choose_tools,
     encode_error,
@@ -55,7 +53,7 @@ from tailrace.dialects import (
 from tailrace.errors import UnsupportedParameter
 from tailrace.types import GenerateRequest, Image
 from tailrace_plugins.front_ends.ag_ui_events import AgUiView
-from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, follow_running, require_running
+from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, follow_running, stop_running
 
 __all__ = ["WIRE"]
 
@@ -228,11 +226,6 @@ def _find_model(request: ParsedRequest) -> ServerFacts | None:
     return find_model(request, props.get("model") if isinstance(props, dict) else None)
 
 
-def _find(request: ParsedRequest) -> tuple[str, View]:
-    """Raises: UnknownStream."""
-    return require_running(request, _NAME), _VIEW
-
-
 WIRE = Wire(
     name=_NAME,
     title="AG-UI: runs of an agent",
@@ -255,7 +248,7 @@ WIRE = Wire(
             },
         ),
         Operation("GET", "/v1/ag-ui/{chat:path}/events", follow_running(_NAME, _VIEW), "Follow the run of a thread."),
-        Operation("DELETE", "/v1/ag-ui/{chat:path}/events", OnStream(_find, "cancel"), "Stop the run of a thread."),
+        Operation("DELETE", "/v1/ag-ui/{chat:path}/events", stop_running(_NAME, _VIEW), "Stop the run of a thread."),
     ),
     encode_error=encode_error,
     find_model=_find_model,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from tailrace.dialects import Encoder, EventStreamView, JsonBody, StreamFacts, conformity_json
 from tailrace.errors import TailraceError
 from tailrace.types import End, Event, Released, TextDelta
-from tailrace_plugins.front_ends.chats import BlockEncoder, json_or_text
+from tailrace_plugins.front_ends.chats import BlockEncoder, usage_of
 
 __all__ = ["UiMessageView"]
 
@@ -32,13 +34,7 @@ class UiMessageEncoder(BlockEncoder):
         ]
 
     def finish(self, end: End, reason: str) -> list[JsonBody]:
-        usage = {"inputTokens": end.usage.num_prompt_tokens, "outputTokens": end.usage.num_completion_tokens}
-        usage["totalTokens"] = sum(end.usage)
-        if end.num_cached_tokens is not None:
-            usage["cachedInputTokens"] = end.num_cached_tokens
-        if end.num_reasoning_tokens:
-            usage["reasoningTokens"] = end.num_reasoning_tokens
-        metadata = {"usage": usage, **conformity_json(end)}
+        metadata = {"usage": usage_of(end), **conformity_json(end)}
         return [
             {"type": "finish-step"},
             {"type": "finish", "finishReason": _FINISH.get(reason, reason), "messageMetadata": metadata},
@@ -68,8 +64,9 @@ class UiMessageEncoder(BlockEncoder):
         return [{"type": "tool-input-delta", "toolCallId": self.call_id(block), "inputTextDelta": arguments}]
 
     def close_call(self, block: int, name: str, arguments: str) -> list[JsonBody]:
-        value, is_json = json_or_text(arguments)
-        call = {"toolCallId": self.call_id(block), "toolName": name, "input": value}
-        if is_json:
-            return [{"type": "tool-input-available", **call}]
-        return [{"type": "tool-input-error", **call, "errorText": "The arguments are no JSON: they were cut off."}]
+        call = {"toolCallId": self.call_id(block), "toolName": name}
+        try:
+            return [{"type": "tool-input-available", **call, "input": msgspec.json.decode(arguments or "{}")}]
+        except msgspec.DecodeError:
+            why = "The arguments are no JSON: they were cut off."
+            return [{"type": "tool-input-error", **call, "input": arguments, "errorText": why}]

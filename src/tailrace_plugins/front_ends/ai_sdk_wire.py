@@ -29,7 +29,6 @@ from tailrace.dialects import (
     ImagePart,
     JsonBody,
     Offer,
-    OnStream,
     Operation,
     Other,
     ParsedRequest,
@@ -40,7 +39,6 @@ from tailrace.dialects import (
     ToolCallBody,
     ToolChoice,
     TopK,
-    View,
     Wire,
     choose_tools,
     effort_values,
@@ -62,7 +60,7 @@ from tailrace.dialects import (
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Image
 from tailrace_plugins.front_ends.ai_sdk_events import UiMessageView
-from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, follow_running, require_running
+from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, follow_running, stop_running
 
 __all__ = ["WIRE"]
 
@@ -285,11 +283,6 @@ def _result(call: _Part) -> str:
     return call.output if isinstance(call.output, str) else to_json(call.output).decode()
 
 
-def _find(request: ParsedRequest) -> tuple[str, View]:
-    """Raises: UnknownStream."""
-    return require_running(request, _NAME), _VIEW
-
-
 WIRE = Wire(
     name=_NAME,
     title="AI SDK: UI message stream",
@@ -316,7 +309,7 @@ WIRE = Wire(
         Operation(
             "DELETE",
             "/v1/ai-sdk/chat/{chat:path}/stream",
-            OnStream(_find, "cancel"),
+            stop_running(_NAME, _VIEW),
             "Stop the answer that is made in a chat.",
         ),
     ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -16,6 +16,7 @@ from tailrace.dialects import (
     Follow,
     Following,
     JsonBody,
+    OnStream,
     ParsedRequest,
     Reply,
     StreamFacts,
@@ -26,7 +27,7 @@ from tailrace.dialects import (
 from tailrace.errors import TailraceError, UnknownStream
 from tailrace.types import CallReading, End, Event, Released, TextDelta
 
-__all__ = ["BlockEncoder", "ChatId", "ChatMemo", "follow_running", "running_in"]
+__all__ = ["BlockEncoder", "ChatId", "ChatMemo", "follow_running", "stop_running", "usage_of"]
 
 ChatId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
@@ -47,7 +48,30 @@ class ChatMemo(msgspec.Struct, omit_defaults=True):
         return msgspec.json.decode(facts.record.memo, type=cls)
 
 
-def running_in(request: ParsedRequest, wire: str) -> str | None:
+def follow_running(wire: str, view: View) -> Follow:
+    """Return the act that follows the answer which is made in a chat, from its beginning; 204 if none is."""
+
+    def parse(request: ParsedRequest) -> Following | Reply:
+        stream_id = _running_in(request, wire)
+        return Reply(b"", 204) if stream_id is None else Following(stream_id, 0, view)
+
+    return Follow(parse)
+
+
+def stop_running(wire: str, view: View) -> OnStream:
+    """Return the act that stops the answer which is made in a chat; 404 if none is."""
+
+    def find(request: ParsedRequest) -> tuple[str, View]:
+        """Raises: UnknownStream."""
+        stream_id = _running_in(request, wire)
+        if stream_id is None:
+            raise UnknownStream("No answer is made in this chat.")
+        return stream_id, view
+
+    return OnStream(find, "cancel")
+
+
+def _running_in(request: ParsedRequest, wire: str) -> str | None:
     """Return the id of the newest unfinished stream in the chat that the path names; None if there is none."""
     for facts, _ in reversed(request.running()):
         if facts.record.wire == wire and ChatMemo.of(facts).chat == request.path["chat"]:
@@ -55,22 +79,15 @@ def running_in(request: ParsedRequest, wire: str) -> str | None:
     return None
 
 
-def follow_running(wire: str, view: View) -> Follow:
-    """Return the operation that follows the answer which is made in a chat, from its beginning; 204 if none is."""
-
-    def parse(request: ParsedRequest) -> Following | Reply:
-        stream_id = running_in(request, wire)
-        return Reply(b"", 204) if stream_id is None else Following(stream_id, 0, view)
-
-    return Follow(parse)
-
-
-def require_running(request: ParsedRequest, wire: str) -> str:
-    """Return the id of the newest unfinished stream in the chat that the path names. Raises: UnknownStream."""
-    stream_id = running_in(request, wire)
-    if stream_id is None:
-        raise UnknownStream("No answer is made in this chat.")
-    return stream_id
+def usage_of(end: End) -> JsonBody:
+    """Return the token counts of an answer, with the names of both libraries."""
+    usage = {"inputTokens": end.usage.num_prompt_tokens, "outputTokens": end.usage.num_completion_tokens}
+    usage["totalTokens"] = sum(end.usage)
+    if end.num_cached_tokens is not None:
+        usage["cachedInputTokens"] = end.num_cached_tokens
+    if end.num_reasoning_tokens:
+        usage["reasoningTokens"] = end.num_reasoning_tokens
+    return usage
 
 
 class BlockEncoder(Encoder):
@@ -117,8 +134,9 @@ class BlockEncoder(Encoder):
         return f"call_{self.facts.record.stream_id}_{block}"
 
     def encode(self, seq: int, event: Event | Released) -> bytes:
-        return b"".join(b"data: " + json.dumps(frame, separators=(",", ":")).encode("ascii") + b"\n\n"
-                        for frame in self._frames(event)) + self.tail(event)  # fmt: skip
+        # ASCII, as on the other wires: some readers of lines also split at U+2028.
+        frames = [f"data: {json.dumps(frame, separators=(',', ':'))}\n\n" for frame in self._frames(event)]
+        return "".join(frames).encode("ascii") + self.tail(event)
 
     def tail(self, event: Event | Released) -> bytes:
         """Return what follows the last event."""
@@ -182,11 +200,3 @@ class BlockEncoder(Encoder):
         arguments = "".join(self._arguments)
         self._arguments.clear()
         return self.close_call(self._block, self._call, arguments)
-
-
-def json_or_text(text: str) -> tuple[Any, bool]:  # Any: JSON
-    """Return the value of a JSON text and True; or the text itself and False."""
-    try:
-        return msgspec.json.decode(text or "{}"), True
-    except msgspec.DecodeError:
-        return text, False
