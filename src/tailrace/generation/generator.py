@@ -369,9 +369,8 @@ class Generator:
                     await self.store.write_errors.wait()
             num_tokens = self._check_queue(record, longest, is_slowed=is_slowed)
             with contextlib.suppress(StorageError):  # a new write error: wait until it is over
-                with self.gate.coming(
-                    record.owner, is_background=record.is_background
-                ):  # reserves the slot that was checked
+                # Reserves the slot that was checked.
+                with self.gate.coming(record.owner, is_background=record.is_background):
                     lease = await self.store.open(record)
                 run = self._make_run(lease, arrived_s)
                 self.observers.on_begun(record)

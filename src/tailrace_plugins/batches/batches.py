@@ -369,7 +369,7 @@ class RowBatches:
                     if isinstance(one, RowBatch):
                         await self.delete(one)
                     elif not self.uses(one):
-                        await self.delete_file(one)
+                        await self.files.delete(one)
                 except StorageError as error:
                     logger.warning("An expired file is not deleted: %s", error.message)
                 except Exception:  # a defect must not end the server
