@@ -94,8 +94,9 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
             vectors = parse_vectors(wanted)
             assert isinstance(vectors, VectorCall)
             return _Meant((vectors.request, vectors.view), None, (*map(path_of, vectors.ignored), *unknown))
-        case Follow(parse_following):
-            return _Meant(parse_following(wanted), None, unknown)
+        case Follow(parse_following, topic):
+            named = topic(wanted) if topic is not None else None
+            return _Meant((named, parse_following(replace(wanted, newest=facts()))), None, unknown)
         case OnStream(find):
             return _Meant(find(wanted), None, unknown)
         case Show(render):

@@ -281,6 +281,7 @@ class KeptFields(msgspec.Struct, frozen=True, kw_only=True):
     wire: str = ""
     trace: str = ""  # its header `traceparent`, if that is valid
     is_background: bool = False  # it runs only where no other request could
+    topics: tuple[str, ...] = ()  # what the answer belongs to on its wire, such as a chat; `LogStore.newest` finds it
 
     def kept(self) -> dict[str, Any]:  # Any: of each field's type
         """Return these fields by their names."""

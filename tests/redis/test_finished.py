@@ -15,14 +15,15 @@ from tailrace_outer.redis._claims import Claims
 from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis._finished import FinishedStreams
 from tailrace_outer.redis._members import Members
+from tailrace_outer.redis._topics import Topics
 
 
 async def test_a_stream_may_leave_the_cache_while_it_is_found() -> None:
     """Another client deletes it, or others take its place."""
     async with Connection.open(shared_url()) as connection:
-        members, claims = Members(connection, lease_s=LEASE_S), Claims(connection)
+        members, names = Members(connection, lease_s=LEASE_S), (Claims(connection), Topics(connection))
         finished = FinishedStreams(
-            connection, members, claims, Rows(None), retention_s=60.0, budget_bytes=2**30, keeps=True
+            connection, members, *names, Rows(None), retention_s=60.0, budget_bytes=2**30, keeps=True
         )
         log = StreamLog(Record(new_stream_id(), 1.5), [DONE])
         finished.cache(log)
@@ -38,9 +39,9 @@ async def test_a_stream_may_leave_the_cache_while_it_is_found() -> None:
 async def test_an_ended_stream_that_several_find_at_once_takes_its_memory_once() -> None:
     """It leaves room for others: the memory for ended streams is limited."""
     async with Connection.open(shared_url()) as connection:
-        members, claims = Members(connection, lease_s=LEASE_S), Claims(connection)
+        members, names = Members(connection, lease_s=LEASE_S), (Claims(connection), Topics(connection))
         finished = FinishedStreams(
-            connection, members, claims, Rows(None), retention_s=60.0, budget_bytes=2**30, keeps=True
+            connection, members, *names, Rows(None), retention_s=60.0, budget_bytes=2**30, keeps=True
         )
         other, found = Record(new_stream_id(), 1.5), Record(new_stream_id(), 1.5)
         finished.cache(StreamLog(other, [DONE]))

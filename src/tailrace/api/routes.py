@@ -153,14 +153,14 @@ class Routes:
                     answer = await self._generate(wire, act, request, parsed, meant)
                 case MakeVectors() as act:
                     answer = await self._make_vectors(wire, act, request, parsed, meant)
-                case Follow(parse):
-                    found = parse(parsed)
+                case Follow(parse, topic, has_ended):
+                    found = parse(await self._with_newest(wire, request, parsed, topic, has_ended=has_ended))
                     if isinstance(found, Reply):
                         answer = self._reply(found)
                     else:
                         answer = await self._follow(request.scope, found)
-                case OnStream(find, verb):
-                    stream_id, view = find(parsed)
+                case OnStream(find, verb, topic):
+                    stream_id, view = find(await self._with_newest(wire, request, parsed, topic))
                     opened = partial(self._open, view)
                     answer = await self._streams.act(request.scope, stream_id, verb, opened)
                 case Show(render, is_slow):
@@ -317,6 +317,21 @@ class Routes:
         except UnknownStream:
             return parsed
         return replace(parsed, past=(facts_of(self._models.of(log), log), log.events))
+
+    async def _with_newest(
+        self,
+        wire: Wire,
+        request: Request,
+        parsed: ParsedRequest,
+        topic: Callable[[ParsedRequest], str] | None,
+        *,
+        has_ended: bool = False,
+    ) -> ParsedRequest:
+        """Raises: StorageError."""
+        if topic is None:
+            return parsed
+        log = await self._store.newest(owner_of(request.scope), wire.name, topic(parsed), has_ended=has_ended)
+        return parsed if log is None else replace(parsed, newest=facts_of(self._models.of(log), log))
 
     async def _recall_or_create(
         self, request: Request, parsed: ParsedRequest, generation: GenerateRequest, generator: Generator

@@ -187,7 +187,8 @@ class ParsedRequest:
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
     others: tuple[ServerFacts, ...] = ()  # the other models, if `server` is the first one
     past: tuple[StreamFacts, Sequence[Event]] | None = None  # the stream that `Generate.past` names, if it exists
-    # The caller's unfinished streams, the oldest first, each with its number of events.
+    newest: StreamFacts | None = None  # the newest stream of the topic that the act names, on any server
+    # The caller's unfinished streams on this server, the oldest first, each with its number of events.
     running: Callable[[], Sequence[tuple[StreamFacts, int]]] = field(default=tuple)
     # Returns a request that does not run with its sender. Raises: Forbidden if it needs a scope that the sender lacks.
     attributed: Callable[[GenerateRequest], GenerateRequest] = field(default=lambda request: request)
@@ -260,15 +261,21 @@ class MakeVectors:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
+    """`topic` returns the topic whose newest stream is `ParsedRequest.newest`: one that runs, or, with `has_ended`, any
+    that is kept."""
+
     parse: Callable[[ParsedRequest], Following | Reply]  # a reply if there is nothing to follow
+    topic: Callable[[ParsedRequest], str] | None = None
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OnStream:
-    """`find` returns the id of the stream and its view."""
+    """`find` returns the id of the stream and its view. `topic` is as that of `Follow`; the stream runs."""
 
     find: Callable[[ParsedRequest], tuple[str, View]]
     verb: Literal["show", "cancel", "delete"] = "show"
+    topic: Callable[[ParsedRequest], str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,12 @@ from tailrace.streams.damage import missing_stream_error
 from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.write_errors import WriteErrors
-from tailrace.types import ANONYMOUS, Claim, is_stream_id
+from tailrace.types import ANONYMOUS, Claim, Record, is_stream_id
 
-__all__ = ["Archive", "Finished", "LocalLogStore", "StreamIndex"]
+__all__ = ["Archive", "Finished", "LocalLogStore", "StreamIndex", "topics_of"]
 
 _MAX_TOMBSTONES = 100_000  # expired ids, which answer 410 and not 404; about 10 MB when full
+_Topic = tuple[str, str, str]  # owner, wire, topic
 _CACHED_BYTES = 64 * 2**20  # memory for finished streams that are also on disk
 
 
@@ -31,6 +32,7 @@ class Finished(NamedTuple):
     num_bytes: int
     claim: Claim | None
     owner: str = ANONYMOUS
+    topics: tuple[_Topic, ...] = ()
 
 
 class Archive(Protocol):
@@ -79,6 +81,8 @@ class StreamIndex:
         self._expired: OrderedDict[str, str] = OrderedDict()  # id: owner
         self._claims: dict[tuple[str, str], tuple[bytes, str]] = {}  # owner and key: fingerprint, stream id
         self._claim_of: dict[str, tuple[str, str]] = {}
+        self._topics: dict[_Topic, dict[str, None]] = {}  # ids of their streams, the oldest first
+        self._topics_of: dict[str, tuple[_Topic, ...]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.damaged_until_s = -math.inf  # monotonic; until then a missing stream may have been lost by damage
 
@@ -90,6 +94,7 @@ class StreamIndex:
         self._running[log.stream_id] = log
         if log.record.claim is not None:
             self._claim(log.record.owner, log.record.claim, log.stream_id)
+        self._list(log.stream_id, topics_of(log.record))
 
     def get(self, stream_id: str, owner: str = ANONYMOUS) -> StreamLog:
         """Raises: UnknownStream if this owner never had such a stream, StreamExpired if it has expired, StorageError if
@@ -126,6 +131,13 @@ class StreamIndex:
         running = [log.stream_id for log in self._running.values() if log.record.owner == owner]
         return running + [stream_id for stream_id, kept in self._finished.items() if kept.owner == owner]
 
+    def newest(self, owner: str, wire: str, topic: str, *, has_ended: bool = False) -> StreamLog | None:
+        """Return the newest stream of a topic: a running one, or any. None if there is none. Raises: as `get`."""
+        for stream_id in reversed(self._topics.get((owner, wire, topic), {})):
+            if has_ended or stream_id in self._running:
+                return self.get(stream_id, owner)
+        return None
+
     def is_finished(self, stream_id: str) -> bool:
         return stream_id in self._finished
 
@@ -142,6 +154,7 @@ class StreamIndex:
             self._retain(kept.stream_id, _FinishedEntry(expires_s, kept.num_bytes, kept.owner))
             if kept.claim is not None:
                 self._claim(kept.owner, kept.claim, kept.stream_id)
+            self._list(kept.stream_id, kept.topics)
         self._sweep()
         self._expired |= OrderedDict(expired)
 
@@ -165,6 +178,19 @@ class StreamIndex:
     def _claim(self, owner: str, claim: Claim, stream_id: str) -> None:
         self._claims[owner, claim.key] = (claim.fingerprint, stream_id)
         self._claim_of[stream_id] = (owner, claim.key)
+
+    def _list(self, stream_id: str, topics: tuple[_Topic, ...]) -> None:
+        """List a stream, the newest, in its topics."""
+        if topics:
+            self._topics_of[stream_id] = topics
+        for topic in topics:
+            self._topics.setdefault(topic, {})[stream_id] = None
+
+    def _unlist(self, stream_id: str) -> None:
+        for topic in self._topics_of.pop(stream_id, ()):
+            del self._topics[topic][stream_id]
+            if not self._topics[topic]:
+                del self._topics[topic]
 
     def _retain(self, stream_id: str, kept: _FinishedEntry) -> None:
         self._finished[stream_id] = kept
@@ -198,6 +224,7 @@ class StreamIndex:
             # Another stream may have got the key.
             if claim is not None and self._claims.get(claim, (b"", ""))[1] == stream_id:
                 del self._claims[claim]
+            self._unlist(stream_id)
             self._expired[stream_id] = kept.owner
             if len(self._expired) > _MAX_TOMBSTONES:
                 self._expired.popitem(last=False)
@@ -215,6 +242,10 @@ class StreamIndex:
         now = time.monotonic()
         self._drop([*takewhile(lambda stream_id: self._finished[stream_id].expires_s <= now, self._finished)])
         self._schedule()
+
+
+def topics_of(record: Record) -> tuple[_Topic, ...]:
+    return tuple((record.owner, record.wire, topic) for topic in record.topics)
 
 
 class LocalLogStore:
@@ -244,6 +275,9 @@ class LocalLogStore:
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
         return self.index.recall(claim, owner)
+
+    async def newest(self, owner: str, wire: str, topic: str, *, has_ended: bool = False) -> StreamLog | None:
+        return self.index.newest(owner, wire, topic, has_ended=has_ended)
 
     def expire(self, log: StreamLog) -> None:
         """End the retention of a finished stream. It is deleted from the disk later, together with others."""

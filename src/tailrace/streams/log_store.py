@@ -92,6 +92,13 @@ class LogStore(Protocol[ContentT]):
         Raises: IdempotencyConflict if the key came with another request, StorageError.
         """
 
+    async def newest(self, owner: str, wire: str, topic: str, *, has_ended: bool = False) -> StreamLog[ContentT] | None:
+        """Return the newest unfinished stream of this owner with this `Record.wire` and one of `Record.topics`, on any
+        server; None if there is none. With `has_ended` the stream may have ended, and must still be kept.
+
+        Raises: StorageError.
+        """
+
     async def stop(self, owner: str, stream_id: str) -> StreamLog[ContentT]:
         """End a stream as cancelled. Its end can be read when this returns. Does nothing if the stream has ended.
 

@@ -10,7 +10,7 @@ from tailrace.errors import Interrupted, JournalDamaged
 from tailrace.streams._clock import age_s, now
 from tailrace.streams._compaction import MAX_EXPIRED
 from tailrace.streams._database import Database, TailRow
-from tailrace.streams._index import Finished
+from tailrace.streams._index import Finished, topics_of
 from tailrace.streams.log import StreamLog
 from tailrace.streams.rows import Rows
 from tailrace.types import End, Event, Failure, Status, Usage
@@ -38,7 +38,8 @@ def finished(database: Database, rows: Rows) -> list[Finished]:
     for stream_id, row, num_bytes, since in database.finished():
         try:
             record = rows.read_record(stream_id, row)
-            found.append(Finished(stream_id, age_s(since, at), num_bytes, record.claim, record.owner))
+            kept = record.claim, record.owner, topics_of(record)
+            found.append(Finished(stream_id, age_s(since, at), num_bytes, *kept))
         except (JournalDamaged, ValueError, TypeError, AttributeError):  # the timestamp may be damaged, and of any type
             logger.error(_LOST_STREAM, stream_id)
             lost.append(stream_id)

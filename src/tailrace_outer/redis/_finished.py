@@ -17,6 +17,7 @@ from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis._members import Members
 from tailrace_outer.redis._redis_keys import DAY_MS
 from tailrace_outer.redis._scripts import COMPACT, DELETE
+from tailrace_outer.redis._topics import Topics
 
 __all__ = ["FinishedStreams", "lifetimes_ms"]
 
@@ -41,6 +42,7 @@ class FinishedStreams:
         connection: Connection,
         members: Members,
         claims: Claims,
+        topics: Topics,
         rows: Rows,
         *,
         retention_s: float,
@@ -52,6 +54,7 @@ class FinishedStreams:
         self._rows = rows
         self._members = members
         self._claims = claims
+        self._topics = topics
         self._retention_s = retention_s
         self._budget_bytes = budget_bytes
         self._keeps = keeps
@@ -160,7 +163,7 @@ class FinishedStreams:
 
     async def _compact(self, epoch: int, log: StreamLog) -> None:
         """Move the events of a stream into one field. Raises: StorageError."""
-        await self.keep_claim(log.record)  # first: whoever takes the stream over still finds it in the list
+        await self.end(log.record)  # first: whoever takes the stream over still finds it in the list
         keys = self._keys.of_owned(log.stream_id, epoch)
         if self._keeps:
             record = self._rows.encode_record(log.record)
@@ -170,6 +173,8 @@ class FinishedStreams:
         else:
             await self._connection.run(DELETE, keys, epoch, log.stream_id, lifetimes_ms(self._retention_s)[1])
 
-    async def keep_claim(self, record: Record) -> None:
-        """Keep the idempotency key of an ended stream for as long as the stream. Raises: StorageError."""
+    async def end(self, record: Record) -> None:
+        """Keep the idempotency key of an ended stream for as long as the stream, and its place in its topics.
+        Raises: StorageError."""
         await self._claims.end(record, self._retention_s)
+        await self._topics.end(record, self._retention_s)

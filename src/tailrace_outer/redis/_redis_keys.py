@@ -16,6 +16,8 @@ Servers of users' apps have PREFIX:apps in place of PREFIX: they and servers of 
     PREFIX:{0}:events:ID        stream: the events. The entry LAST-0 has the events up to number LAST
     PREFIX:{0}:gone:ID          the owner of a stream that is no longer kept; NUL and a position: nobody's
     PREFIX:{0}:claim:HASH       fingerprint and stream of an idempotency key; HASH is of owner and key
+    PREFIX:{0}:topic:HASH       sorted set: the last streams of a topic, by the time they began; HASH is of owner,
+                                wire and topic
     PREFIX:{0}:LOG              hash: ends of the log of an extension, such as `durable`, and of its snapshot
     PREFIX:{0}:LOG:log          list: that log (`shared_log.py`)
     PREFIX:{0}:LOG:tail         stream: one entry, the number of the last entry of that log
@@ -105,8 +107,14 @@ class Keys:
         return *self.of_owned(stream_id, epoch), self.writers(self.shard_of(stream_id))
 
     def claim(self, owner: str, key: str) -> str:
-        digest = hashlib.sha256(f"{len(owner)}:{owner}{key}".encode()).hexdigest()
-        return self._of_shard(self.shard_of(digest), f"claim:{digest}")
+        return self._hashed("claim", f"{len(owner)}:{owner}{key}")
+
+    def topic(self, owner: str, wire: str, topic: str) -> str:
+        return self._hashed("topic", f"{len(owner)}:{owner}{len(wire)}:{wire}{topic}")
+
+    def _hashed(self, kind: str, text: str) -> str:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return self._of_shard(self.shard_of(digest), f"{kind}:{digest}")
 
     def shared_log(self, name: str, part: str) -> str:
         return self._of_shard(0, f"{name}:{part}" if part else name)

@@ -16,6 +16,7 @@ __all__ = [
     "DECLARE_DEAD",
     "DELETE",
     "DELETE_UNANSWERED",
+    "LIST_IN_TOPIC",
     "LOAD",
     "MISSING",
     "NEW_EPOCH",
@@ -27,6 +28,7 @@ __all__ = [
     "STOP",
     "TAKE",
     "UNLIST",
+    "UNLIST_IN_TOPIC",
     "Script",
     "script",
 ]  # fmt: skip
@@ -210,6 +212,21 @@ if has == ARGV[2] then return false end
 if has and has ~= ARGV[1] and has ~= ARGV[3] then return has end
 redis.call('SET', KEYS[1], ARGV[tonumber(ARGV[5])], 'PX', ARGV[4])
 return false
+""")
+
+# Keys: `topic`. Arguments: when the stream began, its id, how long in ms the topic is kept, how many streams it has at
+# most. Lists a stream there.
+LIST_IN_TOPIC = script("""
+redis.call('ZADD', KEYS[1], ARGV[1], ARGV[2])
+redis.call('ZREMRANGEBYRANK', KEYS[1], 0, -1 - ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return 1
+""")
+
+# Keys: `topic`. Arguments: id of a stream that has ended, how long in ms it is kept. Only the last stream stays listed.
+UNLIST_IN_TOPIC = script("""
+if redis.call('ZREVRANGE', KEYS[1], 0, 0)[1] ~= ARGV[1] then return redis.call('ZREM', KEYS[1], ARGV[1]) end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 """)
 
 # Keys: `epoch`. Returns a new epoch. It is larger than the earlier ones even if Redis has lost them: the clock goes on.

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
-from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, UnknownStream
+from tailrace.errors import ClaimTaken, JournalDamaged, LeaseLost, StorageError, StreamError, UnknownStream
 from tailrace.settings import Settings
 from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.log_store import Lease, StoreState
@@ -30,6 +30,7 @@ from tailrace_outer.redis._openings import Openings
 from tailrace_outer.redis._orphans import Orphans
 from tailrace_outer.redis._patience import CLOSE_S, LATE_S
 from tailrace_outer.redis._server_messages import Messages
+from tailrace_outer.redis._topics import Topics
 from tailrace_outer.redis._writer import Writer
 from tailrace_outer.redis.own_streams import OwnStreams
 from tailrace_outer.redis.shared_log import RedisSharedLog
@@ -62,6 +63,7 @@ class RedisLogStore:
         self._own = OwnStreams()
         self._members = Members(connection, lease_s=lease_s)
         self._claims = Claims(connection)
+        self._topics = Topics(connection)
         self._writer = Writer(
             connection,
             self._members,
@@ -78,6 +80,7 @@ class RedisLogStore:
             connection,
             self._members,
             self._claims,
+            self._topics,
             rows,
             retention_s=retention_s,
             budget_bytes=budget_bytes,
@@ -152,6 +155,7 @@ class RedisLogStore:
         """Store a new stream, or one that Redis has lost. Returns whether it has its idempotency key, if there is one.
         Raises: StorageError."""
         await self._writer.open(log)
+        await self._topics.begin(log.record)
         return await self._claims.keep(log.record)
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
@@ -206,6 +210,14 @@ class RedisLogStore:
         log.check_position(after)
         return log
 
+    async def newest(self, owner: str, wire: str, topic: str, *, has_ended: bool = False) -> StreamLog | None:
+        for stream_id in await self._topics.listed(owner, wire, topic):
+            with contextlib.suppress(StreamError, JournalDamaged):  # it is gone
+                log = await self.read(owner, stream_id)
+                if has_ended or log.end is None:
+                    return log
+        return None
+
     # Stopping and deleting
 
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
@@ -234,7 +246,7 @@ class RedisLogStore:
         log = await self.read(owner, stream_id)
         if log.end is None:
             return
-        await self._finished.keep_claim(log.record)  # its server may be dead
+        await self._finished.end(log.record)  # its server may be dead
         if not await self._finished.delete(stream_id):
             raise StorageError("The log store has lost the end of this stream, which goes on.")
 
@@ -263,6 +275,7 @@ class RedisLogStore:
         async with self._taking_over:
             try:
                 async for orphan in self._orphans.take(models):
+                    await self._topics.begin(orphan.record)
                     await self._claims.keep(orphan.record)
                     if orphan.epoch != self.epoch:  # this server was declared dead meanwhile
                         self._members.list_former_epoch(orphan.epoch)

@@ -98,11 +98,20 @@ class StoreHarness:
         self._snapshot(self._home, copy)
         return self._make(copy)
 
-    async def begin(self, store: LogStore, *events: Event, owner: str = ANONYMOUS, claim: Claim | None = None) -> Lease:
+    async def begin(
+        self,
+        store: LogStore,
+        *events: Event,
+        owner: str = ANONYMOUS,
+        claim: Claim | None = None,
+        wire: str = "",
+        topics: tuple[str, ...] = (),
+        created_s: float = 1.5,
+    ) -> Lease:
         """Return a new stream with a producer, when these events can be read."""
         record = Record(
             new_stream_id(),
-            1.5,
+            created_s,
             model="a model",
             memo=b"a memo",
             prompts=(Prompt("Once", ((1, 2),)),),
@@ -111,6 +120,8 @@ class StoreHarness:
             linger_s=60.0,
             claim=claim,
             owner=owner,
+            wire=wire,
+            topics=topics,
         )
         lease = await store.open(record)
         StoreProducer(store, lease)

@@ -195,6 +195,44 @@ async def _owners(harness: StoreHarness) -> None:
         require(isinstance(error, StreamExpired), f"read() of a deleted stream by its owner raised {error!r}")
 
 
+async def _topics(harness: StoreHarness) -> None:
+    async with harness.server() as store:
+        older = await harness.begin(store, delta(1), owner="me", wire="a", topics=("chat", "one"), created_s=1.0)
+        newer = await harness.begin(store, delta(1), owner="me", wire="a", topics=("chat", "two"), created_s=2.0)
+        for wire, owner, topic in (("a", "you", "chat"), ("b", "me", "chat"), ("a", "me", "chat/1"), ("a", "me", "")):
+            await harness.begin(store, delta(1), owner=owner, wire=wire, topics=(topic,), created_s=3.0)
+        found = await store.newest("me", "a", "chat")
+        require(found is newer.log, "newest() does not find the newest stream of this owner, wire and topic")
+        require(await store.newest("me", "a", "cha") is None, "newest() finds a stream in a topic without streams")
+        if store.state.is_durable:
+            async with harness.after_kill() as following:
+                await following.take_over()
+                found = await following.newest("me", "a", "chat")
+                is_newer = found is not None and found.stream_id == newer.stream_id
+                require(is_newer, "the next server does not find the newest stream of a topic")
+                found = await following.newest("me", "a", "one")
+                is_older = found is not None and found.stream_id == older.stream_id
+                require(is_older, "the next server does not find a stream by the second of its topics")
+        await harness.finish(store, newer)
+        require(await store.newest("me", "a", "chat") is older.log, "newest() does not pass over streams that ended")
+        await harness.finish(store, older)
+        require(await store.newest("me", "a", "chat") is None, "newest() finds a stream that has ended")
+        await _require_ended(harness, store, newer.stream_id)
+        if store.state.is_durable:
+            async with harness.after_kill() as following:
+                await following.take_over()
+                await _require_ended(harness, following, newer.stream_id)
+        await store.delete("me", newer.stream_id)
+        require(await store.newest("me", "a", "two", has_ended=True) is None, "newest() finds a deleted stream")
+
+
+async def _require_ended(harness: StoreHarness, store: LogStore, stream_id: str) -> None:
+    found = await store.newest("me", "a", "two", has_ended=True)
+    is_found = found is not None and found.stream_id == stream_id and found.end == DONE
+    require(is_found, f"newest() does not find a stream that has ended: it returns {found}")
+    require(await store.newest("you", "a", "two", has_ended=True) is None, "it finds one of another owner")
+
+
 laws_of_one_server = (
     StoreLaw("numbers_are_dense", "events are read in the order of append(), numbered from 1 without gaps", _dense),
     StoreLaw("streams_are_apart", "an event is only in the stream to which it was appended", _separate),
@@ -207,5 +245,6 @@ laws_of_one_server = (
     StoreLaw("stopping_ends", "when stop() returns, the end of the stream can be read", _stop),
     StoreLaw("deleted_is_gone", "a deleted stream stays deleted, and its key can be used again", _delete),
     StoreLaw("keys_belong_to_owners", "recall() finds a stream by owner, key and request", _recall),
+    StoreLaw("topics_have_streams", "newest() finds the newest unfinished stream of a topic", _topics),
     StoreLaw("owners_are_apart", "another owner's stream answers like an unknown stream", _owners),
 )

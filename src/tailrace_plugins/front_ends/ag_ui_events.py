@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tailrace.dialects import Encoder, EventStreamView, JsonBody, StreamFacts
 from tailrace.errors import TailraceError
-from tailrace.types import End
+from tailrace.types import End, Event, Released
 from tailrace_plugins.front_ends.chats import BlockEncoder, usage_of
 
 __all__ = ["AgUiView"]
@@ -14,14 +14,29 @@ __all__ = ["AgUiView"]
 
 @dataclass(frozen=True, slots=True)
 class AgUiView(EventStreamView):
+    """`resumes`: the client comes back with the id of the last event that it has, if the answer breaks off."""
+
+    resumes: bool = False
+
     def open(self, facts: StreamFacts) -> Encoder:
-        return AgUiEncoder(facts)
+        return AgUiEncoder(facts, resumes=self.resumes)
 
 
 class AgUiEncoder(BlockEncoder):
+    def __init__(self, facts: StreamFacts, *, resumes: bool) -> None:
+        super().__init__(facts)
+        self._resumes = resumes
+
+    def encode(self, seq: int, event: Event | Released) -> bytes:
+        is_continued = self._resumes and isinstance(event, Released)  # by the next server
+        return b"" if is_continued else super().encode(seq, event)
+
+    def field(self, seq: int, place: int) -> str:
+        return f"id: {self.facts.record.stream_id}.{seq}.{place}\n"
+
     @property
     def _run(self) -> JsonBody:
-        return {"threadId": self.memo.chat, "runId": self.memo.run}
+        return {"threadId": self.memo.thread, "runId": self.memo.run}
 
     def _message_id(self, block: int) -> str:
         return f"msg_{self.facts.record.stream_id}_{block}"

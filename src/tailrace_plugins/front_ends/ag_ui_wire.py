@@ -4,12 +4,17 @@
 `connect` of an agent. The run goes on while nobody reads it. `forwardedProps` may have the model and parameters, with
 OpenAI's names.
 
+TanStack AI's client speaks AG-UI, too, and comes back when an answer breaks off: it sends its request again, with the
+id of the last event in `Last-Event-ID`, and after a reload it asks for the run by its id. It leaves out the events that
+it has already, by their ids, so the whole run is sent.
+
 Intended divergences: 1. The state of an app is not shown to the model; `context` is, at the end of the system message.
 2. Activities and encrypted reasoning are left out. 3. Nothing here interrupts a run, so `resume` is refused.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -19,6 +24,8 @@ from msgspec.structs import replace
 from tailrace.dialects import (
     MAX_MESSAGES,
     ChatMessage,
+    Follow,
+    Following,
     FunctionCall,
     Generate,
     GenerateCall,
@@ -50,15 +57,18 @@ from tailrace.dialects import (
     text_of,
     unread_reasoning,
 )
-from tailrace.errors import UnsupportedParameter
+from tailrace.errors import RequestError, UnknownStream, UnsupportedParameter
 from tailrace.types import GenerateRequest, Image
 from tailrace_plugins.front_ends.ag_ui_events import AgUiView
-from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, follow_running, stop_running
+from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, chat_topic, follow_running, stop_running
 
 __all__ = ["WIRE"]
 
 _NAME = "ag_ui"
 _VIEW = AgUiView()
+_RESUMING_VIEW = AgUiView(resumes=True)
+_RUN_ID = "x-run-id"  # only clients that come back send it
+_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{22})\.[0-9]{1,18}\.[0-9]{1,18}")
 _UNUSED = {"resume": refused([])}
 
 
@@ -147,8 +157,35 @@ class RunBody(msgspec.Struct, rename="camel", kw_only=True):
     state: Any = None  # Any: JSON
 
 
+def _broken_off(request: ParsedRequest) -> str | None:
+    """Return the stream of the answer that the client had when it broke off; None for a new run. Raises:
+    RequestError."""
+    last = request.headers.get("last-event-id")
+    if not last:
+        return None
+    found = _EVENT_ID.fullmatch(last)
+    if found is None:
+        raise RequestError("Last-Event-ID must be the id of an event of this API.", param="last-event-id")
+    return found[1]
+
+
+def _parse_any(request: ParsedRequest) -> GenerateCall | Following:
+    """Raises: RequestError, UnknownStream."""
+    return parse(request) if _broken_off(request) is None else _parse_again(request)
+
+
+def _parse_again(request: ParsedRequest) -> Following:
+    """Raises: RequestError, UnknownStream if the request is for another run than the events that the client has."""
+    fields, _ = read_known(request.body, RunBody, _UNUSED)
+    if request.past is not None:
+        facts, _ = request.past
+        if facts.record.wire == _NAME and ChatMemo.of(facts).run == fields.run_id:
+            return Following(facts.record.stream_id, 0, _view_for(request))
+    raise UnknownStream("There is no such run.")
+
+
 def parse(request: ParsedRequest) -> GenerateCall:
-    """Raises: RequestError."""
+    """Return the call of a new run. Raises: RequestError."""
     fields, unused = read_known(request.body, RunBody, _UNUSED)
     props, more = read_fields(fields.forwarded_props or {}, _Props)
     notes = [*unused, *(f"forwardedProps.{name}" for name in more)]
@@ -171,9 +208,32 @@ def parse(request: ParsedRequest) -> GenerateCall:
         sampling=replace(sampling_of(props, server.recommended_sampling), grammar=tools.grammar(None)),
         calls=calls,
         on_disconnect="detach",
-        memo=ChatMemo(fields.thread_id, run=fields.run_id, calls=calls).encode(),
+        memo=ChatMemo(fields.thread_id, fields.run_id, calls=calls).encode(),
+        topics=(chat_topic(fields.thread_id), _run_topic(fields.run_id)),
     )
-    return GenerateCall(generate, _VIEW, stream=True, ignored=tuple(notes))
+    return GenerateCall(generate, _view_for(request), stream=True, ignored=tuple(notes))
+
+
+def _view_for(request: ParsedRequest) -> AgUiView:
+    return _RESUMING_VIEW if _RUN_ID in request.headers else _VIEW
+
+
+def _run_topic(run: str) -> str:
+    return f"run {run}"
+
+
+def _named_run(request: ParsedRequest) -> str:
+    run = request.query.get("runId")
+    if not run:
+        raise RequestError("runId is missing.", param="runId")
+    return _run_topic(run)
+
+
+def parse_joining(request: ParsedRequest) -> Following:
+    """Raises: UnknownStream."""
+    if request.newest is None:
+        raise UnknownStream("There is no such run.")
+    return Following(request.newest.record.stream_id, 0, _RESUMING_VIEW)
 
 
 def _messages(fields: RunBody, notes: list[str], images: list[Image] | None) -> list[ChatMessage]:
@@ -233,7 +293,7 @@ WIRE = Wire(
         Operation(
             "POST",
             "/v1/ag-ui",
-            Generate(parse),
+            Generate(_parse_any, past=_broken_off),
             "Run: answer a thread.",
             body=RunBody,
             has_images=True,
@@ -247,8 +307,15 @@ WIRE = Wire(
                 "forwardedProps": {"max_tokens": 64},
             },
         ),
-        Operation("GET", "/v1/ag-ui/{chat:path}/events", follow_running(_NAME, _VIEW), "Follow the run of a thread."),
-        Operation("DELETE", "/v1/ag-ui/{chat:path}/events", stop_running(_NAME, _VIEW), "Stop the run of a thread."),
+        Operation(
+            "GET",
+            "/v1/ag-ui",
+            Follow(parse_joining, _named_run, has_ended=True),
+            "Follow a run, also one that has ended, from its beginning.",
+            query=("runId!", "offset"),
+        ),
+        Operation("GET", "/v1/ag-ui/{chat:path}/events", follow_running(_VIEW), "Follow the run of a thread."),
+        Operation("DELETE", "/v1/ag-ui/{chat:path}/events", stop_running(_VIEW), "Stop the run of a thread."),
     ),
     encode_error=encode_error,
     find_model=_find_model,

@@ -60,7 +60,7 @@ from tailrace.dialects import (
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Image
 from tailrace_plugins.front_ends.ai_sdk_events import UiMessageView
-from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, follow_running, stop_running
+from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, chat_topic, follow_running, stop_running
 
 __all__ = ["WIRE"]
 
@@ -170,7 +170,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
         notes.append("reasoningEffort")
     calls = tools.calls(single=False)
     last = fields.messages[-1]
-    memo = ChatMemo(fields.id, message=last.id[:256] if last.role == "assistant" else "", calls=calls)
+    memo = ChatMemo(message=last.id[:256] if last.role == "assistant" else "", calls=calls)
     generate = GenerateRequest(
         fields.model,
         messages=messages,
@@ -184,6 +184,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
         calls=calls,
         on_disconnect="detach",
         memo=memo.encode(),
+        topics=(chat_topic(fields.id),),
     )
     return GenerateCall(generate, _VIEW, stream=True, ignored=tuple(notes))
 
@@ -303,13 +304,13 @@ WIRE = Wire(
         Operation(
             "GET",
             "/v1/ai-sdk/chat/{chat:path}/stream",
-            follow_running(_NAME, _VIEW),
+            follow_running(_VIEW),
             "Follow the answer that is made in a chat.",
         ),
         Operation(
             "DELETE",
             "/v1/ai-sdk/chat/{chat:path}/stream",
-            stop_running(_NAME, _VIEW),
+            stop_running(_VIEW),
             "Stop the answer that is made in a chat.",
         ),
     ),

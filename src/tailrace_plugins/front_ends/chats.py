@@ -1,4 +1,4 @@
-"""What the wires of front ends share: a chat has an id, which the stream of its answer keeps; so a page that was
+"""What the wires of front ends share: the id of a chat is a topic of the streams of its answers; so a page that was
 reloaded finds the answer that is made."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.dialects import (
 from tailrace.errors import TailraceError, UnknownStream
 from tailrace.types import CallReading, End, Event, Released, TextDelta
 
-__all__ = ["BlockEncoder", "ChatId", "ChatMemo", "follow_running", "stop_running", "usage_of"]
+__all__ = ["BlockEncoder", "ChatId", "ChatMemo", "chat_topic", "follow_running", "stop_running", "usage_of"]
 
 ChatId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
@@ -35,8 +35,8 @@ ChatId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 class ChatMemo(msgspec.Struct, omit_defaults=True):
     """What a stream keeps of its request."""
 
-    chat: str
-    run: str = ""  # AG-UI's id of the run
+    thread: str = ""  # AG-UI's ids of the chat and the run
+    run: str = ""
     message: str = ""  # the id of the message that the answer continues; "": the answer is a new one
     calls: CallReading | None = None
 
@@ -48,35 +48,34 @@ class ChatMemo(msgspec.Struct, omit_defaults=True):
         return msgspec.json.decode(facts.record.memo, type=cls)
 
 
-def follow_running(wire: str, view: View) -> Follow:
+def follow_running(view: View) -> Follow:
     """Return the act that follows the answer which is made in a chat, from its beginning; 204 if none is."""
 
     def parse(request: ParsedRequest) -> Following | Reply:
-        stream_id = _running_in(request, wire)
-        return Reply(b"", 204) if stream_id is None else Following(stream_id, 0, view)
+        return Reply(b"", 204) if request.newest is None else Following(request.newest.record.stream_id, 0, view)
 
-    return Follow(parse)
+    return Follow(parse, _named_chat)
 
 
-def stop_running(wire: str, view: View) -> OnStream:
+def stop_running(view: View) -> OnStream:
     """Return the act that stops the answer which is made in a chat; 404 if none is."""
 
     def find(request: ParsedRequest) -> tuple[str, View]:
         """Raises: UnknownStream."""
-        stream_id = _running_in(request, wire)
-        if stream_id is None:
+        if request.newest is None:
             raise UnknownStream("No answer is made in this chat.")
-        return stream_id, view
+        return request.newest.record.stream_id, view
 
-    return OnStream(find, "cancel")
+    return OnStream(find, "cancel", _named_chat)
 
 
-def _running_in(request: ParsedRequest, wire: str) -> str | None:
-    """Return the id of the newest unfinished stream in the chat that the path names; None if there is none."""
-    for facts, _ in reversed(request.running()):
-        if facts.record.wire == wire and ChatMemo.of(facts).chat == request.path["chat"]:
-            return facts.record.stream_id
-    return None
+def chat_topic(chat: str) -> str:
+    """Return the topic that the answers of a chat have."""
+    return f"chat {chat}"
+
+
+def _named_chat(request: ParsedRequest) -> str:
+    return chat_topic(request.path["chat"])
 
 
 def usage_of(end: End) -> JsonBody:
@@ -135,8 +134,16 @@ class BlockEncoder(Encoder):
 
     def encode(self, seq: int, event: Event | Released) -> bytes:
         # ASCII, as on the other wires: some readers of lines also split at U+2028.
-        frames = [f"data: {json.dumps(frame, separators=(',', ':'))}\n\n" for frame in self._frames(event)]
+        frames = [
+            f"{self.field(seq, place)}data: {json.dumps(frame, separators=(',', ':'))}\n\n"
+            for place, frame in enumerate(self._frames(event))
+        ]
         return "".join(frames).encode("ascii") + self.tail(event)
+
+    def field(self, seq: int, place: int) -> str:
+        """Return the field before the data of a frame, with its line break, or "". The frames of one event have places
+        from 0."""
+        return ""
 
     def tail(self, event: Event | Released) -> bytes:
         """Return what follows the last event."""

@@ -70,4 +70,13 @@ APIS = [
             "state": "the model does not see the state of an app",
         },
     ),
+    Api(
+        "AG-UI",
+        "GET /v1/ag-ui",
+        {"runId": "r"},
+        ["runId", "offset"],
+        {"runId": "s", "offset": "-1"},
+        moot={"offset": "the run is sent from its beginning, and clients leave out the events that they have"},
+        in_query=True,
+    ),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +10,18 @@ from tests.dialects.fake_server import FakeServer, parsed
 from tests.dialects.transcripts import facts
 from tests.plugins.front_ends.test_ai_sdk_wire import PIXEL
 
-from tailrace.dialects import GenerateCall
+from tailrace.dialects import Follow, Following, Generate, GenerateCall
 from tailrace.dialects.bodies import JsonBody
-from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.errors import RequestError, UnknownStream, UnsupportedParameter
+from tailrace.types import Failure, Released
 from tailrace_plugins.front_ends import ag_ui_wire as ag_ui
+from tailrace_plugins.front_ends.ag_ui_events import AgUiView
 from tailrace_plugins.front_ends.chats import ChatMemo
 
 HI: JsonBody = {"id": "1", "role": "user", "content": "Hi"}
+_BODY: JsonBody = {"threadId": "t1", "runId": "r1", "messages": [HI]}
+_STREAM_ID = "q83v-jRWeJCrze8SNF_4kA"
+_ACTS = {one.method: one.act for one in ag_ui.WIRE.operations if one.path == "/v1/ag-ui"}
 
 
 def call_of(*messages: JsonBody, server: FakeServer | None = None, **more: Any) -> GenerateCall:
@@ -34,7 +40,57 @@ def test_a_run_goes_on_without_its_reader() -> None:
     assert call.request.on_disconnect == "detach"
     assert call.ignored == ()
     memo = ChatMemo.of(facts(memo=call.request.memo))
-    assert (memo.chat, memo.run) == ("t1", "r1")
+    assert (memo.thread, memo.run) == ("t1", "r1")
+
+
+def test_an_answer_that_broke_off_goes_on() -> None:
+    """The client sends its request again, with the id of the last event that it has."""
+    begun = facts(stream_id=_STREAM_ID, wire="ag_ui", memo=call_of().request.memo)
+    again = replace(parsed(_BODY), headers={"last-event-id": f"{_STREAM_ID}.3.1", "x-run-id": "r1"})
+    act = _ACTS["POST"]
+    assert isinstance(act, Generate)
+    assert act.past is not None
+    assert act.past(again) == _STREAM_ID
+    found = act.parse(replace(again, past=(begun, ())))
+    assert isinstance(found, Following)
+    assert (found.stream_id, found.after, found.view) == (_STREAM_ID, 0, AgUiView(resumes=True))
+    of_another_wire = facts(stream_id=_STREAM_ID, wire="openai")
+    of_another_run = facts(stream_id=_STREAM_ID, wire="ag_ui", memo=call_of(runId="r2").request.memo)
+    for past in (None, (of_another_wire, ()), (of_another_run, ())):
+        with pytest.raises(UnknownStream):
+            act.parse(replace(again, past=past))
+
+
+@pytest.mark.parametrize("last", ["7", f"{_STREAM_ID}.3", f"{_STREAM_ID}.3.1 ", "../x.1.1", f"{_STREAM_ID}.3.1\n"])
+def test_ids_of_events_of_others_are_refused(last: str) -> None:
+    act = _ACTS["POST"]
+    assert isinstance(act, Generate)
+    assert act.past is not None
+    with pytest.raises(RequestError, match="Last-Event-ID"):
+        act.past(replace(parsed(_BODY), headers={"last-event-id": last}))
+
+
+def test_a_run_is_found_by_its_id() -> None:
+    act = _ACTS["GET"]
+    assert isinstance(act, Follow)
+    assert act.topic is not None
+    asked = replace(parsed(), query={"runId": "r1", "offset": "-1"})
+    assert act.topic(asked) in call_of().request.topics
+    found = act.parse(replace(asked, newest=facts(stream_id=_STREAM_ID, memo=call_of().request.memo)))
+    assert isinstance(found, Following)
+    assert (found.stream_id, found.after) == (_STREAM_ID, 0)
+    with pytest.raises(UnknownStream):
+        act.parse(asked)
+    with pytest.raises(RequestError, match="runId"):
+        act.topic(parsed())
+
+
+def test_clients_that_come_back_are_told_nothing_when_the_server_stops() -> None:
+    """The next server continues the run. Other clients get an error."""
+    known = facts(memo=call_of().request.memo)
+    released = Released(known.record.stream_id, 0, Failure("draining", "The server is shutting down."))
+    assert AgUiView(resumes=True).open(known).encode(0, released) == b""
+    assert b"RUN_ERROR" in AgUiView().open(known).encode(0, released)
 
 
 def test_messages_of_all_roles() -> None:

@@ -144,25 +144,18 @@ def test_bad_bodies_are_refused(body: JsonBody) -> None:
         ai_sdk.parse(parsed(body))
 
 
-def test_a_page_finds_the_newest_answer_of_its_chat() -> None:
-    act = act_of("GET")
-    assert isinstance(act, Follow)
-    running = [
-        (facts(stream_id=stream_id, wire=wire, memo=memo), 3)
-        for stream_id, wire, memo in [
-            ("a", "ai_sdk", request_of().memo),
-            ("b", "ai_sdk", request_of().memo),
-            ("c", "ai_sdk", ChatMemo("chat-2").encode()),
-            ("d", "ag_ui", ChatMemo("chat-1").encode()),
-            ("e", "openai", b""),
-        ]
-    ]
-    request = replace(parsed(path={"chat": "chat-1"}), running=lambda: running)
-    found = act.parse(request)
+def test_a_page_finds_the_answer_of_its_chat() -> None:
+    follow, stop = act_of("GET"), act_of("DELETE")
+    assert isinstance(follow, Follow)
+    assert isinstance(stop, OnStream)
+    asked = parsed(path={"chat": "chat-1"})
+    for act in (follow, stop):
+        assert act.topic is not None
+        assert (act.topic(asked),) == request_of().topics
+    request = replace(asked, newest=facts(stream_id="b", memo=request_of().memo))
+    found = follow.parse(request)
     assert isinstance(found, Following)
     assert (found.stream_id, found.after) == ("b", 0)
-    stop = act_of("DELETE")
-    assert isinstance(stop, OnStream)
     assert stop.verb == "cancel"
     assert stop.find(request)[0] == "b"
 
