@@ -11,14 +11,15 @@ import logging
 import pkgutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from starlette.requests import Request
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Scope
 
 from tailrace.access.keyring import Keyring
-from tailrace.access.principal import owner_of, principal_of
+from tailrace.access.principal import Principal, owner_of, principal_of
 from tailrace.dialects.bodies import JsonBody, require_plain_utf8
 from tailrace.dialects.native import event_json
 from tailrace.dialects.queries import read_query
@@ -28,7 +29,7 @@ from tailrace.extensions import Extension, installed_extensions
 from tailrace.generation.observers import Observer, Observers, Times
 from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
 from tailrace.http.body_budget import BodyBudget
-from tailrace.http.inner_requests import InnerAnswer, post
+from tailrace.http.inner_requests import InnerAnswer, InnerStream, begin, post
 from tailrace.http.stream_actions import StreamActions
 from tailrace.records.service import Records
 from tailrace.settings import Settings
@@ -51,6 +52,7 @@ __all__ = [
     "EntryId",
     "Follower",
     "InnerAnswer",
+    "InnerStream",
     "LoadedLog",
     "LocalNotes",
     "LogListener",
@@ -64,6 +66,7 @@ __all__ = [
     "Settings",
     "SharedLog",
     "StreamLog",
+    "Take",
     "Times",
     "client_disconnected",
     "event_json",
@@ -144,14 +147,28 @@ class Server:
 
         *Cancellation:* as if the client left. *Raises:* Unauthenticated if the key of the sender is not valid any more.
         """
+        app, principal = await self._inner(sender)
+        return await post(app, path, body, principal=principal, address=sender.address, headers=headers, logs=logs)
+
+    @contextlib.asynccontextmanager
+    async def begin(
+        self, sender: Sender, path: str, body: bytes, *, headers: Mapping[str, str], logs: list[StreamLog]
+    ) -> AsyncIterator[InnerStream]:
+        """Context of an answer as it comes, as `ask`. Its end is as if the client left."""
+        app, principal = await self._inner(sender)
+        async with begin(
+            app, path, body, principal=principal, address=sender.address, headers=headers, logs=logs
+        ) as answer:
+            yield answer
+
+    async def _inner(self, sender: Sender) -> tuple[ASGIApp, Principal]:
+        """Return what answers a sender, as soon as it can. Raises: Unauthenticated."""
         await self._answers.wait()
         assert self._app is not None
         principal = self._keyring.principal_of(sender.key_id)
         if principal is None or principal.owner != sender.owner:
             raise Unauthenticated("The key of this request is not valid any more.")
-        return await post(
-            self._app, path, body, principal=principal, address=sender.address, headers=headers, logs=logs
-        )
+        return self._app, principal
 
     async def notes_of(self, name: str) -> LocalNotes | SharedLog:
         """Raises: StorageError."""
@@ -172,6 +189,11 @@ class Sender:
         return cls(principal.owner, principal.key_id, scope["client"][0] if scope.get("client") else "")
 
 
+Take: TypeAlias = Callable[[Request, JsonBody], Awaitable[ASGIApp | None]]
+"""Answers a request to an operation of a wire, given its body, or returns None: the wire answers it. The key may use
+the operation, the wire and the model. Errors are in the form of the wire."""
+
+
 async def _forget_nothing(owner: str) -> Mapping[str, int]:
     return {}
 
@@ -182,7 +204,8 @@ class Opened:
 
     `routes` come after those of the server and of its wires. `paths` and `tag` describe them in the OpenAPI document.
     `exposed_headers` are those of answers that pages of other origins may read. `forget` deletes what an owner has and
-    returns how much of each kind. `drain` is called when the server stops, before its connections are closed.
+    returns how much of each kind. `drain` is called when the server stops, before its connections are closed. `takes`
+    are asked before the wires, by method and path, such as ("POST", "/v1/responses").
     """
 
     routes: Sequence[BaseRoute] = ()
@@ -191,6 +214,7 @@ class Opened:
     exposed_headers: Sequence[str] = ()
     forget: Callable[[str], Awaitable[Mapping[str, int]]] = _forget_nothing
     drain: Callable[[], None] = lambda: None
+    takes: Mapping[tuple[str, str], Take] = field(default_factory=dict)
 
 
 Open: TypeAlias = Callable[[Server, Options], AbstractAsyncContextManager[Opened]]

@@ -85,7 +85,8 @@ def build_routes(
     own += sockets.table()
     of_extensions = [route for extension in extensions for route in extension.routes]
     wires = ServedWires((*own_routes, *own), of_extensions)
-    routes = Routes(wires, models, streams, settings, bodies, conversations)
+    takes = {key: take for extension in extensions for key, take in extension.takes.items()}
+    routes = Routes(wires, models, streams, settings, bodies, conversations, takes)
     return [*own_routes, *routes.table(), *sockets.of_wires(wires), *own, *of_extensions], wires
 
 

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -70,6 +70,7 @@ from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires, is_meant
 from tailrace.images.turns import OwnerTurns
 from tailrace.records.conversation_keeper import ConversationKeeper
+from tailrace.server import Take
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import Claim, GenerateRequest, Sampling, Task
@@ -96,7 +97,9 @@ class Routes:
         settings: Settings,
         bodies: BodyBudget,
         conversations: ConversationKeeper | None = None,
+        takes: Mapping[tuple[str, str], Take] | None = None,
     ) -> None:
+        self._takes = takes or {}
         self._wires = wires
         self._models = models
         self._conversations = conversations
@@ -147,6 +150,9 @@ class Routes:
             known = [name.rstrip("!") for name in operation.query]
             unknown = [printable(name) for name in parsed.query if name not in known]
             headers = ignored_header(unknown, is_strict=self._settings.strict) | vary
+            take = self._takes.get((operation.method, operation.path))
+            if take is not None and (taken := await take(request, parsed.body)) is not None:
+                return WithHeaders(taken, headers) if headers else taken
             match operation.act:
                 case Generate(parse) as act:
                     act = replace(act, parse=partial(_parsed, parse, reader))

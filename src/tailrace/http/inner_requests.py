@@ -4,17 +4,18 @@ that client's own, without a socket."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import ASGIApp, Message, Receive, Scope
 
 from tailrace.access.principal import PRINCIPAL, Principal
 from tailrace.http.asgi_answers import ANSWERED
 from tailrace.streams import StreamLog
 
-__all__ = ["InnerAnswer", "post"]
+__all__ = ["InnerAnswer", "InnerStream", "begin", "post"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,82 @@ async def post(
 
     *Cancellation:* as if the client left.
     """
+    answered: list[Message] = []
+
+    async def send(message: Message) -> None:
+        answered.append(message)
+
+    await app(_scope(path, body, principal, address, headers, logs), _sent(body), send)
+    start, *parts = answered
+    return InnerAnswer(start["status"], _headers(start), b"".join(part.get("body", b"") for part in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class InnerStream:
+    """An answer that has begun. `parts` is its body, as it comes; the application waits until a part is taken."""
+
+    status: int
+    headers: Mapping[str, str]
+    parts: AsyncIterator[bytes]
+
+
+@contextlib.asynccontextmanager
+async def begin(
+    app: ASGIApp,
+    path: str,
+    body: bytes,
+    *,
+    principal: Principal,
+    address: str,
+    headers: Mapping[str, str],
+    logs: list[StreamLog[Any]],  # Any: of a model or of an app
+) -> AsyncIterator[InnerStream]:
+    """Context of an answer like that of `post`, as it comes. The end of the context is as if the client left."""
+    answered: asyncio.Queue[Message] = asyncio.Queue(1)
+
+    async def answer() -> None:
+        await app(_scope(path, body, principal, address, headers, logs), _sent(body), answered.put)
+
+    async def parts() -> AsyncIterator[bytes]:
+        has_more = True
+        while has_more:
+            message = await _next(answered, answering)
+            has_more = message.get("more_body", False)
+            if part := message.get("body", b""):
+                yield part
+
+    answering = asyncio.create_task(answer())
+    try:
+        start = await _next(answered, answering)
+        yield InnerStream(start["status"], _headers(start), parts())
+    finally:
+        answering.cancel()
+        await asyncio.wait([answering])
+
+
+async def _next(answered: asyncio.Queue[Message], answering: asyncio.Task[None]) -> Message:
+    """Return the next message of an application. Raises: what the application raises."""
+    getting = asyncio.create_task(answered.get())
+    try:
+        await asyncio.wait([getting, answering], return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done():
+            answering.result()
+            raise RuntimeError("The application ended before its answer.")
+        return getting.result()
+    finally:
+        getting.cancel()
+
+
+def _scope(
+    path: str,
+    body: bytes,
+    principal: Principal,
+    address: str,
+    headers: Mapping[str, str],
+    logs: list[StreamLog[Any]],  # Any: of a model or of an app
+) -> Scope:
     given = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body)), **headers}
-    scope: Scope = {
+    return {
         "type": "http",
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
@@ -58,18 +133,18 @@ async def post(
         PRINCIPAL: principal,
         ANSWERED: logs,
     }
+
+
+def _sent(body: bytes) -> Receive:
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    answered: list[Message] = []
 
     async def receive() -> Message:
         if messages:
             return messages.pop()
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # the client stays
 
-    async def send(message: Message) -> None:
-        answered.append(message)
+    return receive
 
-    await app(scope, receive, send)
-    start, *parts = answered
-    pairs = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"])
-    return InnerAnswer(start["status"], dict(pairs), b"".join(part.get("body", b"") for part in parts))
+
+def _headers(start: Message) -> Mapping[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in start["headers"]}

@@ -1,0 +1,92 @@
+"""Answers with a response that runs or has ended: its events, or the whole."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tailrace.dialects import SSE, to_json
+from tailrace.errors import TailraceError
+from tailrace.server import HEARTBEAT, STREAM_HEADERS, InnerAnswer, client_disconnected
+from tailrace_plugins.tool_loop.loop import Loop
+
+__all__ = ["EventsAnswer", "begun_answer", "deleted", "response_of"]
+
+_WRITE_EVENTS = 256  # at a time
+_BEAT_S = 10.0
+
+
+def response_of(loop: Loop) -> Response:
+    """Return the response object as it is now."""
+    return Response(to_json(loop.response()), media_type="application/json", headers=loop.headers)
+
+
+def deleted(loop: Loop) -> Response:
+    body = {"id": f"resp_{loop.begun.loop_id}", "object": "response", "deleted": True}
+    return Response(to_json(body), media_type="application/json")
+
+
+async def begun_answer(loop: Loop, request: Request, *, is_stream: bool) -> ASGIApp:
+    """Return an answer with the events, as soon as there is one, or with the response object at the end.
+
+    Raises: TailraceError if the response does not begin.
+    """
+    watching = asyncio.ensure_future(client_disconnected(request.receive))
+    waiting = asyncio.ensure_future(loop.wait(0) if is_stream else loop.ended())
+    with loop.reading():
+        try:
+            await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watching.cancel()
+            waiting.cancel()
+    if loop.refusal is not None:
+        return _refused(loop.refusal)
+    return EventsAnswer(loop, 0) if is_stream else response_of(loop)
+
+
+def _refused(refusal: InnerAnswer | TailraceError) -> Response:
+    """Raises: TailraceError, for the wire's own form."""
+    if isinstance(refusal, TailraceError):
+        raise refusal
+    names = ("content-type", "retry-after")
+    headers = {name: refusal.headers[name] for name in names if name in refusal.headers}
+    return Response(refusal.body, refusal.status, headers)
+
+
+class EventsAnswer:
+    """Writes the events after the first ones to a client: an ASGI application."""
+
+    def __init__(self, loop: Loop, num_seen: int) -> None:
+        self._loop = loop
+        self._num_seen = num_seen
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {**STREAM_HEADERS, "content-type": SSE, **self._loop.headers}
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        watching = asyncio.ensure_future(client_disconnected(receive))
+        with self._loop.reading():
+            try:
+                await self._write(send, watching)
+            finally:
+                watching.cancel()
+
+    async def _write(self, send: Send, watching: asyncio.Future[None]) -> None:
+        loop, num_seen = self._loop, self._num_seen
+        while not watching.done():
+            ready = loop.output.events[num_seen : num_seen + _WRITE_EVENTS]
+            num_seen += len(ready)
+            if ready:
+                await send({"type": "http.response.body", "body": b"".join(ready), "more_body": True})
+            elif loop.has_ended:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            else:
+                waiting = asyncio.ensure_future(loop.wait(num_seen))
+                await asyncio.wait((waiting, watching), timeout=_BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                if not waiting.done():
+                    waiting.cancel()
+                    await send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})

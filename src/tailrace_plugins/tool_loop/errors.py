@@ -1,0 +1,42 @@
+"""The errors of MCP tools. Clients see the codes."""
+
+from __future__ import annotations
+
+from tailrace.errors import RequestError
+
+__all__ = ["ApprovalConflict", "LoopsFull", "ServerUnreachable", "UnknownApproval", "UnknownLoop"]
+
+
+class ServerUnreachable(RequestError):
+    """An MCP server does not list its tools."""
+
+    status = 424
+    code = "mcp_server_failed"
+
+
+class UnknownApproval(RequestError):
+    """There is no such approval request of this owner."""
+
+    status = 404
+    code = "unknown_approval_request"
+
+
+class ApprovalConflict(RequestError):
+    """The approval cannot be used: the tool has changed, or a response that runs uses it."""
+
+    status = 409
+    code = "approval_conflict"
+
+
+class UnknownLoop(RequestError):
+    """There is no such response of this owner."""
+
+    status = 404
+    code = "unknown_stream"
+
+
+class LoopsFull(RequestError):
+    """Too many responses with MCP tools run."""
+
+    status = 429
+    code = "too_many_tool_loops"

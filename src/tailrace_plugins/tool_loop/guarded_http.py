@@ -1,0 +1,94 @@
+"""HTTP requests to MCP servers: limited answers, and for URLs of clients only addresses of the public internet."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable, Collection
+from urllib.parse import urlsplit
+
+import httpx2
+
+from tailrace.errors import Forbidden
+
+__all__ = ["GuardedTransport", "check_url", "is_public"]
+
+_ANSWER_BYTES = 4 * 2**20
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address belongs to the public internet. Addresses of IPv4 inside IPv6 are looked at, too."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
+        if found in _NAT64:
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(str(inner))
+    return found.is_global and not found.is_multicast
+
+
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+def check_url(url: str, hosts: Collection[str], param: str) -> None:
+    """Raises: Forbidden for a URL of a client that is not `https` or whose host is not among `hosts`."""
+    try:
+        parts = urlsplit(url)
+        host, is_plain = parts.hostname or "", parts.username is None and parts.port in (None, 443)
+    except ValueError:
+        host, is_plain = "", False
+    if not host or parts.scheme != "https" or not is_plain:
+        raise Forbidden("server_url should be https://HOST/PATH, without a user and a port.", param=param)
+    if "*" not in hosts and host not in hosts:
+        raise Forbidden("This server connects to no MCP server at this host (--mcp-hosts).", param=param)
+
+
+class GuardedTransport(httpx2.AsyncBaseTransport):
+    """Sends requests, and cuts off answers that are too long. `may_reach` says which addresses are allowed: the name is
+    looked up here, and the connection goes to the address that was checked."""
+
+    def __init__(self, may_reach: Callable[[str], bool] | None = None) -> None:
+        self._inner = httpx2.AsyncHTTPTransport(retries=0, trust_env=may_reach is None)
+        self._may_reach = may_reach
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if self._may_reach is not None:
+            host = request.url.host
+            request.extensions["sni_hostname"] = host
+            request.url = request.url.copy_with(host=await self._address(host, request.url.port or 443))
+        response = await self._inner.handle_async_request(request)
+        assert isinstance(response.stream, httpx2.AsyncByteStream)
+        response.stream = _Limited(response.stream)
+        return response
+
+    async def _address(self, host: str, port: int) -> str:
+        assert self._may_reach is not None
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError:
+            raise httpx2.ConnectError("the host is not found") from None
+        addresses = [str(one[4][0]) for one in found]
+        if not addresses or not all(map(self._may_reach, addresses)):
+            raise httpx2.ConnectError("the host has an address that is not public")
+        return addresses[0]
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+class _Limited(httpx2.AsyncByteStream):
+    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        num_bytes = 0
+        async for part in self._stream:
+            num_bytes += len(part)
+            if num_bytes > _ANSWER_BYTES:
+                raise httpx2.ReadError("the answer is too long")
+            yield part
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -1,0 +1,426 @@
+"""Runs one response: turns of the model, and the calls of tools between them.
+
+It runs the same way from its start each time. What is kept already, it takes from there; what is not, it does and
+keeps. Before a call goes out, this is kept, too. So after a crash the response goes on, and a call is made a second
+time only if the tool says that this does no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tailrace.dialects import JsonBody
+from tailrace.errors import RequestError, StorageError, TailraceError
+from tailrace.server import InnerAnswer, Server, StreamLog
+from tailrace_plugins.tool_loop.connections import McpConnection, protocol_error, unknown_outcome
+from tailrace_plugins.tool_loop.inner_events import read_events
+from tailrace_plugins.tool_loop.journal import Journal
+from tailrace_plugins.tool_loop.output import ModelTurn, Output
+from tailrace_plugins.tool_loop.records import Begun, Called, Calling, Ended, Planned, Step, ToolFacts, TurnEnded
+
+__all__ = ["CallLimits", "Connect", "Loop"]
+
+logger = logging.getLogger("tailrace.mcp")
+
+_PATH = "/v1/responses"
+_LINGER_S = 600  # how long the stream of a turn goes on while its server starts again
+_RETRY_S = 1.0
+_FOR_NOW = (408, 429, 503, 507)  # with Retry-After
+_MOST_RETRIES = 20
+_MOST_TRIES = 3  # of a call that may be repeated
+
+Connect = Callable[[str], contextlib.AbstractAsyncContextManager[McpConnection]]
+
+
+@dataclass(frozen=True, slots=True)
+class CallLimits:
+    """Of each call of a tool."""
+
+    call_s: float
+    result_bytes: int
+
+
+class Loop:
+    """A response with MCP tools. `steps` are those that an earlier process has kept, without the first. `connect`
+    returns a context of a connection to the server with a label."""
+
+    def __init__(
+        self,
+        begun: Begun,
+        journal: Journal,
+        server: Server,
+        connect: Connect,
+        limits: CallLimits,
+        steps: Sequence[Step] = (),
+    ) -> None:
+        self.begun = begun
+        self.output = Output(begun)
+        self.said = list(begun.said)  # all items so far, as the next turn of the model has them
+        self.asked: list[Planned] = []  # calls that wait for an approval
+        self.results: dict[str, Called] = {}  # of the calls, by their place
+        self.has_ended = False
+        self.refusal: InnerAnswer | TailraceError | None = None  # why the response has not begun at all
+        self.num_readers = 0
+        self.headers: dict[str, str] = {}  # of the answer
+        self.task: asyncio.Task[None] | None = None
+        self.on_left: Callable[[Loop], None] = lambda loop: None
+        self._journal = journal
+        self._server = server
+        self._connect = connect
+        self._limits = limits
+        self._turns = [step for step in steps if isinstance(step, TurnEnded)]
+        self._called = {step.item_id: step for step in steps if isinstance(step, Called)}
+        self._calling = Counter(step.item_id for step in steps if isinstance(step, Calling))
+        self._end = next((step for step in steps if isinstance(step, Ended)), None)
+        self._is_new = not steps
+        self._changed = asyncio.Event()
+        self._fresh = list(begun.said)  # of `said`, what the conversation does not have
+        self._num_calls = 0
+        self._is_held = self._is_out = False
+        self._raw: list[JsonBody] = []  # events of the turn that runs
+        self._logs: list[StreamLog] = []
+
+    # For readers
+
+    async def wait(self, num_seen: int) -> None:
+        """Return when there are more events than a reader has seen, or the response has ended."""
+        while len(self.output.events) <= num_seen and not self.has_ended and self.refusal is None:
+            await self._changed.wait()
+
+    async def ended(self) -> None:
+        """Return when the response has ended, or does not begin."""
+        while not self.has_ended and self.refusal is None:
+            await self.wait(len(self.output.events))
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Context of a reader. A response that nobody reads any more is cancelled, unless it runs in the background."""
+        self.num_readers += 1
+        try:
+            yield
+        finally:
+            self.num_readers -= 1
+            if not self.num_readers and not self.has_ended and not self.begun.is_background:
+                self.on_left(self)
+
+    def response(self) -> JsonBody:
+        """Return the response object as it is now."""
+        if self.has_ended:
+            return self.output.last
+        return self.output.response("in_progress")
+
+    @property
+    def is_begun(self) -> bool:
+        return bool(self.output.events)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, according to what is kept."""
+        return self._end is not None
+
+    def hold(self) -> bool:
+        """Begin no more calls, and return whether one is out."""
+        self._is_held = True
+        return self._is_out
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # Running
+
+    async def run(self) -> None:
+        """Run the response to its end. A cancelled task leaves it to the next process."""
+        try:
+            await self._run()
+        except Exception:  # a defect must end only this response
+            logger.exception("A response with MCP tools failed.")
+            error = {"code": "internal_error", "message": "Internal server error. See the server's log."}
+            await self._finish("failed", error)
+
+    async def cancel(self) -> None:
+        """End the response as cancelled. A call that is out may be done, or not."""
+        if self.has_ended:
+            return
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task])
+        if not self.has_ended:
+            await self._finish("cancelled", None)
+        await self._drop_streams()
+
+    async def _run(self) -> None:
+        if self.begun.decided:
+            self._open()
+        for call in self.begun.decided:
+            if call.is_again:
+                self._say(_function_call(call), is_fresh=True)
+            self.output.begin_call(call)
+            self._wake()
+            await self._do(call)
+        number = 0
+        while not self._is_blocked:
+            turn = await self._turn(number)
+            if turn is None:
+                return
+            self.said += turn.said
+            self._fresh = []
+            if not turn.is_complete:
+                await self._finish_as(turn)
+                return
+            self.asked += turn.asked
+            for call in turn.calls:
+                await self._do(call)
+            if not turn.calls or turn.asked or turn.has_own_calls:
+                break
+            number += 1
+        for result in self.results.values():
+            if result.is_unknown:
+                self.output.ask(self.asked[-1])
+        await self._finish("completed", None)
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether the user has to say what to do: the outcome of a call is not known."""
+        return any(one.is_unknown for one in self.results.values())
+
+    def _open(self) -> None:
+        if not self.is_begun:
+            self.output.open()
+            self._wake()
+
+    def _say(self, *items: JsonBody, is_fresh: bool) -> None:
+        self.said += items
+        if is_fresh:
+            self._fresh += items
+
+    async def _keep(self, *steps: Step) -> None:
+        """Return when the steps are kept. While the journal cannot be written, nothing else happens."""
+        while True:
+            try:
+                self._journal.add(self.begun, *steps)
+                return
+            except StorageError as error:
+                logger.warning("A response with MCP tools waits: %s", error.message)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _finish_as(self, turn: ModelTurn) -> None:
+        final = turn.final or {}
+        await self._finish(final.get("status", "failed"), final.get("error"))
+
+    async def _finish(self, status: str, error: JsonBody | None) -> None:
+        """End the response, as it ended before if this is kept."""
+        if self._end is not None:
+            status, error = self._end.status, self._end.error
+        else:
+            rest = [_packed(self._raw)] if self._raw else []
+            await self._keep(*rest, Ended(status, error))
+            with contextlib.suppress(StorageError):  # else the next process ends it again
+                self._journal.end(self.begun)
+        self._open()
+        self.output.close(status, error)
+        self.has_ended = True
+        self._wake()
+
+    # Calls of tools
+
+    async def _do(self, call: Planned) -> None:
+        """Show the result of a call: the one that is kept, or that of a call now."""
+        self._num_calls += 1
+        result = self._called.get(call.item_id) or call.known
+        if result is None:
+            try:
+                result = await self._make(call)
+                await self._keep(result)
+            finally:
+                self._is_out = False
+            if self._is_held:
+                raise asyncio.CancelledError  # the next process goes on
+        elif result.item_id != call.item_id:
+            result = msgspec.structs.replace(result, item_id=call.item_id)
+        self.results[call.place] = result
+        self.output.end_call(result)
+        self._wake()
+        self._say({"type": "function_call_output", "call_id": call.call_id, "output": result.text}, is_fresh=True)
+        if result.is_unknown:
+            again = msgspec.structs.replace(call, call_id=f"{call.call_id}_again", is_again=True, approval_id=None)
+            self.asked.append(again)
+
+    async def _make(self, call: Planned) -> Called:
+        tool = next((one for one in self.begun.tools.get(call.label, ()) if one.name == call.name), None)
+        num_tries = self._calling[call.item_id]
+        if num_tries and (tool is None or not tool.may_repeat or num_tries >= _MOST_TRIES):
+            return unknown_outcome(call.item_id, "The server was stopped during this call.")
+        if (reason := self._why_not(call, tool)) is not None:
+            return Called(item_id=call.item_id, error=protocol_error(f"The tool was not called: {reason}."))
+        arguments = msgspec.json.decode(call.arguments or "{}")
+        try:
+            async with self._connect(call.label) as connection:
+                await connection.ready()
+                if self._is_held:
+                    raise asyncio.CancelledError  # the next process makes it
+                await self._keep(Calling(call.item_id))
+                self._is_out = True
+                return await connection.call(
+                    call.item_id,
+                    call.name,
+                    arguments,
+                    limit_s=self._limits.call_s,
+                    most_bytes=self._limits.result_bytes,
+                )
+        except RequestError as error:
+            return Called(item_id=call.item_id, error=protocol_error(f"The tool was not called: {error.message}"))
+
+    def _why_not(self, call: Planned, tool: ToolFacts | None) -> str | None:
+        if tool is None:
+            return "its server does not have it"
+        if self._is_blocked:
+            return "what came of the call before is not known"
+        if self._num_calls > self.begun.most_calls:
+            return f"a response makes at most {self.begun.most_calls} calls"
+        try:
+            is_object = isinstance(msgspec.json.decode(call.arguments or "{}"), dict)
+        except msgspec.DecodeError:
+            is_object = False
+        return None if is_object else "its arguments are no JSON object"
+
+    # Turns of the model
+
+    async def _turn(self, number: int) -> ModelTurn | None:
+        """Return a turn that has ended: the one that is kept, or one that runs now. None: the response has ended."""
+        turn = ModelTurn(f"{self.begun.loop_id.removeprefix('mcp_')}_{number}")
+        if number < len(self._turns):
+            self._open()
+            for event in msgspec.json.decode(zlib.decompress(self._turns[number].events)):
+                self.output.feed(turn, event)
+            return turn
+        if self._end is not None:
+            await self._finish("", None)
+            return None
+        async for event in self._asked(number):
+            self._raw.append(event)
+            self._open()
+            self.output.feed(turn, event)
+            self._wake()
+        if turn.final is None:
+            if self.refusal is None:
+                await self._finish("failed", self._failure)
+            return None
+        await self._keep(_packed(self._raw))
+        self._raw = []
+        await self._drop_streams()
+        return turn
+
+    async def _drop_streams(self) -> None:
+        """Delete the streams of turns: what matters of them is kept here. A conversation still reads its own."""
+        while self._logs and self.begun.body.get("conversation") is None:
+            with contextlib.suppress(StorageError):
+                await self._server.drop(self._logs.pop())
+
+    async def _asked(self, number: int) -> AsyncIterator[JsonBody]:
+        """Ask the model, and yield the events of its answer once, however often the connection to its stream ends."""
+        headers = {
+            **self.begun.headers,
+            "idempotency-key": f"{self.begun.loop_id}-{number}",
+            "x-tailrace-linger": str(_LINGER_S),
+        }
+        body = msgspec.json.encode(self._body(number))
+        num_seen = num_retries = 0
+        while True:
+            wait_s = _RETRY_S
+            try:
+                async with self._server.begin(
+                    self.begun.sender, _PATH, body, headers=headers, logs=self._logs
+                ) as answer:
+                    if answer.status >= 400:
+                        content = b"".join([part async for part in answer.parts])
+                        if answer.status not in _FOR_NOW or num_retries == _MOST_RETRIES:
+                            self._refuse(InnerAnswer(answer.status, answer.headers, content), number)
+                            return
+                        wait_s = float(answer.headers.get("retry-after") or _RETRY_S)
+                        if self._is_new and not self.is_begun:
+                            self._refuse(InnerAnswer(answer.status, answer.headers, content), number)
+                            return
+                    else:
+                        self.headers = {
+                            name: one for name, one in answer.headers.items() if name == "x-tailrace-ignored"
+                        }
+                        async for event in read_events(answer.parts):
+                            if event["type"] in ("keepalive", "error") or event["sequence_number"] < num_seen:
+                                continue
+                            num_seen = event["sequence_number"] + 1
+                            yield event
+                            if event["type"] in ("response.completed", "response.incomplete", "response.failed"):
+                                return
+            except TailraceError as error:
+                self._refuse(error, number)
+                return
+            num_retries += 1
+            await asyncio.sleep(wait_s)
+
+    def _refuse(self, refusal: InnerAnswer | TailraceError, number: int) -> None:
+        """The model does not answer."""
+        if isinstance(refusal, TailraceError):
+            self._failure = {"code": refusal.code, "message": refusal.message}
+        else:
+            given = msgspec.json.decode(refusal.body)["error"]
+            self._failure = {"code": given.get("code") or "internal_error", "message": given.get("message", "")}
+        if self._is_new and not self.is_begun and number == 0:
+            self.refusal = refusal
+            self._wake()
+
+    _failure: JsonBody | None = None
+
+    def _body(self, number: int) -> JsonBody:
+        begun = self.begun
+        choice = begun.choice
+        if self._num_calls >= begun.most_calls:
+            choice = "none"
+        elif number and (choice == "required" or (isinstance(choice, dict) and choice.get("mode") != "auto")):
+            choice = "auto"  # a choice that forces a call is for the first turn
+        body = dict(begun.body)
+        body |= {"tools": [*begun.own_tools, *map(_namespace, begun.tools.items())], "stream": True, "store": False}
+        if choice is not None:
+            body["tool_choice"] = choice
+        if body.get("conversation") is None:
+            body["input"] = self.said
+            if begun.previous is not None:
+                body["previous_response_id"] = begun.previous
+        else:
+            body["input"] = self._fresh
+            conversation = body["conversation"]
+            if number and isinstance(conversation, dict):
+                body["conversation"] = conversation["id"]
+        return body
+
+
+def _packed(events: list[JsonBody]) -> TurnEnded:
+    return TurnEnded(zlib.compress(msgspec.json.encode(events)))
+
+
+def _function_call(call: Planned) -> JsonBody:
+    return {
+        "type": "function_call",
+        "call_id": call.call_id,
+        "namespace": call.label,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+def _namespace(tools: tuple[str, list[ToolFacts]]) -> JsonBody:
+    """Return the tools of an MCP server as the model's wire takes them."""
+    label, facts = tools
+    functions = [
+        {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
+        for tool in facts
+    ]
+    return {"type": "namespace", "name": label, "tools": functions}

@@ -1,0 +1,301 @@
+"""All responses with MCP tools of a server: those that run, and those that are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+
+from msgspec.structs import replace
+from starlette.requests import Request
+
+from tailrace.dialects import JsonBody
+from tailrace.errors import Forbidden, RequestError, StorageError
+from tailrace.server import Sender, Server, principal_of
+from tailrace_plugins.tool_loop.asked import McpTool, ToolRequest, loop_id_of
+from tailrace_plugins.tool_loop.connections import McpConnection, McpConnections
+from tailrace_plugins.tool_loop.errors import ApprovalConflict, LoopsFull, ServerUnreachable, UnknownLoop
+from tailrace_plugins.tool_loop.guarded_http import check_url
+from tailrace_plugins.tool_loop.journal import LOOP_ID, Journal, new_loop_id
+from tailrace_plugins.tool_loop.loop import CallLimits, Connect, Loop
+from tailrace_plugins.tool_loop.records import Begun, Planned, ToolFacts
+from tailrace_plugins.tool_loop.servers_file import McpServer
+
+__all__ = ["Loops"]
+
+logger = logging.getLogger("tailrace.mcp")
+
+_KEPT_S = 24 * 3600
+_KEPT_OF_OWNER = 256
+_RUNNING = 64
+_RUNNING_OF_OWNER = 16
+_SWEEP_S = 60.0
+_CLOSE_S = 5.0
+_MOST_LINGER_S = 3600.0
+_LEFT_S = 1.0  # how long a response goes on without a reader
+
+
+class Loops:
+    """Begins, finds and ends responses. `specs` are the servers that the operator has named, `hosts` those whose URLs
+    clients may name."""
+
+    def __init__(
+        self,
+        server: Server,
+        journal: Journal,
+        specs: Mapping[str, McpServer],
+        hosts: frozenset[str],
+        limits: CallLimits,
+        most_calls: int,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        self._server = server
+        self._journal = journal
+        self._specs = specs
+        self._hosts = hosts
+        self._limits = limits
+        self._most_calls = most_calls
+        self._group = group
+        self._connections = McpConnections()
+        self._live: dict[str, Loop] = {}
+        self._is_closing = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Continue the responses of an earlier process. Raises: StorageError."""
+        for owner, loop_id in self._journal.unfinished():
+            found = self._journal.load(owner, loop_id)
+            if found is not None:
+                begun, steps = found
+                self._run(Loop(begun, self._journal, self._server, self._connect(begun, {}), self._limits, steps))
+        self._tasks = [self._group.create_task(self._sweep()), self._group.create_task(self._connections.sweep())]
+
+    async def close(self) -> None:
+        """Leave everything to the next process, but let calls that are out come back for a short time."""
+        self._is_closing = True
+        out = [loop.task for loop in self._live.values() if loop.task is not None and loop.hold()]
+        if out:
+            await asyncio.wait(out, timeout=_CLOSE_S)
+        tasks = [*self._tasks, *(loop.task for loop in self._live.values() if loop.task is not None)]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await self._connections.close()
+
+    # What clients ask for
+
+    async def begin(self, request: Request, body: JsonBody) -> Loop:
+        """Begin a response, or find that of the request's Idempotency-Key.
+
+        Raises: RequestError, Forbidden, ServerUnreachable, UnknownLoop, LoopsFull, StorageError.
+        """
+        asked, sender = ToolRequest(body), Sender.of(request.scope)
+        claim = request.headers.get("idempotency-key", "")
+        if claim and (known := self._journal.claimed(sender.owner, claim)) is not None:
+            loop_id, digest = known
+            if digest != asked.digest:
+                raise ApprovalConflict("This Idempotency-Key was used with another request.", param="idempotency-key")
+            with contextlib.suppress(UnknownLoop):
+                return await self.find(sender.owner, loop_id)
+        self._check_room(sender.owner)
+        tools = {tool.server_label: await self._tools_of(request, sender.owner, tool) for tool in asked.tools}
+        previous_id = loop_id_of(asked.previous)
+        previous = await self.find(sender.owner, previous_id) if previous_id is not None else None
+        if previous is not None and not previous.has_ended:
+            raise UnknownLoop("The previous response has not ended.", param="previous_response_id")
+        calls = await self._calls_in(sender.owner, body)
+        said, decided, listed = asked.read_input(calls.get, tools)
+        begun = Begun(
+            loop_id=new_loop_id(),
+            sender=sender,
+            created_s=int(time.time()),
+            body=asked.inner_body,
+            echo=asked.echo,
+            said=[*(previous.said if previous is not None else ()), *said],
+            previous=previous.begun.previous if previous is not None else asked.previous,
+            choice=asked.choice(tools),
+            own_tools=asked.own_tools,
+            tools=tools,
+            listed=[label for label in tools if label not in listed],
+            urls={tool.server_label: tool.server_url for tool in asked.tools if tool.server_url is not None},
+            decided=[await self._unused(sender.owner, call) for call in decided],
+            most_calls=min(asked.fields.max_tool_calls or self._most_calls, self._most_calls),
+            is_background=bool(asked.fields.background),
+            is_stored=asked.fields.store is not False,
+            headers={name: one for name, one in request.headers.items() if name == "x-tailrace-priority"},
+            linger_s=_linger_of(request),
+            claim=claim,
+        )
+        headers = {tool.server_label: tool.all_headers for tool in asked.tools}
+        self._check_room(sender.owner)
+        self._journal.begin(begun, asked.digest)
+        loop = Loop(begun, self._journal, self._server, self._connect(begun, headers), self._limits)
+        self._run(loop)
+        return loop
+
+    async def find(self, owner: str, loop_id: str) -> Loop:
+        """Return a response of an owner. One that has ended is read from the journal. Raises: UnknownLoop,
+        StorageError."""
+        loop = self._live.get(loop_id)
+        if loop is not None and loop.begun.sender.owner == owner:
+            return loop
+        found = self._journal.load(owner, loop_id) if loop is None else None
+        if found is None:
+            raise UnknownLoop("There is no such response.", param="response_id")
+        begun, steps = found
+        loop = Loop(begun, self._journal, self._server, self._connect(begun, {}), self._limits, steps)
+        if not loop.is_over:
+            raise UnknownLoop("There is no such response.", param="response_id")
+        await loop.run()
+        return loop
+
+    async def delete(self, loop: Loop) -> None:
+        """Cancel a response if it runs, and forget it. Raises: StorageError."""
+        await loop.cancel()
+        self._live.pop(loop.begun.loop_id, None)
+        self._journal.delete(loop.begun)
+
+    async def forget(self, owner: str) -> dict[str, int]:
+        """Delete all responses of an owner. Raises: StorageError."""
+        for loop in [loop for loop in self._live.values() if loop.begun.sender.owner == owner]:
+            await loop.cancel()
+        loop_ids = self._journal.of(owner)
+        for loop_id in loop_ids:
+            self._live.pop(loop_id, None)
+            self._journal.delete_id(owner, loop_id)
+        return {"tool_loops": len(loop_ids)}
+
+    # Parts of a request
+
+    async def _tools_of(self, request: Request, owner: str, tool: McpTool) -> list[ToolFacts]:
+        """Return the tools of an MCP server that a request may have. Raises: RequestError, ServerUnreachable."""
+        spec = self._allowed(request, tool)
+        async with self._connection(spec, tool.server_label, tool.server_url, tool.all_headers, owner) as connection:
+            found = await connection.tools()
+        return [
+            replace(one, needs_approval=tool.needs_approval(one))
+            for one in found
+            if tool.allows(one) and (spec is None or spec.tools is None or one.name in spec.tools)
+        ]
+
+    def _allowed(self, request: Request, tool: McpTool) -> McpServer | None:
+        """Return the operator's server with this label; None if the request names a URL. Raises: Forbidden."""
+        principal = principal_of(request.scope)
+        if tool.server_url is not None:
+            check_url(tool.server_url, self._hosts, "tools")
+            return None
+        spec = self._specs.get(tool.server_label)
+        if spec is None or not spec.may_use(principal.owner, principal.key_id):
+            raise Forbidden("This key may use no MCP server with this label.", param="tools")
+        return spec
+
+    async def _calls_in(self, owner: str, body: JsonBody) -> dict[str, tuple[Planned, ToolFacts]]:
+        """Return the calls that wait for the approvals in the input, by the ids of their approval requests."""
+        given = body.get("input")
+        answers = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+        ids = {one.get("approval_request_id") for one in answers if one.get("type") == "mcp_approval_response"}
+        calls: dict[str, tuple[Planned, ToolFacts]] = {}
+        for loop_id in {f"mcp_{one.split('_')[1]}" for one in ids if isinstance(one, str) and one.startswith("mcpr_")}:
+            if not LOOP_ID.fullmatch(loop_id):
+                continue
+            with contextlib.suppress(UnknownLoop):
+                loop = await self.find(owner, loop_id)
+                for call in loop.asked if loop.has_ended else ():
+                    tool = next(one for one in loop.begun.tools[call.label] if one.name == call.name)
+                    calls[call.asked_id] = (call, tool)
+        return calls
+
+    async def _unused(self, owner: str, call: Planned) -> Planned:
+        """Return an approved call for a response, with its result if another response has called already.
+
+        Raises: ApprovalConflict if another one is about to.
+        """
+        used_by = self._journal.used_by(owner, call)
+        if used_by is None:
+            return call
+        try:
+            loop = await self.find(owner, used_by)
+        except UnknownLoop:
+            raise ApprovalConflict("This approval was used by a response that is deleted.", param="input") from None
+        if not loop.has_ended:
+            raise ApprovalConflict("A response that runs uses this approval.", param="input")
+        known = loop.results.get(call.place)
+        return replace(call, known=known) if known is not None else call
+
+    def _check_room(self, owner: str) -> None:
+        num_own = sum(loop.begun.sender.owner == owner for loop in self._live.values())
+        if len(self._live) >= _RUNNING or num_own >= _RUNNING_OF_OWNER:
+            raise LoopsFull("Too many responses with MCP tools run. Wait for one to end.", retry_after_s=5.0)
+
+    # Running
+
+    def _connect(self, begun: Begun, headers: Mapping[str, Mapping[str, str]]) -> Connect:
+        owner = begun.sender.owner
+
+        def connect(label: str) -> contextlib.AbstractAsyncContextManager[McpConnection]:
+            url = begun.urls.get(label)
+            if url is None and label not in self._specs:
+                raise ServerUnreachable("The server's file does not name it any more.", param="tools")
+            return self._connection(self._specs.get(label), label, url, headers.get(label), owner)
+
+        return connect
+
+    @contextlib.asynccontextmanager
+    async def _connection(
+        self, spec: McpServer | None, label: str, url: str | None, headers: Mapping[str, str] | None, owner: str
+    ) -> AsyncIterator[McpConnection]:
+        if url is not None:
+            if headers is None:
+                raise ServerUnreachable("The headers for its server are not kept when this server starts again.")
+            async with self._connections.of_url(label, url, headers) as connection:
+                yield connection
+        else:
+            assert spec is not None
+            async with self._connections.of_spec(spec, owner) as connection:
+                yield connection
+
+    def _run(self, loop: Loop) -> None:
+        self._live[loop.begun.loop_id] = loop
+        loop.on_left = self._left
+        loop.task = self._group.create_task(self._ended(loop))
+
+    async def _ended(self, loop: Loop) -> None:
+        await loop.run()
+        if loop.refusal is not None or not (loop.begun.is_stored or loop.asked):
+            with contextlib.suppress(StorageError):
+                self._journal.delete(loop.begun)
+        self._live.pop(loop.begun.loop_id, None)
+
+    def _left(self, loop: Loop) -> None:
+        """The last reader has left."""
+        if not self._is_closing:
+            self._group.create_task(self._cancel_unread(loop))
+
+    async def _cancel_unread(self, loop: Loop) -> None:
+        await asyncio.sleep(max(_LEFT_S, loop.begun.linger_s))
+        if not loop.num_readers and not loop.has_ended:
+            await loop.cancel()
+            self._live.pop(loop.begun.loop_id, None)
+
+    async def _sweep(self) -> None:
+        """Delete responses that are kept for too long. Never returns."""
+        while True:
+            try:
+                for begun in self._journal.older_than(time.time() - _KEPT_S):
+                    if begun.loop_id not in self._live:
+                        self._journal.delete(begun)
+            except StorageError as error:
+                logger.warning("Expired responses are not deleted: %s", error.message)
+            await asyncio.sleep(_SWEEP_S)
+
+
+def _linger_of(request: Request) -> float:
+    """Raises: RequestError."""
+    given = request.headers.get("x-tailrace-linger", "0")
+    if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,3})?", given, re.ASCII):
+        raise RequestError("X-Tailrace-Linger should be a number of seconds.", param="x-tailrace-linger")
+    return min(float(given), _MOST_LINGER_S)

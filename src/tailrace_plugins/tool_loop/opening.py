@@ -1,0 +1,45 @@
+"""Opens the tools of MCP servers, and closes them."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tailrace.errors import ModelError
+from tailrace.server import LocalNotes, Opened, Options, Server
+from tailrace_plugins.tool_loop.extension import EXTENSION
+from tailrace_plugins.tool_loop.servers_file import read_servers
+
+__all__ = ["open_tools"]
+
+
+@asynccontextmanager
+async def open_tools(server: Server, options: Options) -> AsyncIterator[Opened]:
+    """Open the tools of MCP servers, and continue the responses of an earlier process.
+
+    Raises: ModelError for a file with servers that cannot be used, StorageError.
+    """
+    hosts = frozenset(host.strip() for host in options["mcp_hosts"].split(",") if host.strip())
+    if not options["mcp_servers"] and not hosts:
+        yield Opened()
+        return
+    if importlib.util.find_spec("mcp") is None:
+        raise ModelError("--mcp-servers and --mcp-hosts need another package: pip install 'tailrace[mcp]'.")
+    specs = {}
+    if options["mcp_servers"]:
+        specs = read_servers(Path(options["mcp_servers"]), has_commands=options["mcp_commands"])
+    notes = await server.notes_of(EXTENSION.name)
+    if not isinstance(notes, LocalNotes):
+        raise ModelError("A server that shares its streams with others has no MCP tools yet.")
+    if not notes.is_kept:
+        notes = LocalNotes.in_memory(EXTENSION.name)
+    takes = await asyncio.to_thread(importlib.import_module, "tailrace_plugins.tool_loop.takes")  # it takes a second
+    async with (
+        asyncio.TaskGroup() as group,
+        takes.open_loops(server, notes, specs, hosts, options, group) as opened,
+    ):
+        yield Opened(takes=opened.table, forget=opened.forget)

@@ -1,0 +1,100 @@
+"""The requests of Responses that are about MCP tools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping
+
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from tailrace.dialects import JsonBody
+from tailrace.errors import SeqOutOfRange
+from tailrace.server import LocalNotes, Options, Server, Take, owner_of, read_query
+from tailrace_plugins.tool_loop.answers import EventsAnswer, begun_answer, deleted, response_of
+from tailrace_plugins.tool_loop.asked import loop_id_of, names_mcp
+from tailrace_plugins.tool_loop.journal import Journal
+from tailrace_plugins.tool_loop.loop import CallLimits, Loop
+from tailrace_plugins.tool_loop.loops import Loops
+from tailrace_plugins.tool_loop.servers_file import McpServer
+
+__all__ = ["Takes", "open_loops"]
+
+_RESPONSES = "/v1/responses"
+_RESPONSE = "/v1/responses/{response_id}"
+
+
+class Takes:
+    """Answers these requests, and leaves all others to the wire."""
+
+    def __init__(self, loops: Loops) -> None:
+        self._loops = loops
+        self.forget = loops.forget
+
+    @property
+    def table(self) -> Mapping[tuple[str, str], Take]:
+        return {
+            ("POST", _RESPONSES): self._begin,
+            ("GET", _RESPONSE): self._show,
+            ("POST", _RESPONSE + "/cancel"): self._cancel,
+            ("DELETE", _RESPONSE): self._delete,
+        }
+
+    async def _begin(self, request: Request, body: JsonBody) -> ASGIApp | None:
+        if not names_mcp(body):
+            return None
+        loop = await self._loops.begin(request, body)
+        if body.get("background"):
+            return EventsAnswer(loop, 0) if body.get("stream") else response_of(loop)
+        return await begun_answer(loop, request, is_stream=bool(body.get("stream")))
+
+    async def _found(self, request: Request) -> Loop | None:
+        loop_id = loop_id_of(request.path_params["response_id"])
+        return await self._loops.find(owner_of(request.scope), loop_id) if loop_id is not None else None
+
+    async def _show(self, request: Request, body: JsonBody) -> ASGIApp | None:
+        loop = await self._found(request)
+        if loop is None:
+            return None
+        query = read_query(request.scope["query_string"])
+        if query.get("stream") != "true":
+            return response_of(loop)
+        after = query.get("starting_after", "")
+        if after and not re.fullmatch("[0-9]{1,15}", after, re.ASCII):
+            raise SeqOutOfRange("starting_after must be a sequence number.", param="starting_after")
+        return EventsAnswer(loop, int(after) + 1 if after else 0)
+
+    async def _cancel(self, request: Request, body: JsonBody) -> ASGIApp | None:
+        loop = await self._found(request)
+        if loop is None:
+            return None
+        await loop.cancel()
+        return response_of(loop)
+
+    async def _delete(self, request: Request, body: JsonBody) -> ASGIApp | None:
+        loop = await self._found(request)
+        if loop is None:
+            return None
+        await self._loops.delete(loop)
+        return deleted(loop)
+
+
+@contextlib.asynccontextmanager
+async def open_loops(
+    server: Server,
+    notes: LocalNotes,
+    specs: Mapping[str, McpServer],
+    hosts: frozenset[str],
+    options: Options,
+    group: asyncio.TaskGroup,
+) -> AsyncIterator[Takes]:
+    """Raises: StorageError."""
+    limits = CallLimits(options["mcp_call_s"], options["mcp_result_bytes"])
+    loops = Loops(server, Journal(notes), specs, hosts, limits, options["mcp_calls"], group)
+    loops.start()
+    try:
+        yield Takes(loops)
+    finally:
+        await loops.close()

@@ -1,0 +1,84 @@
+"""An MCP server over stdio whose calls are counted: each one is a line of a file, written before the answer.
+
+It needs no package, so it starts at once. `python counting_server.py FILE [TOOLS]`: TOOLS is a file with other tools.
+A tool's arguments may say what happens: `kill` before or after the call is counted ends the parent, the server that
+calls; `exit` ends this program; `sleep_s` waits; `bytes` is the length of the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+Json = dict[str, Any]  # Any: JSON
+
+_SCHEMA: Json = {"type": "object", "properties": {"text": {"type": "string"}}}
+TOOLS: list[Json] = [
+    {"name": "append", "description": "Adds a line.", "inputSchema": _SCHEMA},
+    {
+        "name": "look",
+        "description": "Looks at the lines.",
+        "inputSchema": _SCHEMA,
+        "annotations": {"readOnlyHint": True},
+    },
+    {
+        "name": "put",
+        "description": "Sets a line.",
+        "inputSchema": _SCHEMA,
+        "annotations": {"readOnlyHint": False, "idempotentHint": True},
+    },
+]
+
+
+def main() -> None:
+    counts, tools = Path(sys.argv[1]), TOOLS
+    if len(sys.argv) > 2:
+        tools = json.loads(Path(sys.argv[2]).read_text())
+    for line in sys.stdin:
+        message = json.loads(line)
+        if "id" not in message:
+            continue
+        answer: Json = {"jsonrpc": "2.0", "id": message["id"]}
+        match message["method"]:
+            case "initialize":
+                answer["result"] = {
+                    "protocolVersion": "2025-06-18",
+                    "capabilities": {"tools": {}},
+                    "serverInfo": {"name": "counting", "version": "1"},
+                }
+            case "tools/list":
+                answer["result"] = {"tools": tools}
+            case "tools/call":
+                answer["result"] = _called(counts, message["params"])
+            case _:
+                answer["error"] = {"code": -32601, "message": "There is no such method."}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def _called(counts: Path, params: Json) -> Json:
+    given = params.get("arguments") or {}
+    if given.get("kill") == "before":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(3600)
+    with counts.open("a") as file:
+        file.write(json.dumps([params["name"], given]) + "\n")
+    if given.get("kill") == "after":
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(3600)
+    if given.get("exit"):
+        os._exit(1)
+    time.sleep(given.get("sleep_s", 0))
+    if given.get("env"):
+        return {"content": [{"type": "text", "text": json.dumps(dict(os.environ))}]}
+    text = given.get("text", "done") + "x" * given.get("bytes", 0)
+    return {"content": [{"type": "text", "text": text}], "isError": bool(given.get("fails"))}
+
+
+if __name__ == "__main__":
+    main()
