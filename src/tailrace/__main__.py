@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -17,6 +18,7 @@ def main() -> None:
     # Imports make no garbage, and logs hold millions of events without reference cycles: looking for garbage takes long
     # and frees little.
     gc.set_threshold(20_000, 50, 100)
+    atexit.register(gc.freeze)  # neither at the end, where it takes as long as a quarter of the imports
     from tailrace.cli import main as run
 
     if stops:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 from starlette.types import ASGIApp, Message
+from tests.records.databases import with_tables
 
 from tailrace.api.lifecycle import build_app
 from tailrace.assembly.service import Service, start_service
@@ -28,7 +29,7 @@ class House:
     def __init__(self, service: Service, database: str) -> None:
         self.database = database
         self.records = self.twin()
-        self.records.keys()  # makes the database
+        self.records.keys()  # opens the database
         self.service = service
         self.extensions: Sequence[Opened] = ()
         self.app = self.build_app()
@@ -118,7 +119,7 @@ async def serving_with_keys(directory: Path, model: str = "scripted:tokens_per_s
     source = await asyncio.to_thread(find_source, model, NoProgress())
     settings = Settings(kv_tokens=4_000_000, load_s=60.0)
     async with start_service(source, settings, data_path=directory) as service:
-        house = House(service, f"sqlite:///{directory / 'records.sqlite'}")
+        house = House(service, with_tables(directory / "records.sqlite"))
         house.records.conversations.observe([service.generator], service.store)
         async with house.opened(), asyncio.TaskGroup() as group:
             keeping = group.create_task(house.records.conversations.write_until_cancelled())

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
+import contextlib
+from pathlib import Path
 
-from tests.api.process import TAILRACE, environment
+from tests.records.databases import with_tables
+
+from tailrace.access.keys import DEFAULT_SCOPES
+from tailrace.records.service import Records
+from tailrace.settings import Settings
 
 __all__ = ["key_of"]
 
 
 def key_of(database: str, owner: str, *scopes: str) -> str:
-    """Create a key in a database before its server starts."""
-    given = [flag for scope in scopes for flag in ("--scope", scope)]
-    command = [TAILRACE, "keys", "create", owner, "--json", "--database", database, *given]
-    made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
-    return str(json.loads(made.stdout)["token"])
+    """Create a key in a database before its server starts. tests/admin/test_keys.py does it with the command."""
+    if database.startswith("sqlite:///"):
+        with_tables(Path(database.removeprefix("sqlite:///")))
+    with contextlib.closing(Records(Settings(database=database))) as records:
+        return records.keys().create(owner, scopes=scopes or DEFAULT_SCOPES).token

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import httpx
 import psutil
+from tests.api.forks import start
 from tests.http.wire import Wire
 from tests.waiting import LONG_S, until
 
@@ -59,11 +60,11 @@ class Server:
     listening = r"Listening on http://127\.0\.0\.1:([0-9]+)"
 
     def __init__(self, source: str, *flags: str, directory: Path | None = None) -> None:
-        self.process = subprocess.Popen(
+        self.process = start(
             [*self.command, self.verb, source, *self.usual_flags, *flags],
-            cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, env=_environment_of(flags, has_database=self.has_database), start_new_session=True,
-        )  # fmt: skip
+            _environment_of(flags, has_database=self.has_database),
+            directory,
+        )
         self.port = 0
         self._lines: list[str] = []
         self._said = threading.Condition()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.records.databases import KINDS, own_database
+from tests.records.databases import KINDS, own_database, with_tables
 
 from tailrace.records.record_database import RecordDatabase
 
@@ -19,6 +19,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def database(url: str) -> Iterator[RecordDatabase]:
+    if url.startswith("sqlite:///"):
+        with_tables(Path(url.removeprefix("sqlite:///")))
     opened = RecordDatabase(url)
     opened.prepare()
     yield opened

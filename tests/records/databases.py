@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
-__all__ = ["KINDS", "own_database"]
+from tailrace.records.record_database import RecordDatabase
+
+__all__ = ["KINDS", "own_database", "with_tables"]
 
 KINDS = ("sqlite", "postgresql")
 
@@ -38,3 +42,22 @@ def own_database(kind: str, directory: Path) -> Iterator[str]:
         with server.connect() as connection:
             connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
         server.dispose()
+
+
+def with_tables(path: Path) -> str:
+    """Make a SQLite database with the tables of this version and without rows, unless it exists. Return its URL.
+
+    It is a copy: the steps that make the tables take a tenth of a second, and have their own tests.
+    """
+    if not path.exists():
+        path.write_bytes(_new_sqlite())
+    return f"sqlite:///{path}"
+
+
+@cache
+def _new_sqlite() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "records.sqlite"
+        with contextlib.closing(RecordDatabase(f"sqlite:///{path}")) as database:
+            database.prepare()
+        return path.read_bytes()

@@ -91,10 +91,7 @@ class ServedWires:
         others_begin = (*self._own_paths, *(path for path in paths if "{" in path), *(other.prefix for other in served))
         if wire.prefix != NO_PREFIX and any(path.startswith(wire.prefix) for path in others_begin):
             return f"its prefix {wire.prefix!r} is also the prefix of other paths"
-        msgspec.json.schema_components([one.body for one in wire.operations if one.body is not None])
-        status, body = wire.encode_error(RequestError("…"))
-        is_sound = 400 <= status < 600 and isinstance(msgspec.json.decode(body), dict)
-        return "" if is_sound else "encode_error does not return the status of an error and a JSON object"
+        return _misfit(wire)
 
     def _is_told_apart(self, operation: Operation, served: Iterable[Wire]) -> bool:
         """Return whether a condition tells the requests of an operation apart from all others with exactly its path."""
@@ -104,6 +101,23 @@ class ServedWires:
         others = [one for wire in served for one in wire.operations if (one.path, one.method) == (path, method)]
         has_condition = operation.is_conditional or bool(others)  # without one, it gets what the others do not
         return has_condition and _condition(operation) not in map(_condition, others)
+
+
+_misfits: dict[int, tuple[Wire, str]] = {}  # by the id of the wire, which this keeps
+
+
+def _misfit(wire: Wire) -> str:
+    """Return why a wire cannot be described or cannot answer with an error, or "". Raises: what the wire raises.
+
+    Of what is found out at the start of a server, this takes longest. All applications of a process share it.
+    """
+    if id(wire) not in _misfits:
+        msgspec.json.schema_components([one.body for one in wire.operations if one.body is not None])
+        status, body = wire.encode_error(RequestError("…"))
+        is_sound = 400 <= status < 600 and isinstance(msgspec.json.decode(body), dict)
+        wrong = "" if is_sound else "encode_error does not return the status of an error and a JSON object"
+        _misfits[id(wire)] = wire, wrong
+    return _misfits[id(wire)][1]
 
 
 def _condition(operation: Operation) -> tuple[str | None, str | None]:
@@ -121,6 +135,8 @@ def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[st
 
 def overlap(one: str, other: str) -> bool:
     """Return whether a request could match both paths."""
+    if "{" not in one and "{" not in other:
+        return one == other
     for left, right in zip(one.split("/"), other.split("/"), strict=False):
         if ":path}" in left or ":path}" in right:
             return True

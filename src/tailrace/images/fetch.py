@@ -13,12 +13,14 @@ import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urljoin, urlsplit
-
-import httpx
 
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Image
+
+if TYPE_CHECKING:
+    import httpx  # a sixth of the imports of a server: only servers that fetch images import it
 
 __all__ = ["MAX_BYTES", "TIMEOUT_S", "ImageFetcher", "is_public"]
 
@@ -59,6 +61,8 @@ class ImageFetcher:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._hosts = [one.strip().lower() for one in hosts.split(",") if one.strip()]
+        if self._hosts:
+            import httpx  # noqa: F401  # now, not while streams wait for the first image
         self._resolve = resolve
         self._is_allowed = is_allowed
         self._transport = transport
@@ -77,6 +81,8 @@ class ImageFetcher:
                 "allow hosts with --fetch-images.",
                 param=param,
             )
+        import httpx
+
         fetched, room = [], MAX_BYTES
         try:
             async with (
@@ -113,6 +119,8 @@ class ImageFetcher:
         addresses = await self._resolve(host, _PORTS[parts.scheme])
         if not addresses or not all(map(self._is_allowed, addresses)):
             raise _refused(param)
+        import httpx
+
         pinned = httpx.URL(url).copy_with(host=addresses[0], port=None, username="", password="")
         headers = {"host": host, "accept": "image/*", "accept-encoding": "identity"}
         async with client.stream("GET", pinned, headers=headers, extensions={"sni_hostname": host}) as answer:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Generic, TypeVar
 
 from tailrace.wording import in_one_line
@@ -107,4 +107,9 @@ def _order(point: EntryPoint) -> tuple[bool, str, str]:
 
 
 def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else "?"
+    return _name(point.dist) if point.dist is not None else "?"
+
+
+@cache
+def _name(package: Distribution) -> str:
+    return package.name  # which parses all the metadata of the package, its README included

@@ -37,7 +37,10 @@ pytestmark = [needs("torch", "transformers"), pytest.mark.timeout(240)]
 _COUNT = 12
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+# Over HTTP, one architecture in `make test`. The tests of the engine below have all of them.
+@pytest.mark.parametrize(
+    "architecture", [one if one == "llava" else pytest.param(one, marks=pytest.mark.deep) for one in ARCHITECTURES]
+)
 def test_answers_equal_those_of_generate(architecture: str, seeing_dir: Callable[[str], Path]) -> None:
     """For one image, another, and two at once, in float32."""
     path = seeing_dir(architecture)

@@ -1,0 +1,198 @@
+"""Starts servers as forks of a process that has imported what they import.
+
+Imports are half of the processor time of a start, and the tests start servers several hundred times. A fork runs the
+same command from its first line on, with its own arguments, environment, directory, session and descriptors, and is a
+child of the process of tests. The program itself is started by tests of commands, by tests that change what the
+interpreter or a library reads at its start, and with TAILRACE_TESTS_FORK=0, as in `make test-deep`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from itertools import chain
+from pathlib import Path
+from pkgutil import walk_packages
+from typing import Any, TextIO
+
+__all__ = ["Fork", "start"]
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MOST_BYTES = 2**17  # of a command and its environment
+_READ_AT_THE_START = re.compile("PYTHON|LD_|GLIBC_|MALLOC_|OMP_|FAKETIME|FAULT_")  # by the interpreter and by libraries
+_MODULES = (
+    "platformdirs.unix", "sqlalchemy.dialects.sqlite", "tailrace.api.lifecycle", "tailrace.cli.pull",
+    "tailrace.cli.serve", "tailrace.cli.windows", "tailrace.records.conversation_store",
+    "tailrace.records.kept_images", "tailrace.records.kept_streams", "tailrace.records.key_store",
+    "tailrace.records.request_log", "tailrace.records.service", "tailrace.records.session_store",
+    "tailrace_outer.apps.command",
+    "tailrace_outer.apps.front", "tailrace_outer.apps.host", "tailrace_outer.apps.on_ray.spec",
+    "tailrace_outer.apps.targets", "tailrace_plugins.otlp.exporting", "uvicorn.lifespan.off", "uvloop", "yaml",
+)  # fmt: skip
+_PACKAGES = (
+    "tailrace_outer.conversations", "tailrace_outer.scripted", "tailrace_plugins.batches",
+    "tailrace_plugins.durable_streams",
+)  # fmt: skip
+_GROUPS = ("app_folders", "conversation_formats", "engines", "extensions", "places", "wires")
+
+
+def start(
+    command: Sequence[str], environment: Mapping[str, str], directory: Path | None
+) -> subprocess.Popen[str] | Fork:
+    """Start a command of tailrace in its own session, with a pipe for its stderr. Its stdin and stdout are empty."""
+    if sys.platform == "linux" and os.environ.get("TAILRACE_TESTS_FORK") != "0":
+        origin = _origin(os.getpid())
+        if origin.fits(command, environment):
+            return origin.fork(command, environment, directory)
+    return subprocess.Popen(
+        command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True, env=environment, start_new_session=True,
+    )  # fmt: skip
+
+
+class Fork:
+    """What tests use of `subprocess.Popen`."""
+
+    def __init__(self, pid: int, args: Sequence[str], stderr: TextIO) -> None:
+        self.pid = pid
+        self.args = args
+        self.stderr = stderr
+        self.returncode: int | None = None
+        self._waiting = threading.Lock()
+        self._ended = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        with self._waiting:
+            if self.returncode is None:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+                    os.close(self._ended)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises: subprocess.TimeoutExpired."""
+        while (status := self.poll()) is None:
+            if not select.select([self._ended], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(list(self.args), timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Origin:
+    """The process that is forked."""
+
+    def __init__(self) -> None:
+        # A fork's parent ends at once, so that this process becomes the fork's parent: it can wait for it.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MOST_BYTES)
+        self._environment = _read_at_the_start(os.environ)
+        self._asking = threading.Lock()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def fits(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        program = Path(sys.executable).parent / "tailrace"
+        return command[0] == str(program) and _read_at_the_start(environment) == self._environment
+
+    def fork(self, command: Sequence[str], environment: Mapping[str, str], directory: Path | None) -> Fork:
+        wanted = [list(command), dict(environment), str((directory or Path()).absolute())]
+        reading, writing = os.pipe()
+        with self._asking:
+            socket.send_fds(self._socket, [json.dumps(wanted).encode()], [writing])
+            os.close(writing)
+            pid = self._socket.recv(100)
+        assert pid, f"the process that is forked ended with {self._process.wait()}"
+        return Fork(int(pid), command, open(reading, encoding="utf-8"))
+
+
+@cache
+def _origin(_pid: int) -> _Origin:
+    return _Origin()
+
+
+def _read_at_the_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in environment.items() if _READ_AT_THE_START.match(name)}
+
+
+def _import() -> None:
+    inside = [walk_packages(import_module(name).__path__, f"{name}.") for name in _PACKAGES]
+    for name in (*_MODULES, *(module.name for module in chain(*inside))):
+        import_module(name)
+    for group in _GROUPS:
+        for point in entry_points(group=f"tailrace.{group}"):
+            with contextlib.suppress(ImportError):
+                point.load()
+    assert import_module("tailrace.http.wires").ServedWires().all  # which are then known to be sound
+
+
+def _next_fork(control: socket.socket) -> None:
+    """Return in each fork, which then has its command in `sys.argv`. The process itself ends with `control`."""
+    while True:
+        message, descriptors, *_ = socket.recv_fds(control, _MOST_BYTES, 1)
+        if not message:
+            os._exit(0)
+        reading, writing = os.pipe()
+        if (parent := os.fork()) == 0:
+            if pid := os.fork():
+                os.write(writing, str(pid).encode())
+                os._exit(0)
+            for descriptor in (reading, writing, control.detach()):
+                os.close(descriptor)
+            return _begin(descriptors[0], *json.loads(message))
+        os.waitpid(parent, 0)
+        control.send(os.read(reading, 100))
+        for descriptor in (reading, writing, *descriptors):
+            os.close(descriptor)
+
+
+def _begin(stderr: int, command: list[str], environment: dict[str, str], directory: str) -> None:
+    os.setsid()
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    sys.argv = command
+
+
+def _main() -> Any:  # what the command returns
+    from tailrace.__main__ import main
+
+    _import()
+    assert threading.active_count() == 1, "a fork would have no other thread"
+    gc.freeze()  # so that forks do not copy pages to look for garbage
+    _next_fork(socket.socket(fileno=int(sys.argv[1])))
+    return main()
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(sys.executable).parent)  # as for the program `tailrace`
+    sys.exit(_main())
