@@ -393,6 +393,7 @@ APIS = [
         | {
             "background": True,
             "conversation": "conv_known",
+            "generate": False,
             "include": ["message.output_text.logprobs"],
             "input": [_OTHER_USER],
             "instructions": "Be kind.",

@@ -22,6 +22,8 @@ CODES = {
     "ContextLengthExceeded": "context_length_exceeded",
     "UnknownModel": "model_not_found",
     "UnknownResponse": "previous_response_not_found",
+    "InvalidLane": "invalid_stream_id",
+    "TooManyLanes": "websocket_stream_limit_reached",
     "UnknownKey": "unknown_key",
     "UnknownConversation": "conversation_not_found",
     "ConversationLocked": "conversation_locked",

@@ -17,6 +17,8 @@
         RequestRefused              400  the engine refuses the request
         UnknownModel                404
         UnknownResponse             400  a previous response that is not kept
+        InvalidLane                 400  a name on a WebSocket that is not valid
+        TooManyLanes                400  one name too many on a WebSocket
         UnknownKey                  404
         UnknownConversation         404
         ConversationLocked          409  its last answer is in progress
@@ -83,6 +85,7 @@ __all__ = [
     "ForeignCursor",
     "IdempotencyConflict",
     "Interrupted",
+    "InvalidLane",
     "JournalDamaged",
     "JournalFull",
     "KeyRevoked",
@@ -104,6 +107,7 @@ __all__ = [
     "StreamTooLong",
     "TailraceError",
     "TemplateError",
+    "TooManyLanes",
     "Unauthenticated",
     "UnknownConversation",
     "UnknownKey",
@@ -243,6 +247,18 @@ class UnknownResponse(RequestError):
     """The previous response of a request is not kept. The client has to send the conversation itself."""
 
     code = "previous_response_not_found"
+
+
+class InvalidLane(RequestError):
+    """A client's name for a place on a WebSocket is not valid."""
+
+    code = "invalid_stream_id"
+
+
+class TooManyLanes(RequestError):
+    """A WebSocket has as many names of its client as it may have."""
+
+    code = "websocket_stream_limit_reached"
 
 
 class UnknownKey(RequestError):

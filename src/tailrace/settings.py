@@ -265,6 +265,9 @@ class Settings:
         10.0, "How long running streams may continue after SIGTERM or Ctrl-C; the journal keeps the others."
     )
     ws_sockets: int = _setting(1000, "WebSockets open at once; more are refused with 429.", least=1)
+    ws_owner_sockets: int = _setting(
+        200, "WebSockets that one owner of keys has open at once; more are refused with 429.", least=1
+    )
     ws_streams: int = _setting(64, "Streams that one WebSocket follows at once.", least=1)
     ws_message_bytes: int = _setting(2**20, "Largest message on a WebSocket.", least=1)
     ws_message_s: float = _setting(30.0, "Timeout for a whole message on a WebSocket, from its first byte.", least=0.1)

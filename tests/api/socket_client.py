@@ -14,6 +14,7 @@ from tests.generation.harness import Harness
 from tests.waiting import LONG_S
 
 from tailrace.api.sockets import Sockets
+from tailrace.api.stream_starts import StreamStarts
 from tailrace.assembly.models import Models
 from tailrace.assembly.served import Served
 from tailrace.http.edge import Edge
@@ -114,10 +115,11 @@ class SocketClient:
     def send_bytes(self, content: bytes) -> None:
         self._to_server.put_nowait({"type": "websocket.receive", "bytes": content})
 
-    def disconnect(self) -> None:
+    def disconnect(self, code: int = 1006) -> None:
+        """Lose the connection, or close it with another code."""
         self._is_gone = True
         self._room.set()
-        self._to_server.put_nowait({"type": "websocket.disconnect", "code": 1005})
+        self._to_server.put_nowait({"type": "websocket.disconnect", "code": code})
 
     async def settle(self) -> None:
         """Let the server run until it waits."""
@@ -145,5 +147,6 @@ def models_of(harness: Harness) -> Models:
 
 def app_of(harness: Harness, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
     given = Settings(**settings)
-    sockets = Sockets(models_of(harness), StreamActions(harness.generator.store, given), given)
+    models, streams = models_of(harness), StreamActions(harness.generator.store, given)
+    sockets = Sockets(models, streams, given, StreamStarts(models, streams, given))
     return Edge(Router([*sockets.of_wires(ServedWires()), *sockets.table()]), given)

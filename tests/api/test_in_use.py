@@ -15,6 +15,7 @@ from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.api.routes import Routes
 from tailrace.api.sockets import Sockets
+from tailrace.api.stream_starts import StreamStarts
 from tailrace.assembly.served import Served
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge
@@ -72,8 +73,9 @@ def test_a_model_is_in_use_while_a_request_is_made(
         harness = Harness(store=store)
         models = models_of(harness)
         wires, streams = ServedWires(), StreamActions(store, settings)
-        sockets = Sockets(models, streams, settings)
-        routes = Routes(wires, models, streams, settings, BodyBudget(settings))
+        starts = StreamStarts(models, streams, settings)
+        sockets = Sockets(models, streams, settings, starts)
+        routes = Routes(wires, models, streams, settings, BodyBudget(settings), starts)
         app = Edge(Router([*routes.table(), *sockets.of_wires(wires), *sockets.table()]), settings)
         served = models.first
         assert use_of(served) == (0, False, True)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.dialects.fake_server import FakeServer
 
 from tailrace.dialects import websocket
+from tailrace.dialects.bodies import read_json
 from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.websocket import (
     Cancel,
@@ -26,7 +27,6 @@ from tailrace.dialects.websocket import (
     encode_refusal,
     encode_status,
     name_of,
-    read,
 )
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
 from tailrace.types import End, Event, Failure, Record, Released, TextDelta, Usage
@@ -138,7 +138,7 @@ def test_any_input_is_a_command_or_a_refusal(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("text", ["", "x", "[]", "5", '"create"', "{", '{"a":NaN}', '{"a":"\\ud800"}', "[" * 10_000])
 def test_bodies_that_are_not_objects_are_refused(text: str) -> None:
     with pytest.raises(RequestError):
-        read(text)
+        read_json(text.encode())
 
 
 @pytest.mark.parametrize("name", [None, 5, "a" * 129, ["a"]])

@@ -17,6 +17,7 @@ from tests.streams.virtual_time import scenario
 from tests.waiting import turn
 
 from tailrace.api.routes import Routes
+from tailrace.api.stream_starts import StreamStarts
 from tailrace.dialects import Encoder, View, openai
 from tailrace.errors import StorageError
 from tailrace.http.asgi_answers import StreamAnswer, WholeAnswer
@@ -262,7 +263,9 @@ async def followed(harness: Harness, log: StreamLog, after: int) -> bytes:
         body += message.get("body", b"")
 
     streams = StreamActions(harness.generator.store, Settings())
-    routes = Routes(ServedWires(), models_of(harness), streams, Settings(), BodyBudget(Settings()))
+    models = models_of(harness)
+    starts = StreamStarts(models, streams, Settings())
+    routes = Routes(ServedWires(), models, streams, Settings(), BodyBudget(Settings()), starts)
     scope: Scope = {
         "type": "http",
         "method": "GET",

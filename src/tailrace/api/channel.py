@@ -3,57 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from typing import assert_never
+from collections.abc import Sequence
 
 from tailrace.access.audit import note_refusal
 from tailrace.access.principal import arrival_of, sent_by, trace_of
 from tailrace.api.fitting import fitted, left_open, shortened
+from tailrace.api.followed_streams import FollowedStream, FollowedStreams, FrameSource
 from tailrace.api.stream_facts import facts_of
 from tailrace.assembly.models import Models
 from tailrace.dialects import websocket
-from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import shows_progress
-from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
-from tailrace.http.accepted_websocket import Over, Socket
+from tailrace.errors import RequestError, SeqOutOfRange, TailraceError
+from tailrace.http.accepted_websocket import Socket
 from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
-from tailrace.types import End, Released
+from tailrace.types import End, PromptProgress, Released, TextDelta
 
 __all__ = ["StreamChannel"]
 
-_MAX_UNREADABLE = 10  # frames in a row
 
+class _Frames(FrameSource):
+    """The frames of one stream on `/v1/ws`."""
 
-class _FollowedStream:
-    """A stream that a socket follows."""
+    def __init__(self, frames: websocket.Frames) -> None:
+        self.format = frames
 
-    def __init__(self, log: StreamLog, after: int, frames: websocket.Frames, *, shows_progress: bool) -> None:
-        self.log = log
-        self.frames = frames
-        self.reader = Reader(log, after, shows_progress=shows_progress)
-        self.seq = after  # of the last frame that was sent
-        self.task: asyncio.Task[None] | None = None
+    def of_events(self, first_seq: int, events: Sequence[TextDelta]) -> list[bytes]:
+        return [self.format.event(seq, event) for seq, event in enumerate(events, first_seq)]
 
-    async def send_all(self, socket: Socket) -> None:
-        reader, frames = self.reader, self.frames
-        while True:
-            match await reader.next():
-                case list() as events:
-                    if (progress := reader.take_progress()) is not None:
-                        await socket.say(frames.progress(progress))
-                    for start in range(0, len(events), socket.max_frames):
-                        some = events[start : start + socket.max_frames]
-                        await socket.say(*[frames.event(seq, event) for seq, event in enumerate(some, self.seq + 1)])
-                        self.seq += len(some)
-                case End() | Released() as ending:
-                    await socket.say(frames.event(reader.cursor, ending))
-                    self.seq = reader.cursor
-                    return
-                case never:
-                    assert_never(never)
+    def of_ending(self, seq: int, ending: End | Released) -> list[bytes]:
+        return [self.format.event(seq, ending)]
+
+    def of_progress(self, progress: PromptProgress) -> list[bytes]:
+        return [self.format.progress(progress)]
 
 
 class StreamChannel:
@@ -65,11 +49,9 @@ class StreamChannel:
         self._models = models
         self._streams = streams
         self._socket = socket
-        self._group = group
-        self._max_streams = settings.ws_streams
         self._is_strict = settings.strict
-        self._following: dict[str, _FollowedStream] = {}
-        self._num_unreadable = 0
+        self._followed = FollowedStreams(socket, group, settings.ws_streams)
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by the names of the streams
 
     async def run(self) -> None:
         while True:
@@ -78,7 +60,7 @@ class StreamChannel:
     async def _execute(self, text: str) -> None:
         name = None
         try:
-            body = self._read(text)
+            body = self._socket.read_json(text)
             name = websocket.name_of(body)
             if body.get("type") == "create":
                 await self._create(body)
@@ -95,17 +77,6 @@ class StreamChannel:
         except TailraceError as error:
             note_refusal(error, self._socket.scope)
             await self._socket.say(websocket.encode_refusal(name, error))
-
-    def _read(self, text: str) -> dict[str, object]:
-        try:
-            body = websocket.read(text)
-        except RequestError:
-            self._num_unreadable += 1
-            if self._num_unreadable > _MAX_UNREADABLE:
-                raise Over(Close(1008, "Too many frames are not JSON objects.")) from None
-            raise
-        self._num_unreadable = 0
-        return body
 
     async def _create(self, body: dict[str, object]) -> None:
         model = body.get("model")
@@ -126,8 +97,9 @@ class StreamChannel:
             run = await served.generator.create(request)
         notes += [*shortened(create.request, run.record, "max_tokens"), *left_open(run.record)]
         shown = shows_progress(named, notes, wanted=create.return_progress, is_streamed=True)
-        following = self._frames_of(create.name, run.log, 0, shows_progress=shown)
-        await self._begin(create.name, following, following.frames.created(notes))
+        frames = self._frames_of(run.log, create.name)
+        reader = Reader(run.log, shows_progress=shown)
+        await self._begin(create.name, FollowedStream(run.log, reader, frames), frames.format.created(notes))
 
     async def _follow(self, follow: websocket.FollowCommand) -> None:
         self._check_free(follow.name or follow.stream_id)
@@ -142,23 +114,20 @@ class StreamChannel:
             raise
         observers = self._models.of(log).generator.observers
         observers.on_followed(log.record, after)
-        following = self._frames_of(follow.name, log, after, shows_progress=follow.return_progress)
+        frames = self._frames_of(log, follow.name)
         if log.is_over(after):
-            await self._socket.say(following.frames.ended(after))
-        else:
-            await self._begin(follow.name, following, following.frames.following(after))
-            assert following.task is not None
-            begun_s, trace = time.monotonic(), trace_of(self._socket.scope)
-            following.task.add_done_callback(
-                lambda _: observers.on_read(log.record, after, time.monotonic() - begun_s, trace)
-            )
+            await self._socket.say(frames.format.ended(after))
+            return
+        stream = FollowedStream(log, Reader(log, after, shows_progress=follow.return_progress), frames)
+        task = await self._begin(follow.name, stream, frames.format.following(after))
+        begun_s, trace = time.monotonic(), trace_of(self._socket.scope)
+        task.add_done_callback(lambda _: observers.on_read(log.record, after, time.monotonic() - begun_s, trace))
 
     async def _unfollow(self, name: str) -> None:
-        following = self._find(name)
-        assert following.task is not None
-        following.task.cancel()
-        await asyncio.wait([following.task])
-        await self._socket.say(following.frames.unfollowed(following.seq))
+        stream, task = self._find(name), self._tasks[name]
+        task.cancel()
+        await asyncio.wait([task])
+        await self._socket.say(self._frames_of(stream.log, name).format.unfollowed(stream.seq))
 
     async def _cancel(self, cancel: websocket.Cancel) -> None:
         principal = self._socket.principal
@@ -173,31 +142,21 @@ class StreamChannel:
 
     def _check_free(self, name: str | None) -> None:
         """Raises: RequestError if the name is used, QueueFull if the socket follows as many streams as allowed."""
-        if name in self._following:
+        if name in self._followed.by_name:
             raise RequestError("This socket already follows a stream with this id.", param="id")
-        if len(self._following) >= self._max_streams:
-            raise QueueFull(f"A socket follows at most {self._max_streams} streams.")
+        self._followed.require_room()
 
-    def _find(self, name: str) -> _FollowedStream:
-        following = self._following.get(name)
-        if following is None:
+    def _find(self, name: str) -> FollowedStream:
+        stream = self._followed.by_name.get(name)
+        if stream is None:
             raise RequestError("This socket follows no stream with this id.", param="id")
-        return following
+        return stream
 
-    def _frames_of(self, name: str | None, log: StreamLog, after: int, *, shows_progress: bool) -> _FollowedStream:
-        frames = websocket.Frames(name, facts_of(self._models.of(log), log))
-        return _FollowedStream(log, after, frames, shows_progress=shows_progress)
+    def _frames_of(self, log: StreamLog, name: str | None) -> _Frames:
+        return _Frames(websocket.Frames(name, facts_of(self._models.of(log), log)))
 
-    async def _begin(self, name: str | None, following: _FollowedStream, first_frame: bytes) -> None:
-        """Send the first frame, and start a task for the rest. The reader is registered before both."""
-        name = name or following.log.stream_id
-        with contextlib.ExitStack() as cleanup:
-            cleanup.enter_context(following.reader)
-            self._following[name] = following
-            cleanup.callback(self._following.pop, name)
-            self._socket.busy()
-            cleanup.callback(self._socket.free)
-            await self._socket.say(first_frame)
-            following.task = self._group.create_task(following.send_all(self._socket))
-            leave = cleanup.pop_all().close
-            following.task.add_done_callback(lambda _: leave())
+    async def _begin(self, name: str | None, stream: FollowedStream, first_frame: bytes) -> asyncio.Task[None]:
+        name = name or stream.log.stream_id
+        task = self._tasks[name] = await self._followed.begin(name, stream, [first_frame])
+        task.add_done_callback(lambda _: self._tasks.pop(name))
+        return task

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import re
-import time
 
 from msgspec.structs import replace
-from starlette.responses import Response
-from starlette.types import ASGIApp
 
-from tailrace.assembly.served import NamedModel
-from tailrace.dialects import GenerateCall, StreamFacts
 from tailrace.dialects.shapes import note
-from tailrace.errors import ContextLengthExceeded
 from tailrace.generation import Generator
 from tailrace.generation.vector_run import VectorRun
 from tailrace.types import (
     NO_LIMIT,
     SHAPING,
-    End,
-    Failure,
     GenerateRequest,
     Record,
     Sampling,
-    Usage,
     VectorRequest,
-    new_stream_id,
 )
 
-__all__ = ["cut_inputs", "fitted", "fitted_inputs", "left_open", "overflow_answer", "shortened"]
+__all__ = ["cut_inputs", "fitted", "fitted_inputs", "left_open", "shortened"]
 
 _NEUTRAL = Sampling()
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.$#/~\[\]-]")  # in a header, in the path of a keyword in a schema
@@ -67,19 +57,3 @@ def left_open(record: Record) -> list[str]:
     """Return notes about the constraints of a schema that the grammar of a stream does not keep."""
     grammar = record.sampling.grammar
     return [note(_UNSAFE.sub("?", path[:120]), "left open") for path in grammar.left_open] if grammar else []
-
-
-def overflow_answer(
-    call: GenerateCall, named: NamedModel, error: ContextLengthExceeded, headers: dict[str, str]
-) -> ASGIApp:
-    """Return the stream of a prompt that is too long. Nothing is kept of it."""
-    record = Record(
-        new_stream_id(),
-        time.time(),
-        named.model,
-        num_prompt_tokens=error.num_prompt_tokens,
-        memo=call.request.memo,
-    )
-    facts = StreamFacts(record, named.served.generator.prompts.tokenizer)
-    end = End("error", Usage(error.num_prompt_tokens, 0), Failure(error.code, error.message))
-    return Response(call.view.open(facts).encode(1, end), 200, headers, call.view.media_type)

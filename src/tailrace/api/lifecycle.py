@@ -25,6 +25,7 @@ from tailrace.api.server_metrics import Metrics
 from tailrace.api.session_routes import SessionRoutes
 from tailrace.api.sockets import Sockets
 from tailrace.api.stream_audit import StreamAudit
+from tailrace.api.stream_starts import StreamStarts
 from tailrace.api.usage_routes import UsageRoutes
 from tailrace.assembly.models import Models
 from tailrace.assembly.service import Service, start_service
@@ -81,12 +82,13 @@ def build_routes(
         sessions = SessionRoutes(records, settings.root_path)
         own += [*access.table(), *sessions.table(), *usage.table()]
     own += AdminRoutes(models, bodies, errors).table()
-    sockets = Sockets(models, streams, settings)
+    starts = StreamStarts(models, streams, settings, conversations)
+    sockets = Sockets(models, streams, settings, starts)
     own += sockets.table()
     of_extensions = [route for extension in extensions for route in extension.routes]
     wires = ServedWires((*own_routes, *own), of_extensions)
     takes = {key: take for extension in extensions for key, take in extension.takes.items()}
-    routes = Routes(wires, models, streams, settings, bodies, conversations, takes)
+    routes = Routes(wires, models, streams, settings, bodies, starts, takes)
     return [*own_routes, *routes.table(), *sockets.of_wires(wires), *own, *of_extensions], wires
 
 

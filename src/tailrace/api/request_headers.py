@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from msgspec.structs import replace
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from tailrace.access.principal import RequestT
 from tailrace.dialects.shapes import path_of
@@ -32,7 +32,7 @@ def is_own_address(text: str, host: str) -> bool:
     return url.netloc.rpartition("@")[2].lower().removesuffix(port) == host.lower().removesuffix(port)
 
 
-def is_cross_origin(request: Request) -> bool:
+def is_cross_origin(request: HTTPConnection) -> bool:
     """Return whether a page of another origin caused a GET request, for which browsers send no Origin. They send
     Sec-Fetch-Site, but not to other hosts over plain HTTP; then the Referer counts."""
     site = request.headers.get("sec-fetch-site")
@@ -45,12 +45,13 @@ def is_cross_origin(request: Request) -> bool:
         return True
 
 
-def may_generate(request: Request) -> bool:
-    """Return whether a request may load a model."""
-    return request.method != "HEAD" and (request.method != "GET" or not is_cross_origin(request))
+def may_generate(request: HTTPConnection) -> bool:
+    """Return whether a request may load a model and begin a stream. The edge has checked the Origin of WebSockets."""
+    method = request.scope.get("method")
+    return method != "HEAD" and (method != "GET" or not is_cross_origin(request))
 
 
-def with_priority(call: RequestT, request: Request) -> RequestT:
+def with_priority(call: RequestT, request: HTTPConnection) -> RequestT:
     """Apply the header X-Tailrace-Priority to a call. Raises: RequestError."""
     priority = request.headers.get("x-tailrace-priority", "live")
     if priority not in ("live", "background"):
@@ -58,7 +59,7 @@ def with_priority(call: RequestT, request: Request) -> RequestT:
     return replace(call, is_background=True) if priority == "background" else call
 
 
-def with_headers(call: GenerateRequest, request: Request) -> GenerateRequest:
+def with_headers(call: GenerateRequest, request: HTTPConnection) -> GenerateRequest:
     """Apply the headers X-Tailrace-Continuity, X-Tailrace-Linger and X-Tailrace-Priority to a call. With an
     Idempotency-Key the default linger time is that of `/v1/streams`, because the client intends to come back. Raises:
     RequestError."""

@@ -6,40 +6,31 @@ Dialects parse the requests. Starting, following, cancelling and answering are t
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from weakref import WeakValueDictionary
+from typing import assert_never
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by, trace_of
-from tailrace.api.fitting import cut_inputs, fitted, fitted_inputs, left_open, overflow_answer, shortened
+from tailrace.api.fitting import cut_inputs, fitted_inputs
 from tailrace.api.request_headers import (
     ignored_header,
-    is_cross_origin,
-    is_own_address,
-    may_generate,
-    with_headers,
     with_priority,
 )
-from tailrace.api.stream_facts import facts_of, running_streams
+from tailrace.api.stream_starts import BegunStream, OverflownPrompt, StreamStarts, claim_of, num_image_bytes
 from tailrace.assembly.models import Models
 from tailrace.assembly.served import NamedModel
-from tailrace.dialects import Encoder, ParsedRequest, Wire
+from tailrace.dialects import ParsedRequest, Wire
 from tailrace.dialects.bodies import JsonBody, printable, require_plain_utf8
 from tailrace.dialects.queries import read_query
-from tailrace.dialects.shapes import path_of
 from tailrace.dialects.wire import (
-    CumulativeEncoder,
     Follow,
     Following,
     Generate,
@@ -49,35 +40,24 @@ from tailrace.dialects.wire import (
     Operation,
     Reply,
     Show,
-    View,
     name_on_wire,
     with_wire_names,
 )
 from tailrace.errors import (
-    ClaimTaken,
-    ContextLengthExceeded,
-    Forbidden,
-    IdempotencyConflict,
     QueueFull,
     RequestError,
-    UnknownStream,
-    UnsupportedParameter,
 )
-from tailrace.generation import Generator, images_of, without_images
 from tailrace.http.asgi_answers import JsonAnswer, WholeAnswer, WithHeaders, unless_left
 from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires, is_meant
 from tailrace.images.turns import OwnerTurns
-from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.server import Take
 from tailrace.settings import Settings
-from tailrace.streams import StreamLog
-from tailrace.types import Claim, GenerateRequest, Sampling, Task
+from tailrace.types import Claim
 
 __all__ = ["Routes", "route"]
 
-_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _SLOW_AT_ONCE = 3  # operations in threads; more wait
 _SLOW_OF_OWNER = 2
 _SLOW_WAITING = 32
@@ -96,19 +76,16 @@ class Routes:
         streams: StreamActions,
         settings: Settings,
         bodies: BodyBudget,
-        conversations: ConversationKeeper | None = None,
+        starts: StreamStarts,
         takes: Mapping[tuple[str, str], Take] | None = None,
     ) -> None:
         self._takes = takes or {}
         self._wires = wires
         self._models = models
-        self._conversations = conversations
-        self._store = models.first.generator.store
         self._streams = streams
         self._settings = settings
         self._bodies = bodies
-        self._keys_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._conversations_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._starts = starts
         self._slow = OwnerTurns(_SLOW_AT_ONCE, _SLOW_OF_OWNER)
         self._num_slow = 0
 
@@ -160,14 +137,16 @@ class Routes:
                 case MakeVectors() as act:
                     answer = await self._make_vectors(wire, act, request, parsed, meant)
                 case Follow(parse, topic, has_ended):
-                    found = parse(await self._with_newest(wire, request, parsed, topic, has_ended=has_ended))
+                    owner = owner_of(request.scope)
+                    found = parse(await self._starts.with_newest(wire, owner, parsed, topic, has_ended=has_ended))
                     if isinstance(found, Reply):
                         answer = self._reply(found)
                     else:
                         answer = await self._follow(request.scope, found)
                 case OnStream(find, verb, topic):
-                    stream_id, view = find(await self._with_newest(wire, request, parsed, topic))
-                    opened = partial(self._open, view)
+                    owner = owner_of(request.scope)
+                    stream_id, view = find(await self._starts.with_newest(wire, owner, parsed, topic))
+                    opened = partial(self._starts.open, view)
                     answer = await self._streams.act(request.scope, stream_id, verb, opened)
                 case Show(render, is_slow):
                     answer = self._reply(
@@ -198,20 +177,7 @@ class Routes:
             operation.check(request.headers)
             require_plain_utf8(request.headers)
             body = operation.read(await reader.read_json(request.headers, request.receive), request.headers)
-            model = body.get("model")
-            if isinstance(model, str) and is_own_address(model, request.headers.get("host", "")):
-                body["model"] = "default"  # Hugging Face's client sends the server's URL if it has no model name
-        first, *others = sorted(self._models.names, key=lambda one: one.task != _task_of(operation))
-        running = partial(running_streams, self._models, owner_of(request.scope))
-        parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
-        meant = wire.find_model(parsed)
-        if meant is None and others:
-            raise self._models.unknown()
-        assert meant is None or isinstance(meant, NamedModel)  # a wire picks one of the given servers
-        model = (meant or first).model
-        principal_of(request.scope).require_within("model", model)
-        parsed = replace(parsed, attributed=partial(_attributed, reader, request.scope, wire.name, model))
-        return parsed if meant in (None, first) else replace(parsed, server=meant, others=()), meant
+        return self._starts.addressed(wire, operation, request, body, query, reader=reader)
 
     def _reply(self, reply: Reply) -> Response:
         headers = ignored_header(reply.ignored, is_strict=self._settings.strict)
@@ -250,135 +216,35 @@ class Routes:
     async def _generate(
         self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: NamedModel | None
     ) -> ASGIApp:
-        owner = owner_of(request.scope)
-        if act.past is not None:
-            parsed = await self._with_past(owner, parsed, act.past(parsed))
-        place = act.conversation(parsed) if act.conversation is not None else None
-        if place is None:
-            return await self._begin(wire, act, request, parsed, meant)
-        if self._conversations is None:
-            raise UnsupportedParameter("This server keeps no conversations.", param="conversation")
-        lock = self._conversations_in_use.setdefault((owner, place.id), asyncio.Lock())
-        async with lock:  # of several requests at once, the later ones see the answer of the first one in progress
-            branch = await self._conversations.branch(owner, place)
-            return await self._begin(wire, act, request, replace(parsed, branch=branch), meant)
-
-    async def _begin(
-        self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: NamedModel | None
-    ) -> ASGIApp:
         """Begin a stream, and return its answer."""
-        named = meant or self._models.names[0]
-        served = named.served
-        with served.arriving(arrival_of(request.scope, wire=wire.name, model=named.model)):
-            if meant is not None and not served.is_loaded and may_generate(request):
-                await self._models.load(served)
-            call = act.parse(parsed)
-            if isinstance(call, Reply):
-                return self._reply(call)
-            if isinstance(call, Following):
-                return await self._follow(request.scope, call)
-            ignored = ignored_header(call.ignored, is_strict=self._settings.strict)
-            if request.method in ("GET", "HEAD") and is_cross_origin(request):
-                raise Forbidden("Pages of other origins cannot start a generation.", param="sec-fetch-site")
-            if request.method == "HEAD":
-                return Response(headers={"content-type": call.view.media_type})
-            generation = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=named.model)
-            generation, left_out = fitted(generation, served.generator, is_strict=self._settings.strict)
-            notes = [*call.ignored, *(name_on_wire(name, wire, parsed) for name in left_out)]
-            try:
-                if meant is None:
-                    raise self._models.unknown()
-                if "idempotency-key" in request.headers:
-                    log = await self._recall_or_create(request, parsed, generation, served.generator)
-                else:
-                    log = await self._create(parsed, generation, served.generator)
-            except RequestError as error:
-                renamed = with_wire_names(error, wire, parsed)
-                if call.stream and call.overflows_in_stream and isinstance(renamed, ContextLengthExceeded):
-                    return overflow_answer(call, named, renamed, ignored)
-                raise renamed from None
-            notes += shortened(call.request, log.record, name_on_wire("max_tokens", wire, parsed))
-            notes += left_open(log.record)
-            ignored = ignored_header(notes, is_strict=False)
-            if notes:
-                served.generator.observers.on_ignored(log.record, _known_fields(notes, wire))
-            facts = facts_of(served, log)
-            if not log.record.prompts:  # an Idempotency-Key found an ended stream
-                prompts = await served.generator.prompts.encode(without_images(call.request))
-                facts = replace(facts, record=msgspec.structs.replace(log.record, prompts=prompts))
-            encoder, headers = call.view.open(facts), self._streams.headers_of(log) | ignored
-            if call.stream:
-                return self._streams.follow(log, encoder, call.view, headers=headers.items())
-            if call.at_once:
-                headers["location"] = self._streams.path_of(log)
-                return JsonAnswer(encoder.whole(log.events), call.status, headers)
-            return WholeAnswer(log, encoder, wire, headers)
-
-    async def _with_past(self, owner: str, parsed: ParsedRequest, stream_id: str | None) -> ParsedRequest:
-        """Raises: StreamError, StorageError. The dialect refuses unknown streams."""
-        if stream_id is None:
-            return parsed
-        try:
-            log = await self._streams.find(owner, stream_id)
-        except UnknownStream:
-            return parsed
-        return replace(parsed, past=(facts_of(self._models.of(log), log), log.events))
-
-    async def _with_newest(
-        self,
-        wire: Wire,
-        request: Request,
-        parsed: ParsedRequest,
-        topic: Callable[[ParsedRequest], str] | None,
-        *,
-        has_ended: bool = False,
-    ) -> ParsedRequest:
-        """Raises: StorageError."""
-        if topic is None:
-            return parsed
-        log = await self._store.newest(owner_of(request.scope), wire.name, topic(parsed), has_ended=has_ended)
-        return parsed if log is None else replace(parsed, newest=facts_of(self._models.of(log), log))
-
-    async def _recall_or_create(
-        self, request: Request, parsed: ParsedRequest, generation: GenerateRequest, generator: Generator
-    ) -> StreamLog:
-        key = request.headers["idempotency-key"]
-        if not _IDEMPOTENCY_KEY.fullmatch(key):
-            raise RequestError("Idempotency-Key must have 1 to 255 printable characters.", param="idempotency-key")
-        content = [request.url.path, dict(parsed.query), parsed.body]
-        claim = Claim(key, hashlib.sha256(msgspec.json.encode(content, order="deterministic")).digest())
-        lock = self._keys_in_use.setdefault((generation.owner, key), asyncio.Lock())
-        async with lock:  # concurrent requests with the same key wait for the first
-            log = await self._store.recall(generation.owner, claim)
-            while log is None:
-                try:
-                    log = await self._create(parsed, generation, generator, claim)
-                except ClaimTaken:
-                    log = await self._store.recall(generation.owner, claim)
-            if log.record.model not in generator.names:
-                raise IdempotencyConflict("This Idempotency-Key was used with another model.", param="idempotency-key")
-            return log
-
-    async def _create(
-        self, parsed: ParsedRequest, generation: GenerateRequest, generator: Generator, claim: Claim | None = None
-    ) -> StreamLog:
-        if parsed.branch is not None:
-            parsed.branch.require_free()
-        return (await generator.create(generation, claim)).log
+        started = await self._starts.start(wire, act, request, parsed, meant, partial(_claim_of, request, parsed))
+        match started:
+            case Reply():
+                return self._reply(started)
+            case Following():
+                return await self._follow(request.scope, started)
+            case GenerateCall(_, view):
+                return Response(headers={"content-type": view.media_type})
+            case OverflownPrompt(call, facts, end, notes):
+                body = call.view.open(facts).encode(1, end)
+                return Response(body, 200, ignored_header(notes, is_strict=False), call.view.media_type)
+            case BegunStream(call, log, facts, notes):
+                encoder = call.view.open(facts)
+                headers = self._streams.headers_of(log) | ignored_header(notes, is_strict=False)
+                if call.stream:
+                    return self._streams.follow(log, encoder, call.view, headers=headers.items())
+                if call.at_once:
+                    headers["location"] = self._streams.path_of(log)
+                    return JsonAnswer(encoder.whole(log.events), call.status, headers)
+                return WholeAnswer(log, encoder, wire, headers)
+            case never:
+                assert_never(never)
 
     async def _follow(self, scope: Scope, following: Following) -> ASGIApp:
-        log = await self._streams.find(owner_of(scope), following.stream_id, following.after)
-        observers = self._models.of(log).generator.observers
-        observers.on_followed(log.record, following.after)
-        encoder = self._open(following.view, log)
-        if following.replay:
-            assert isinstance(encoder, CumulativeEncoder)
-            encoder.skip(log.events[: following.after])
+        log, encoder = await self._starts.follow(owner_of(scope), following)
         answer = self._streams.follow(log, encoder, following.view, following.after)
+        observers = self._models.of(log).generator.observers
         return _Read(answer, partial(observers.on_read, log.record, following.after), trace_of(scope))
-
-    def _open(self, view: View, log: StreamLog) -> Encoder:
-        return view.open(facts_of(self._models.of(log), log))
 
 
 def _parsed(
@@ -387,27 +253,14 @@ def _parsed(
     """Raises: RequestError; BodyTooLarge for too much text beside the images."""
     call = parse(parsed)
     if isinstance(call, GenerateCall):
-        reader.check_text(_num_image_bytes(call.request))
+        reader.check_text(num_image_bytes(call.request))
     return call
 
 
-def _known_fields(notes: Sequence[str], wire: Wire) -> list[str]:
-    """Return the fields that notes are about, for observers: clients cannot make any number of names."""
-    known = {*wire.unused, *wire.names.values(), *Sampling.__struct_fields__}
-    return [path if (path := path_of(note)) in known else "other" for note in notes]
-
-
-def _num_image_bytes(request: GenerateRequest) -> int:
-    return sum(len(image.content) for image in images_of(request))
-
-
-def _attributed(reader: BodyReader, scope: Scope, wire: str, model: str, request: GenerateRequest) -> GenerateRequest:
-    """Return a request that does not run with its sender. Raises: BodyTooLarge for too much text beside the images;
-    Forbidden for images without the scope `generate`: the engine has to look at them."""
-    if images_of(request):
-        principal_of(scope).require("generate")
-    reader.check_text(_num_image_bytes(request))
-    return sent_by(scope, request, wire=wire, model=model)
+def _claim_of(request: Request, parsed: ParsedRequest) -> Claim | None:
+    """Return the idempotency key of a request. Raises: RequestError."""
+    key = request.headers.get("idempotency-key")
+    return None if key is None else claim_of(key, [request.url.path, dict(parsed.query), parsed.body])
 
 
 def _action_of(operation: Operation) -> str:
@@ -419,10 +272,6 @@ def _action_of(operation: Operation) -> str:
             return "read" if verb == "show" else "generate"
         case Follow() | Show():
             return "read"
-
-
-def _task_of(operation: Operation) -> Task:
-    return operation.act.task if isinstance(operation.act, MakeVectors) else "generate"
 
 
 class _Read:

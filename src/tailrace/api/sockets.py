@@ -1,13 +1,14 @@
-"""The WebSockets: `/v1/ws`, and the chats of wires.
+"""The WebSockets: `/v1/ws`, and those of wires: chats, and sockets with lanes.
 
 Each socket has one task that always reads, so that a disconnect is noticed at once, and child tasks that write: one for
-the answers of a chat, one for each followed stream of `/v1/ws`. Each writer reads a log with its own cursor, and
+the answers of a chat, one for each followed stream. Each writer reads a log with its own cursor, and
 waits in `send` while the socket is full, so no events are queued for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -16,15 +17,20 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tailrace.access.principal import owner_of
 from tailrace.api.channel import StreamChannel
 from tailrace.api.chat_socket import ChatSocket
+from tailrace.api.lane_socket import LaneSocket
+from tailrace.api.stream_starts import StreamStarts
 from tailrace.assembly.models import Models
-from tailrace.dialects import ServerFacts, SocketChat, native
+from tailrace.dialects import ServerFacts, SocketChat, Wire, native
+from tailrace.dialects.wire import SocketLanes
 from tailrace.errors import SHUTTING_DOWN, Draining, QueueFull, UpgradeRequired
 from tailrace.http.accepted_websocket import Socket, end_of
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
+from tailrace.types import ANONYMOUS
 
 __all__ = ["Sockets"]
 
@@ -34,11 +40,13 @@ _RETRY_S = 5.0  # Retry-After of a refused socket
 class Sockets:
     """All WebSockets. Chats use the first model."""
 
-    def __init__(self, models: Models, streams: StreamActions, settings: Settings) -> None:
+    def __init__(self, models: Models, streams: StreamActions, settings: Settings, starts: StreamStarts) -> None:
         self._models = models
         self._streams = streams
         self._settings = settings
+        self._starts = starts
         self._num_open = 0
+        self._num_open_of: Counter[str] = Counter()  # by owner
 
     def table(self) -> list[BaseRoute]:
         """Return the routes without those of wires. The last one refuses WebSockets to other paths."""
@@ -49,11 +57,11 @@ class Sockets:
         ]
 
     def of_wires(self, wires: ServedWires) -> list[BaseRoute]:
-        return [
-            WebSocketRoute(path, _Endpoint(partial(self._run, partial(self._chat, wire.name, begin))))
-            for wire in wires.all
-            for path, begin in wire.sockets.items()
-        ]
+        talks: list[tuple[str, Callable[[Socket], Awaitable[None]]]] = []
+        for wire in wires.all:
+            talks += [(path, partial(self._chat, wire.name, begin)) for path, begin in wire.sockets.items()]
+            talks += [(path, partial(self._lanes, wire, lanes)) for path, lanes in wire.lanes.items()]
+        return [WebSocketRoute(path, _Endpoint(partial(self._run, talk))) for path, talk in talks]
 
     async def _run(
         self, run_socket: Callable[[Socket], Awaitable[None]], scope: Scope, receive: Receive, send: Send
@@ -63,7 +71,11 @@ class Sockets:
             raise Draining(SHUTTING_DOWN, retry_after_s=_RETRY_S)
         if self._num_open >= self._settings.ws_sockets:
             raise QueueFull("Too many WebSockets are open.", retry_after_s=_RETRY_S)
+        owner = owner_of(scope)
+        if owner != ANONYMOUS and self._num_open_of[owner] >= self._settings.ws_owner_sockets:
+            raise QueueFull("Too many of your WebSockets are open.", retry_after_s=_RETRY_S)
         self._num_open += 1
+        self._num_open_of[owner] += 1
         try:
             await receive()  # websocket.connect
             await send({"type": "websocket.accept", "headers": []})
@@ -72,12 +84,21 @@ class Sockets:
                 await send({"type": "websocket.close", "code": over.close.code, "reason": over.close.reason})
         finally:
             self._num_open -= 1
+            self._num_open_of[owner] -= 1
+            if not self._num_open_of[owner]:
+                del self._num_open_of[owner]
 
     async def _chat(self, wire: str, begin: Callable[[ServerFacts], SocketChat], socket: Socket) -> None:
         chat = ChatSocket(self._models, self._settings, socket, begin(self._models.names[0]), wire=wire)
         async with asyncio.TaskGroup() as group:
             group.create_task(chat.answer_all())
             await chat.listen()
+
+    async def _lanes(self, wire: Wire, lanes: SocketLanes, socket: Socket) -> None:
+        async with asyncio.TaskGroup() as group:
+            await LaneSocket(
+                wire, lanes, self._models, self._streams, self._starts, self._settings, socket, group
+            ).run()
 
     async def _follow(self, socket: Socket) -> None:
         async with asyncio.TaskGroup() as group:

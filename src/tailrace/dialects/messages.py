@@ -22,6 +22,7 @@ __all__ = [
     "FunctionCall",
     "Messages",
     "ToolCallBody",
+    "has_question",
     "read_messages",
     "require_question",
     "with_images",
@@ -116,10 +117,15 @@ def with_images(messages: Iterable[Message], images: Iterable[Image]) -> tuple[M
     )
 
 
+def has_question(messages: Sequence[Message]) -> bool:
+    """Return whether there is a message of a user or a tool."""
+    return any(message.role in ("user", "tool") for message in messages)
+
+
 def require_question(messages: Sequence[Message], *, param: str = "messages") -> None:
     """Require a message of a user or a tool. Many chat templates fail without one, and models were not trained on it.
     Raises: RequestError."""
-    if not any(message.role in ("user", "tool") for message in messages):
+    if not has_question(messages):
         raise RequestError(f"{param} must have a message of a user or a tool.", param=param)
 
 

@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, quote, read_json, to_json
+from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.facts import ServerFacts, StreamFacts
 from tailrace.dialects.native import encode_error, event_json, parse_body
 from tailrace.dialects.shapes import read_fields
@@ -42,7 +42,6 @@ __all__ = [
     "name_of",
     "parse",
     "parse_create",
-    "read",
 ]
 
 _MAX_REASON_BYTES = 123  # RFC 6455, 5.5
@@ -109,11 +108,6 @@ class _Follow(_Named):
 
 class _Cancel(_Named):
     stream_id: _StreamId | None = None
-
-
-def read(text: str) -> JsonBody:
-    """Read a frame as a JSON object. Raises: RequestError."""
-    return read_json(text.encode())
 
 
 def name_of(body: JsonBody) -> str | None:

@@ -13,10 +13,10 @@ document), and names an action. The server runs the actions equally for all wire
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Generic, Literal, Protocol, TypeAlias
+from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -58,15 +58,23 @@ __all__ = [
     "Example",
     "Follow",
     "Following",
+    "FrameEncoder",
     "Generate",
     "GenerateCall",
+    "LaneAnswer",
+    "LaneCancel",
+    "LaneCommand",
+    "LaneCreate",
+    "LaneFollow",
     "MakeVectors",
+    "OnSocket",
     "OnStream",
     "Operation",
     "ParsedRequest",
     "Reply",
     "Show",
     "SocketChat",
+    "SocketLanes",
     "VectorCall",
     "VectorView",
     "View",
@@ -151,6 +159,24 @@ class SocketChat(ABC):
         is `done`."""
 
 
+class FrameEncoder(ABC):
+    """An encoder whose events are also the frames of a WebSocket. Each frame is one JSON object."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def opening(self) -> list[bytes]:
+        """Return the frames to send as soon as the stream has begun, before its first event. Called at most once."""
+
+    @abstractmethod
+    def frames(self, seq: int, event: Event | Released) -> list[bytes]:
+        """Return the frames of an event; as `Encoder.encode`."""
+
+    @abstractmethod
+    def beat_frames(self) -> list[bytes]:
+        """Return what to send after a silence."""
+
+
 class Presentation(Protocol):
     """A streaming answer without its events."""
 
@@ -177,6 +203,14 @@ class VectorView(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class OnSocket:
+    """What a request on a WebSocket has beside its body."""
+
+    lane: str | None  # the client's name for its place on the socket; None is the lane without a name
+    begun: Collection[str]  # ids of the last streams that the socket has begun
+
+
+@dataclass(frozen=True, slots=True)
 class ParsedRequest:
     """A request before its wire interprets it."""
 
@@ -193,6 +227,7 @@ class ParsedRequest:
     # Returns a request that does not run with its sender. Raises: Forbidden if it needs a scope that the sender lacks.
     attributed: Callable[[GenerateRequest], GenerateRequest] = field(default=lambda request: request)
     branch: Branch | None = None  # of the conversation that `Generate.conversation` names
+    socket: OnSocket | None = None  # of a frame on a WebSocket
 
     @property
     def every(self) -> tuple[ServerFacts, ...]:
@@ -317,6 +352,53 @@ class Operation:
         return self.only_with is not None or self.only_with_header is not None
 
 
+class LaneCreate(NamedTuple):
+    """Begin a stream. `key` is its idempotency key."""
+
+    lane: str | None
+    body: JsonBody
+    key: str | None = None
+
+
+class LaneFollow(NamedTuple):
+    """Follow a stream that has begun."""
+
+    lane: str | None
+    following: Following
+
+
+class LaneCancel(NamedTuple):
+    """Cancel a stream that the socket follows."""
+
+    stream_id: str
+
+
+class LaneAnswer(NamedTuple):
+    """An answer that needs no stream."""
+
+    frame: bytes
+
+
+LaneCommand: TypeAlias = LaneCreate | LaneFollow | LaneCancel | LaneAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class SocketLanes:
+    """A WebSocket of a wire with several streams at once, in lanes: a lane answers one command after the other.
+
+    Each frame of the client is a JSON object, which `read` turns into a command. `resumed` returns what a socket
+    follows from its beginning, by the query of its URL. The views of its streams open a `FrameEncoder`.
+    """
+
+    operation: Operation  # begins the streams
+    read: Callable[[JsonBody], LaneCommand]  # raises RequestError
+    resumed: Callable[[Mapping[str, str]], LaneFollow | None]  # raises RequestError
+    lane_of: Callable[[JsonBody], str | None]  # for errors of a frame that cannot be read
+    encode_error: Callable[[TailraceError, str | None], bytes]  # with the lane
+    noted: Callable[[bytes, Sequence[str]], bytes]  # adds to the first frame of a stream what has no effect
+    max_lanes: int
+
+
 def first_model(request: ParsedRequest) -> ServerFacts | None:
     """Pick the first model, for wires whose requests name none."""
     return request.server
@@ -350,6 +432,7 @@ class Wire:
     # Returns the model that a request names, of `ParsedRequest.every`; None for an unknown name, which `parse` refuses.
     find_model: Callable[[ParsedRequest], ServerFacts | None] = first_model
     sockets: Mapping[str, Callable[[ServerFacts], SocketChat]] = field(default_factory=dict)  # by path
+    lanes: Mapping[str, SocketLanes] = field(default_factory=dict)  # further WebSockets, by path
     prefix: str = NO_PREFIX  # errors on unknown paths below it have this wire's format
     unused: UnusedFields = field(default_factory=dict)  # fields of the API that this server does not use
     # This wire's names of parameters, by tailrace's names.

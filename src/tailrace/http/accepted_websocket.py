@@ -8,22 +8,28 @@ from collections.abc import Awaitable
 from starlette.types import Receive, Scope, Send
 
 from tailrace.access.principal import principal_of
+from tailrace.dialects.bodies import JsonBody, read_json
 from tailrace.dialects.websocket import Close
+from tailrace.errors import RequestError
 from tailrace.system.eventloop import first_error
 from tailrace.transport.websocket_parts import SEND_MANY
 
 __all__ = ["Over", "Socket", "end_of"]
 
 _MAX_FRAMES = 64  # per write: enough to be cheap, and other streams on the socket get their turn
+_MAX_UNREADABLE = 10  # frames in a row
+_DONE = (1000, 1005)  # a close frame that says so, or one without a code (RFC 6455, 7.4.1)
 _IDLE = Close(1001, "The connection was idle for too long.")
 
 
 class Over(Exception):
-    """The WebSocket ends: with a close frame, or without one because the client has disconnected."""
+    """The WebSocket ends: with a close frame, or without one because the client has disconnected. `is_done` says
+    that the client has closed it because it needs nothing more; otherwise it has lost its connection, or goes away."""
 
-    def __init__(self, close: Close | None = None) -> None:
+    def __init__(self, close: Close | None = None, *, is_done: bool = False) -> None:
         super().__init__()
         self.close = close
+        self.is_done = is_done
 
 
 class Socket:
@@ -39,6 +45,7 @@ class Socket:
         self._idle_s = idle_s
         self._idle: asyncio.Timeout | None = None  # runs while a frame is awaited
         self._num_busy = 0
+        self._num_unreadable = 0
 
     async def text(self) -> str:
         """Return the next frame. Raises: Over if the client has disconnected, was idle too long, or sent a binary
@@ -51,12 +58,24 @@ class Socket:
         finally:
             self._idle = None
         if message["type"] == "websocket.disconnect":
-            raise Over
+            raise Over(is_done=message.get("code") in _DONE)
         text = message.get("text")
         if text is None:
             raise Over(Close(1003, "Only text frames are supported."))
         assert isinstance(text, str)
         return text
+
+    def read_json(self, text: str) -> JsonBody:
+        """Read a frame as a JSON object. Raises: RequestError; Over if many frames in a row are none."""
+        try:
+            body = read_json(text.encode())
+        except RequestError:
+            self._num_unreadable += 1
+            if self._num_unreadable > _MAX_UNREADABLE:
+                raise Over(Close(1008, "Too many frames are not JSON objects.")) from None
+            raise
+        self._num_unreadable = 0
+        return body
 
     async def say(self, *frames: bytes) -> None:
         """Send UTF-8 frames, at most `max_frames`, when the transport has room.

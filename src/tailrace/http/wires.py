@@ -81,8 +81,8 @@ class ServedWires:
             shared = {path} if self._is_told_apart(operation, served) else set()
             if other := next((other for other in taken if other not in shared and overlap(path, other)), None):
                 return f"its path {path} conflicts with {other}"
-        sockets = self._sockets.union(*(other.sockets for other in served))
-        for path in wire.sockets:
+        sockets = self._sockets.union(*((*other.sockets, *other.lanes) for other in served))
+        for path in (*wire.sockets, *wire.lanes):
             if not path.startswith("/") or not _LITERAL.fullmatch(path):
                 return f"{path!r} is not a path"
             if path in sockets:

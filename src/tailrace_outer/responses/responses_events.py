@@ -19,7 +19,14 @@ from tailrace.text.custom_calls import CUSTOM_INPUT, CustomCallReader
 from tailrace.types import CallReading, End, Event, Message, Released, TextDelta, ToolCall
 from tailrace_outer.responses.responses_items import flat_name
 
-__all__ = ["ResponsesEncoder", "ResponsesView", "answer_message"]
+__all__ = [
+    "ResponsesEncoder",
+    "ResponsesView",
+    "answer_message",
+    "encoded_event",
+    "error_fields",
+    "stream_id_of",
+]
 
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # and where a call has what the model wrote
 _STATUS = {"queued": "queued", "running": "in_progress", "cancelled": "cancelled", "error": "failed",
@@ -35,6 +42,10 @@ class ResponsesView(EventStreamView):
 
     def open(self, facts: StreamFacts) -> Encoder:
         return ResponsesEncoder(facts, self)
+
+
+def stream_id_of(response_id: str) -> str:
+    return response_id.removeprefix("resp_")
 
 
 def answer_message(facts: StreamFacts, events: Sequence[Event]) -> Message:
@@ -53,6 +64,8 @@ def answer_message(facts: StreamFacts, events: Sequence[Event]) -> Message:
 class ResponsesEncoder(Encoder):
     """Encodes a stream. Events are numbered from 0, equally for every reader."""
 
+    says_why_it_failed = True  # with an `error` after the last event
+
     def __init__(self, facts: StreamFacts, view: ResponsesView) -> None:
         memo = msgspec.json.decode(facts.record.memo) if facts.record.memo else {}
         self._facts = facts
@@ -69,33 +82,45 @@ class ResponsesEncoder(Encoder):
         if memo.get("reads_tools"):  # of a version with one format
             calls = CallReading(forced=memo["forced"], single=memo["single_call"])
         self._reader = ToolsView(calls).reader()
-        self._next_number = 0
-        self._out: list[str] = []
+        self.next_number = 0
+        self._is_warmup: bool = memo.get("warmup", False)  # what the model writes does not belong to it
+        self.out: list[tuple[str, str]] = []  # types and JSON of events
         self._pending_text: list[str] = []  # what the last item gained and does not hold yet: added to it, it is copied
         self._pending_logprobs: list[JsonBody] = []  # logprobs of tokens whose text is still held back
         self._finish: str | None = None
         self.items: list[JsonBody] = []  # of the output; the last one may be growing
 
     def encode(self, seq: int, event: Event | Released) -> bytes:
-        if isinstance(event, Released):  # without a number of its own: the next event has the next number
-            number = max(0, self._next_number - 1)
-            return _encoded("error", number, _error_fields(event)).encode("ascii")
-        self._open()
+        self.add(event)
+        return self._taken()
+
+    def add(self, event: Event | Released) -> None:
+        if isinstance(event, Released):
+            self.release(event)
+            return
+        self.open()
         if isinstance(event, End):
             self._close(event)
-        elif event.choice == 0:
+        elif event.choice == 0 and not self._is_warmup:
             self._add_delta(event)
-        return self._taken()
+
+    def release(self, ending: Released) -> None:
+        """Emit the reason. It has no number of its own: the next event has the next number."""
+        self.out.append(("error", encoded_event("error", max(0, self.next_number - 1), error_fields(ending))))
 
     def beat(self, usual: bytes) -> bytes:
         """Return an event: Codex CLI gives up after five minutes without one, and a comment is none.
 
         First come those that open every response, then what OpenAI's servers send, with the number of the event before.
         """
-        if not self._next_number:
-            self._open()
-            return self._taken()
-        return _encoded("keepalive", self._next_number - 1, {}).encode("ascii")
+        self.add_beat()
+        return self._taken()
+
+    def add_beat(self) -> None:
+        if self.next_number:
+            self.out.append(("keepalive", encoded_event("keepalive", self.next_number - 1, {})))
+        else:
+            self.open()
 
     def whole(self, events: Sequence[Event]) -> bytes:
         if self._view.is_deleted:
@@ -113,14 +138,14 @@ class ResponsesEncoder(Encoder):
             self.encode(seq, event)
         self._merge_pending()
 
-    def _open(self) -> None:
-        if not self._next_number:
+    def open(self) -> None:
+        if not self.next_number:
             for kind in ("response.created", "response.in_progress"):
                 self._emit(kind, {"response": self._response("in_progress", None)})
 
     def _taken(self) -> bytes:
-        out, self._out = "".join(self._out), []
-        return out.encode("ascii")
+        out, self.out = self.out, []
+        return "".join(f"event: {kind}\ndata: {text}\n\n" for kind, text in out).encode("ascii")
 
     @property
     def _id(self) -> str:
@@ -129,13 +154,15 @@ class ResponsesEncoder(Encoder):
     def _status(self, end: End | None) -> str:
         if end is None or end.status != "done":
             return _STATUS[end.status if end is not None else self._facts.status]
+        if self._is_warmup:
+            return "completed"
         is_complete = self._finish != "length" or (self._reader is not None and self._reader.is_over)
         return "completed" if is_complete else "incomplete"
 
     def _emit(self, kind: str, fields: JsonBody) -> None:
-        number, self._next_number = self._next_number, self._next_number + 1
+        number, self.next_number = self.next_number, self.next_number + 1
         if number > self._starting_after:
-            self._out.append(_encoded(kind, number, fields))
+            self.out.append((kind, encoded_event(kind, number, fields)))
 
     def _add_delta(self, delta: TextDelta) -> None:
         if delta.reasoning:
@@ -263,13 +290,13 @@ class ResponsesEncoder(Encoder):
 
     def _close(self, end: End) -> None:
         status = self._status(end)
-        if not self.items and end.status == "done":
+        if not self.items and end.status == "done" and not self._is_warmup:
             self._open_message()
         self._finish_item("completed" if status == "completed" else "incomplete")
         event = status if status in ("completed", "failed") else "incomplete"
         self._emit(f"response.{event}", {"response": self._response(status, end)})
-        if end.status != "done":
-            self._emit("error", _error_fields(end))
+        if end.status != "done" and self.says_why_it_failed:
+            self._emit("error", error_fields(end))
 
     def _completed_s(self, end: End | None) -> int | None:
         spent = end.spent if end is not None else None
@@ -316,8 +343,8 @@ class ResponsesEncoder(Encoder):
         }
 
 
-def _encoded(kind: str, number: int, fields: JsonBody) -> str:
-    return f"event: {kind}\ndata: {to_json({'type': kind, 'sequence_number': number, **fields}).decode()}\n\n"
+def encoded_event(kind: str, number: int, fields: JsonBody) -> str:
+    return to_json({"type": kind, "sequence_number": number, **fields}).decode()
 
 
 def _error(error: TailraceError) -> JsonBody:
@@ -326,7 +353,7 @@ def _error(error: TailraceError) -> JsonBody:
     return {"code": code, "message": error.message, **error.cut_fields}
 
 
-def _error_fields(ending: End | Released) -> JsonBody:
+def error_fields(ending: End | Released) -> JsonBody:
     error = failure_of(ending)
     named: JsonBody = {"code": error.code, "message": error.message, "param": None, **error.cut_fields}
     return {**named, "error": {"type": "server_error", **named}}

@@ -14,7 +14,6 @@ not kept one by one. 4. With `truncation` of `auto`, nothing is dropped either: 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace as replaced
 from itertools import islice
@@ -37,7 +36,7 @@ from tailrace.dialects.conversations import (
 )
 from tailrace.dialects.fields import AnswerTokens, ReasoningTokens, SamplingFields, answer_tokens, sampling_of
 from tailrace.dialects.grammar_fields import read_response_format
-from tailrace.dialects.messages import MAX_MESSAGES, require_question, with_images
+from tailrace.dialects.messages import MAX_MESSAGES, has_question, require_question, with_images
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.parts import eyes_of
 from tailrace.dialects.reasoning_fields import Effort, effort_values, reasoning_budget, unread_reasoning
@@ -51,13 +50,15 @@ from tailrace.dialects.wire import (
     OnStream,
     Operation,
     ParsedRequest,
+    SocketLanes,
     View,
     Wire,
     named_model,
 )
-from tailrace.errors import RequestError, SeqOutOfRange, UnknownResponse
+from tailrace.errors import RequestError, UnknownResponse
 from tailrace.types import CallReading, End, GenerateRequest, Image, KeptImage, Message
-from tailrace_outer.responses.responses_events import ResponsesView, answer_message
+from tailrace_outer.responses import responses_socket
+from tailrace_outer.responses.responses_events import ResponsesView, answer_message, stream_id_of
 from tailrace_outer.responses.responses_items import InputItem, items_from
 from tailrace_outer.responses.responses_tools import (
     ResponseChoice,
@@ -111,6 +112,7 @@ class ResponsesBody(SamplingFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     user: str | None = None
+    generate: bool | None = None  # false: only read the input, for a request that continues from here
 
 
 def parse(request: ParsedRequest) -> GenerateCall:
@@ -122,12 +124,15 @@ def parse(request: ParsedRequest) -> GenerateCall:
         raise RequestError("background needs store to be true.", param="store")
     offers = read_response_tools(fields.tools or (), notes)
     tools = choose_tools(offers, read_response_choice(fields.tool_choice), request.server, notes)
+    is_warmup = fields.generate is False
+    if is_warmup and fields.conversation is not None:
+        raise RequestError("generate: false adds nothing to a conversation.", param="generate")
     grammar = read_response_format(_format(fields), "text.format")
     if fields.conversation is not None and fields.previous_response_id is not None:
         raise RequestError("conversation and previous_response_id cannot be used together.", param="conversation")
     branch = request.branch and open_branch(request.branch, has_input=bool(fields.input))
     images = eyes_of(request.server)
-    items = _items(fields, notes, images, may_be_empty=branch is not None)
+    items = _items(fields, notes, images, may_be_empty=branch is not None or is_warmup)
     earlier = branch.items if branch is not None else ()
     messages = _earlier_messages(request, fields.previous_response_id) + messages_of((*earlier, *items))
     kept: list[Image] | None = None if images is None else []
@@ -136,7 +141,9 @@ def parse(request: ParsedRequest) -> GenerateCall:
     if len(messages) > MAX_MESSAGES:
         raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
     instructions = (Message("system", fields.instructions),) if fields.instructions else ()
-    require_question(messages, param="input")
+    # Codex CLI warms up with what precedes the first question.
+    asked = (*messages, Message("user", "")) if is_warmup and not has_question(messages) else messages
+    require_question(asked, param="input")
     effort = fields.reasoning.effort if fields.reasoning is not None else None
     values = effort_values(request.server, effort)
     if effort is not None and not values:
@@ -146,11 +153,12 @@ def parse(request: ParsedRequest) -> GenerateCall:
     in_background = bool(fields.background)
     sampling = sampling_of(fields, request.server.recommended_sampling)
     most = fields.reasoning.max_tokens if fields.reasoning is not None else None
+    longest = answer_tokens(fields.max_output_tokens, "max_output_tokens")
     is_single = fields.parallel_tool_calls is False
     calls = tools.calls(single=is_single)
     generate = GenerateRequest(
         model=fields.model,
-        messages=instructions + messages,
+        messages=instructions + asked,
         tools=tools.shown,
         calls=calls,
         template_values=values,
@@ -158,23 +166,24 @@ def parse(request: ParsedRequest) -> GenerateCall:
             sampling,
             logprobs=wants_logprobs,
             top_logprobs=fields.top_logprobs or 0,
-            grammar=tools.grammar(grammar),
+            grammar=None if is_warmup else tools.grammar(grammar),
             single_call=is_single and tools.allows_several_calls,
             max_reasoning_tokens=reasoning_budget(most, request.server, notes, "reasoning.max_tokens"),
-            max_tokens=answer_tokens(fields.max_output_tokens, "max_output_tokens") or sampling.max_tokens,
+            max_tokens=1 if is_warmup else longest or sampling.max_tokens,
         ),
         on_disconnect="detach" if in_background else "cancel",
         linger_s=_BACKGROUND_S if in_background else None,
-        memo=_memo(request.body, fields, messages, tools, calls, wants_logprobs),
+        memo=_memo(request, fields, messages, tools, calls, wants_logprobs),
         keep=fields.store is not False,
     )
     if branch is not None:
         generate = with_turn(generate, branch, items, ToolsView(calls), calls_by_item=True)
     view = ResponsesView(must_finish=not in_background)
+    if request.socket is not None:
+        view = responses_socket.SocketView(lane=request.socket.lane)
+    is_streamed = bool(fields.stream) or request.socket is not None
     # Codex shortens a conversation only after such an event; a status ends its work.
-    return GenerateCall(
-        generate, view, bool(fields.stream), tuple(notes), at_once=in_background, overflows_in_stream=True
-    )
+    return GenerateCall(generate, view, is_streamed, tuple(notes), at_once=in_background, overflows_in_stream=True)
 
 
 def _items(
@@ -200,7 +209,7 @@ def _format(fields: ResponsesBody) -> JsonBody | None:
 def past(request: ParsedRequest) -> str | None:
     """Return the stream id of the previous response."""
     response_id = request.body.get("previous_response_id")
-    return _stream_id(response_id) if isinstance(response_id, str) else None
+    return stream_id_of(response_id) if isinstance(response_id, str) else None
 
 
 def _earlier_messages(request: ParsedRequest, response_id: str | None) -> tuple[Message, ...]:
@@ -212,13 +221,17 @@ def _earlier_messages(request: ParsedRequest, response_id: str | None) -> tuple[
     facts, events = request.past
     memo = msgspec.json.decode(facts.record.memo) if facts.record.memo else {}
     kept = memo.get("said")
+    is_stored = memo.get("echo", {}).get("store") is not False
+    if not is_stored and (request.socket is None or facts.record.stream_id not in request.socket.begun):
+        kept = None
     if kept is None:
         raise UnknownResponse(
             "Previous response not found: it was not stored (store: false).", param="previous_response_id"
         )
     if not events or not isinstance(events[-1], End) or events[-1].status != "done":
         raise RequestError("That response is not complete.", param="previous_response_id")
-    return (*_read_messages(kept, facts.record.images), answer_message(facts, events))
+    answer = () if memo.get("warmup") else (answer_message(facts, events),)
+    return (*_read_messages(kept, facts.record.images), *answer)
 
 
 def _kept_messages(messages: tuple[Message, ...]) -> list[JsonBody]:
@@ -250,7 +263,7 @@ def _read_messages(kept: list[JsonBody], images: tuple[KeptImage, ...]) -> Itera
 
 
 def _memo(
-    body: JsonBody,
+    request: ParsedRequest,
     fields: ResponsesBody,
     messages: tuple[Message, ...],
     tools: ChosenTools,
@@ -264,10 +277,10 @@ def _memo(
     if fields.conversation is not None:
         echo["conversation"] = {"id": getattr(fields.conversation, "id", fields.conversation)}
     echo["store"] = fields.store is not False
-    given = zip(fields.tools or (), body.get("tools") or (), strict=True)
+    given = zip(fields.tools or (), request.body.get("tools") or (), strict=True)
     echo["tools"] = [repeated_tool(tool, as_given) for tool, as_given in given if not isinstance(tool, Other)]
     if fields.tool_choice is not None:
-        echo["tool_choice"] = body["tool_choice"]
+        echo["tool_choice"] = request.body["tool_choice"]
     if fields.text is not None and fields.text.format is not None:
         echo["text"] = {"format": fields.text.format}
     return msgspec.json.encode(
@@ -277,47 +290,46 @@ def _memo(
             "custom": sorted(tools.custom),
             "namespaces": namespaces_of(fields.tools or ()),
             "logprobs": logprobs,
-            "said": _kept_messages(messages) if echo["store"] else None,
+            # A response that is not stored can be continued on its own socket.
+            "said": _kept_messages(messages) if echo["store"] or request.socket is not None else None,
+            **({"warmup": True} if fields.generate is False else {}),
         }
     )
 
 
 def parse_following(request: ParsedRequest) -> Following:
     """Raises: SeqOutOfRange."""
-    after = request.query.get("starting_after", "")
-    if after and not re.fullmatch("[0-9]{1,15}", after, re.ASCII):
-        raise SeqOutOfRange("starting_after must be a sequence number.", param="starting_after")
-    view = ResponsesView(starting_after=int(after) if after else -1, is_found=True)
-    return Following(_stream_id(request.path["response_id"]), 0, view)
+    view = ResponsesView(
+        starting_after=responses_socket.number_of(request.query.get("starting_after", "")), is_found=True
+    )
+    return Following(stream_id_of(request.path["response_id"]), 0, view)
 
 
 def find(request: ParsedRequest) -> tuple[str, View]:
-    return _stream_id(request.path["response_id"]), ResponsesView(is_found=True)
+    return stream_id_of(request.path["response_id"]), ResponsesView(is_found=True)
 
 
 def find_to_delete(request: ParsedRequest) -> tuple[str, View]:
-    return _stream_id(request.path["response_id"]), ResponsesView(is_found=True, is_deleted=True)
-
-
-def _stream_id(response_id: str) -> str:
-    return response_id.removeprefix("resp_")
+    return stream_id_of(request.path["response_id"]), ResponsesView(is_found=True, is_deleted=True)
 
 
 _RESPONSE = "/v1/responses/{response_id}"
+
+_CREATE = Operation(
+    "POST",
+    "/v1/responses",
+    Generate(parse, past, place_of),
+    "Answer an input. With `background` the answer comes at once, with the current state.",
+    body=ResponsesBody,
+    has_images=True,
+    example={"input": "Tell me a story about dogs.", "max_output_tokens": 64, "stream": True},
+)
 
 WIRE = Wire(
     name="responses",
     title="OpenAI: responses",
     operations=(
-        Operation(
-            "POST",
-            "/v1/responses",
-            Generate(parse, past, place_of),
-            "Answer an input. With `background` the answer comes at once, with the current state.",
-            body=ResponsesBody,
-            has_images=True,
-            example={"input": "Tell me a story about dogs.", "max_output_tokens": 64, "stream": True},
-        ),
+        _CREATE,
         Operation(
             "GET",
             _RESPONSE,
@@ -332,6 +344,17 @@ WIRE = Wire(
     ),
     encode_error=encode_error,
     find_model=named_model,
+    lanes={
+        "/v1/responses": SocketLanes(
+            _CREATE,
+            responses_socket.read_command,
+            responses_socket.resumed,
+            responses_socket.lane_of,
+            responses_socket.encode_error,
+            responses_socket.noted,
+            responses_socket.MAX_LANES,
+        )
+    },
     unused=_UNUSED,
     names={"max_tokens": "max_output_tokens", "prompt": "input"},
 )

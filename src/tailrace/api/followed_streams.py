@@ -1,0 +1,99 @@
+"""The streams that one WebSocket follows. Each has a task that reads its log with a cursor of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import assert_never
+
+from tailrace.errors import QueueFull
+from tailrace.http.accepted_websocket import Socket
+from tailrace.streams import Reader, StreamLog
+from tailrace.types import End, PromptProgress, Released, TextDelta
+
+__all__ = ["FollowedStream", "FollowedStreams", "FrameSource"]
+
+
+class FrameSource(ABC):
+    """Makes the frames of one stream."""
+
+    @abstractmethod
+    def of_events(self, first_seq: int, events: Sequence[TextDelta]) -> list[bytes]: ...
+
+    @abstractmethod
+    def of_ending(self, seq: int, ending: End | Released) -> list[bytes]:
+        """`seq` is the number of the end, or of the last event before a `Released`."""
+
+    def of_progress(self, progress: PromptProgress) -> list[bytes]:
+        return []
+
+    def of_silence(self) -> list[bytes]:
+        return []
+
+
+class FollowedStream:
+    """A stream that a socket follows. After `heartbeat_s` without an event it sends the frames of a silence."""
+
+    def __init__(self, log: StreamLog, reader: Reader, frames: FrameSource, *, heartbeat_s: float = 0.0) -> None:
+        self.log = log
+        self.reader = reader
+        self.seq = reader.cursor  # of the last event that was sent
+        self._frames = frames
+        self._heartbeat_s = heartbeat_s
+
+    async def send_all(self, socket: Socket) -> None:
+        """Send all frames up to the end. Raises: ConnectionError if the client has disconnected."""
+        reader, frames = self.reader, self._frames
+        while True:
+            match await reader.next(self._heartbeat_s):
+                case list() as events:
+                    if (progress := reader.take_progress()) is not None:
+                        await _say(socket, frames.of_progress(progress))
+                    elif not events:
+                        await _say(socket, frames.of_silence())
+                    for start in range(0, len(events), socket.max_frames):
+                        some = events[start : start + socket.max_frames]
+                        await _say(socket, frames.of_events(self.seq + 1, some))
+                        self.seq += len(some)
+                case End() | Released() as ending:
+                    await _say(socket, frames.of_ending(reader.cursor, ending))
+                    self.seq = reader.cursor
+                    return
+                case never:
+                    assert_never(never)
+
+
+class FollowedStreams:
+    """All streams that a socket follows, at most `most`, by the client's names for them."""
+
+    def __init__(self, socket: Socket, group: asyncio.TaskGroup, most: int) -> None:
+        self._socket = socket
+        self._group = group
+        self._most = most
+        self.by_name: dict[str, FollowedStream] = {}
+
+    def require_room(self) -> None:
+        """Raises: QueueFull if the socket follows as many streams as allowed."""
+        if len(self.by_name) >= self._most:
+            raise QueueFull(f"A socket follows at most {self._most} streams.")
+
+    async def begin(self, name: str, stream: FollowedStream, first_frames: Sequence[bytes]) -> asyncio.Task[None]:
+        """Send the first frames, and return a task that sends the rest. The reader is registered before both."""
+        with contextlib.ExitStack() as cleanup:
+            cleanup.enter_context(stream.reader)
+            self.by_name[name] = stream
+            cleanup.callback(self.by_name.pop, name)
+            self._socket.busy()
+            cleanup.callback(self._socket.free)
+            await _say(self._socket, first_frames)
+            task = self._group.create_task(stream.send_all(self._socket))
+            leave = cleanup.pop_all().close
+            task.add_done_callback(lambda _: leave())
+            return task
+
+
+async def _say(socket: Socket, frames: Sequence[bytes]) -> None:
+    for start in range(0, len(frames), socket.max_frames):
+        await socket.say(*frames[start : start + socket.max_frames])

@@ -1,0 +1,261 @@
+"""A WebSocket of a wire with several streams at once, in lanes (`dialects.wire.SocketLanes`).
+
+A lane answers one command after the other; lanes run beside each other. Each stream continues for its linger time when
+the connection is lost, so that the client can follow it on another one. When the client closes the socket because it
+needs nothing more, the streams that it began here are cancelled, unless they were meant to outlive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as replaced
+
+from msgspec.structs import replace
+from starlette.requests import HTTPConnection
+
+from tailrace.access.audit import note_refusal
+from tailrace.access.principal import trace_of
+from tailrace.api.followed_streams import FollowedStream, FollowedStreams, FrameSource
+from tailrace.api.stream_starts import BegunStream, OverflownPrompt, StreamStarts, claim_of
+from tailrace.assembly.models import Models
+from tailrace.dialects import Encoder, Wire
+from tailrace.dialects.queries import read_query
+from tailrace.dialects.wire import (
+    FrameEncoder,
+    Generate,
+    GenerateCall,
+    LaneAnswer,
+    LaneCancel,
+    LaneCreate,
+    LaneFollow,
+    OnSocket,
+    ParsedRequest,
+    SocketLanes,
+)
+from tailrace.errors import QueueFull, SeqOutOfRange, TailraceError, TooManyLanes, UnknownStream
+from tailrace.http.accepted_websocket import Over, Socket
+from tailrace.http.stream_actions import StreamActions
+from tailrace.settings import Settings
+from tailrace.streams import Reader, StreamLog
+from tailrace.types import End, Released, TextDelta
+
+__all__ = ["LaneSocket"]
+
+_MAX_AT_ONCE = 16  # streams; more wait
+_MAX_WAITING = 64  # commands
+_MAX_BEGUN = 256  # ids of streams, to be continued on this socket
+
+
+class _Frames(FrameSource):
+    def __init__(self, encoder: FrameEncoder) -> None:
+        self.encoder = encoder
+        self.has_sent = False
+
+    def of_events(self, first_seq: int, events: Sequence[TextDelta]) -> list[bytes]:
+        frames = [frame for seq, event in enumerate(events, first_seq) for frame in self.encoder.frames(seq, event)]
+        self.has_sent |= bool(frames)
+        return frames
+
+    def of_ending(self, seq: int, ending: End | Released) -> list[bytes]:
+        frames = self.encoder.frames(seq, ending)
+        self.has_sent |= bool(frames)
+        return frames
+
+    def of_silence(self) -> list[bytes]:
+        return self.encoder.beat_frames()
+
+
+@dataclass(slots=True)
+class _Lane:
+    waiting: deque[tuple[LaneCreate | LaneFollow, int]] = field(default_factory=deque)  # with their characters
+    task: asyncio.Task[None] | None = None
+
+
+class LaneSocket:
+    """Reads the commands of one socket, and answers them in their lanes."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        lanes: SocketLanes,
+        models: Models,
+        streams: StreamActions,
+        starts: StreamStarts,
+        settings: Settings,
+        socket: Socket,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        assert isinstance(lanes.operation.act, Generate)
+        self._wire = wire
+        self._table = lanes
+        self._act = replaced(lanes.operation.act, parse=_outliving(lanes.operation.act.parse))
+        self._models = models
+        self._streams = streams
+        self._starts = starts
+        self._settings = settings
+        self._socket = socket
+        self._group = group
+        most = min(_MAX_AT_ONCE, settings.ws_streams)
+        self._room = asyncio.Semaphore(most)
+        self._followed = FollowedStreams(socket, group, most)
+        self._lanes: dict[str | None, _Lane] = {}
+        self._num_waiting_characters = 0
+        self._begun: deque[str] = deque(maxlen=_MAX_BEGUN)
+        self._own: set[str] = set()  # running streams that end when the client is done with the socket
+
+    async def run(self) -> None:
+        """Answer until the socket ends. Raises: Over."""
+        try:
+            await self._resume()
+            while True:
+                await self._execute(await self._socket.text())
+        except Over as over:
+            if over.is_done:
+                await self._cancel_own()
+            raise
+
+    async def _resume(self) -> None:
+        try:
+            command = self._table.resumed(read_query(self._socket.scope["query_string"]))
+            if command is not None:
+                self._enqueue(command, 0)
+        except TailraceError as error:
+            await self._refuse(error, None)
+
+    async def _execute(self, text: str) -> None:
+        lane = None
+        try:
+            body = self._socket.read_json(text)
+            lane = self._table.lane_of(body)
+            match self._table.read(body):
+                case LaneCreate() | LaneFollow() as command:
+                    self._enqueue(command, len(text))
+                case LaneCancel(stream_id):
+                    await self._cancel(stream_id)
+                case LaneAnswer(frame):
+                    await self._socket.say(frame)
+        except TailraceError as error:
+            await self._refuse(error, lane)
+
+    async def _refuse(self, error: TailraceError, lane: str | None) -> None:
+        note_refusal(error, self._socket.scope)
+        await self._socket.say(self._table.encode_error(error, lane))
+
+    def _enqueue(self, command: LaneCreate | LaneFollow, num_characters: int) -> None:
+        """Raises: TooManyLanes, QueueFull for too many waiting commands."""
+        lane = self._lanes.get(command.lane)
+        if lane is None:
+            if len(self._lanes.keys() - {None}) >= self._table.max_lanes and command.lane is not None:
+                raise TooManyLanes(f"A socket has at most {self._table.max_lanes} names.", param="stream_id")
+            lane = self._lanes[command.lane] = _Lane()
+        num_waiting = sum(len(one.waiting) for one in self._lanes.values())
+        is_long = self._num_waiting_characters + num_characters > self._settings.ws_message_bytes
+        if num_waiting >= _MAX_WAITING or (num_waiting and is_long):
+            raise QueueFull("Too many commands wait on this socket.", retry_after_s=1.0)
+        lane.waiting.append((command, num_characters))
+        self._num_waiting_characters += num_characters
+        self._socket.busy()
+        if lane.task is None:
+            lane.task = self._group.create_task(self._answer_all(lane))
+
+    async def _answer_all(self, lane: _Lane) -> None:
+        while lane.waiting:
+            async with self._room:
+                command, num_characters = lane.waiting.popleft()
+                self._num_waiting_characters -= num_characters
+                try:
+                    await (self._create(command) if isinstance(command, LaneCreate) else self._follow(command))
+                except TailraceError as error:
+                    await self._refuse(error, command.lane)
+                finally:
+                    self._socket.free()
+        lane.task = None
+
+    async def _create(self, command: LaneCreate) -> None:
+        self._require("generate")
+        sender = HTTPConnection(self._socket.scope)
+        socket = OnSocket(command.lane, tuple(self._begun))
+        operation = self._table.operation
+        parsed, meant = self._starts.addressed(self._wire, operation, sender, command.body, {}, socket=socket)
+        key = command.key
+        started = await self._starts.start(
+            self._wire, self._act, sender, parsed, meant, lambda: None if key is None else claim_of(key, command.body)
+        )
+        match started:
+            case BegunStream(call, log, facts, notes):
+                self._begun.append(log.stream_id)
+                if call.request.linger_s is None and "x-tailrace-linger" not in sender.headers:
+                    self._own.add(log.stream_id)
+                try:
+                    await self._send(command.lane, log, call.view.open(facts), notes)
+                finally:
+                    if log.end is not None:
+                        self._own.discard(log.stream_id)
+            case OverflownPrompt(call, facts, end, _):
+                frames = _frames_of(call.view.open(facts))
+                await self._socket.say(*frames.encoder.opening(), *frames.of_ending(1, end))
+            case _:
+                raise AssertionError("the operation of a socket begins streams")
+
+    async def _follow(self, command: LaneFollow) -> None:
+        self._require("read")
+        principal, following = self._socket.principal, command.following
+        principal.require_stream(following.stream_id)
+        log, encoder = await self._starts.follow(principal.owner, following)
+        begun_s = time.monotonic()
+        try:
+            if not await self._send(command.lane, log, encoder):
+                raise SeqOutOfRange("This stream has no events after this one.", param="starting_after")
+        finally:
+            observers = self._models.of(log).generator.observers
+            observers.on_read(log.record, 0, time.monotonic() - begun_s, trace_of(self._socket.scope))
+
+    async def _send(self, lane: str | None, log: StreamLog, encoder: Encoder, notes: Sequence[str] = ()) -> bool:
+        """Send a stream up to its end. Returns whether there was anything to send."""
+        frames = _frames_of(encoder)
+        first = frames.encoder.opening()
+        if first and notes:
+            first[0] = self._table.noted(first[0], notes)
+        stream = FollowedStream(log, Reader(log), frames, heartbeat_s=self._settings.heartbeat_s)
+        await (await self._followed.begin(lane or "", stream, first))
+        return bool(first) or frames.has_sent
+
+    async def _cancel(self, stream_id: str) -> None:
+        self._require("generate")
+        log = next((one.log for one in self._followed.by_name.values() if one.log.stream_id == stream_id), None)
+        if log is None:
+            raise UnknownStream("This socket follows no response with this id.", param="response_id")
+        await self._streams.cancel(self._socket.scope, log)
+
+    async def _cancel_own(self) -> None:
+        """Cancel the streams that nobody else reads and that were not meant to outlive the socket."""
+        for log in [one.log for one in self._followed.by_name.values()]:
+            if log.stream_id in self._own and log.num_readers == 1:
+                with contextlib.suppress(TailraceError):
+                    await self._streams.cancel(self._socket.scope, log)
+
+    def _require(self, action: str) -> None:
+        """Raises: Forbidden."""
+        self._socket.principal.require(action)
+        self._socket.principal.require_within("wire", self._wire.name)
+
+
+def _frames_of(encoder: Encoder) -> _Frames:
+    assert isinstance(encoder, FrameEncoder)
+    return _Frames(encoder)
+
+
+def _outliving(parse: Callable[[ParsedRequest], object]) -> Callable[[ParsedRequest], GenerateCall]:
+    """Return a function that parses a request for a stream that continues when its connection is lost."""
+
+    def parse_outliving(request: ParsedRequest) -> GenerateCall:
+        call = parse(request)
+        assert isinstance(call, GenerateCall)
+        return replaced(call, request=replace(call.request, on_disconnect="detach"))
+
+    return parse_outliving

@@ -1,0 +1,422 @@
+"""The WebSocket of `/v1/responses` with an engine that is stepped by hand, and virtual time: lanes, limits, losses.
+OpenAI's client on it: `tests/clients/test_response_sockets.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.api.socket_client import SocketClient, app_of
+from tests.generation.harness import Harness, oracle
+from tests.streams.virtual_time import run as run_scenario
+from tests.streams.virtual_time import scenario
+
+from tailrace.access.principal import PRINCIPAL, Principal
+from tailrace.errors import EngineLost
+from tailrace.generation import Limits
+from tailrace.types import ANONYMOUS
+
+PATH = "/v1/responses"
+Frames = list[dict[str, Any]]
+
+
+def create(count: int = 8, **fields: object) -> dict[str, object]:
+    return {"type": "response.create", "input": "Hi", "max_output_tokens": count, "seed": 1, **fields}
+
+
+def client_of(app: ASGIApp, query: str = "", **given: Any) -> SocketClient:
+    client = SocketClient(app, PATH, **given)
+    client.scope["query_string"] = query.encode()
+    return client
+
+
+def types(frames: Frames) -> list[str]:
+    return [frame["type"] for frame in frames]
+
+
+def id_of(frames: Frames) -> str:
+    return next(str(frame["response"]["id"]) for frame in frames if frame["type"] == "response.created")
+
+
+class Owned:
+    """An application whose requests have the principal of their header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.principals: dict[str, Principal] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        name = dict(scope["headers"]).get(b"x-owner", b"").decode()
+        if name:
+            scope[PRINCIPAL] = self.principals.get(name, Principal(name))
+        await self._app(scope, receive, send)
+
+
+async def state(harness: Harness, response_id: str, owner: str = ANONYMOUS) -> str:
+    log = await harness.generator.store.read(owner, response_id.removeprefix("resp_"), 0)
+    return log.status
+
+
+# Lanes
+
+
+@scenario
+async def test_the_first_frame_comes_before_the_first_token() -> None:
+    harness = Harness()
+    async with client_of(app_of(harness)) as client:
+        await client.ask(create())
+        frames = client.read_json()
+        assert types(frames) == ["response.created", "response.in_progress"]
+        harness.finish()
+        await client.settle()
+        frames += client.read_json()
+        assert [frame["sequence_number"] for frame in frames] == list(range(len(frames)))
+        assert frames[-1]["type"] == "response.incomplete"
+    harness.check_idle()
+
+
+@scenario
+async def test_a_frame_at_a_time_where_the_server_sends_one() -> None:
+    harness = Harness()
+    async with client_of(app_of(harness), takes_many=False) as client:
+        await client.ask(create())
+        harness.finish()
+        await client.settle()
+        assert client.read_json()[-1]["type"] == "response.incomplete"
+
+
+@scenario
+async def test_sixteen_run_at_once_and_more_wait() -> None:
+    harness = Harness(max_requests=64)
+    async with client_of(app_of(harness)) as client:
+        for number in range(20):
+            await client.ask(create(40, stream_id=f"lane-{number}"))
+        assert len(harness.generator.live) == 16
+        harness.finish()
+        await client.settle()
+        assert len(harness.generator.live) == 4
+        harness.finish()
+        await client.settle()
+        ends = [frame["stream_id"] for frame in client.read_json() if frame["type"] == "response.incomplete"]
+        assert sorted(ends) == sorted(f"lane-{number}" for number in range(20))
+    harness.check_idle()
+
+
+@scenario
+async def test_a_socket_has_at_most_32_named_lanes() -> None:
+    harness = Harness(max_requests=64)
+    async with client_of(app_of(harness)) as client:
+        for number in range(32):
+            await client.ask(create(1, stream_id=f"lane-{number}"))
+            harness.finish()
+            await client.settle()
+        client.read()
+        await client.ask(create(1, stream_id="one-more"))
+        (error,) = client.read_json()
+        assert (error["error"]["code"], error["stream_id"]) == ("websocket_stream_limit_reached", "one-more")
+        await client.ask(create(1))  # the lane without a name does not count
+        await client.ask(create(1, stream_id="lane-5"))  # and an old one can be used again
+        harness.finish()
+        await client.settle()
+        assert types(client.read_json()).count("response.incomplete") == 2
+
+
+@scenario
+async def test_waiting_commands_are_limited_in_number_and_size() -> None:
+    harness = Harness()
+    async with client_of(app_of(harness, ws_message_bytes=3000)) as client:
+        await client.ask(create(900))
+        client.read()
+        for _ in range(3):
+            await client.ask(create(1, instructions="x" * 1000))
+        (error,) = client.read_json()
+        assert (error["status"], error["error"]["code"], error["error"]["headers"]) == (
+            429,
+            "overloaded",
+            {"retry-after": "1"},
+        )
+    async with client_of(app_of(harness)) as client:
+        await client.ask(create(900))
+        client.read()
+        for _ in range(64):
+            await client.ask(create(1))
+        assert client.read() == []
+        await client.ask(create(1))
+        (error,) = client.read_json()
+        assert error["error"]["code"] == "overloaded"
+
+
+@scenario
+async def test_an_engine_that_fails_fails_the_response_and_frees_its_lane() -> None:
+    harness = Harness()
+    async with client_of(app_of(harness)) as client:
+        await client.ask(create(stream_id="a"))
+        harness.engine.step(2)
+        for run in list(harness.generator.live):
+            run.fail(EngineLost("It died."))
+        await client.settle()
+        frames = client.read_json()
+        assert frames[-1]["type"] == "response.failed"
+        assert frames[-1]["response"]["error"]["message"] == "It died."
+        await client.ask(create(stream_id="a"))
+        harness.finish()
+        await client.settle()
+        assert types(client.read_json())[-1] == "response.incomplete"
+
+
+@scenario
+async def test_a_response_that_goes_on_elsewhere_says_where_to_ask() -> None:
+    harness = Harness()
+    async with client_of(app_of(harness)) as client:
+        await client.ask(create(50, stream_id="a"))
+        harness.engine.step(3)
+        await client.settle()
+        frames = client.read_json()
+        (run,) = harness.generator.live
+        run.lease_lost()
+        await client.settle()
+        (error,) = client.read_json()
+        assert (error["type"], error["status"], error["stream_id"]) == ("error", 503, "a")
+        assert error["sequence_number"] == frames[-1]["sequence_number"]
+        assert error["error"]["retryable"]
+        assert error["error"]["stream_id"] == id_of(frames).removeprefix("resp_")
+
+
+@scenario
+async def test_a_silence_is_filled() -> None:
+    harness = Harness()
+    async with client_of(app_of(harness, heartbeat_s=5.0)) as client:
+        await client.ask(create())
+        client.read()
+        await asyncio.sleep(12)
+        beats = client.read_json()
+        assert types(beats) == ["keepalive", "keepalive"]
+        assert {beat["sequence_number"] for beat in beats} == {1}
+        harness.finish()
+
+
+@scenario
+async def test_an_idle_socket_is_closed_but_not_one_that_waits() -> None:
+    harness = Harness()
+    async with client_of(app_of(harness, ws_idle_s=20.0)) as client:
+        await client.ask(create())
+        await asyncio.sleep(60)
+        assert client.is_open()
+        harness.finish()
+        await asyncio.sleep(21)
+        assert client.closing == (1001, "The connection was idle for too long.")
+
+
+@scenario
+async def test_what_is_no_json_closes_the_socket_in_the_end() -> None:
+    async with client_of(app_of(Harness())) as client:
+        for text in ["nonsense", "[]", "1", '"a"', "{", '{"type": 7}', "{}"]:
+            await client.ask(text)
+            (error,) = client.read_json()
+            assert error["type"] == "error"
+            assert error["status"] == 400
+        for _ in range(11):
+            await client.ask("nonsense")
+        assert client.closing[0] == 1008
+
+
+# The end of a connection
+
+
+@scenario
+async def test_a_response_outlives_a_lost_connection_for_its_linger_time() -> None:
+    harness = Harness(limits=Limits(linger_s=30.0))
+    app = app_of(harness)
+    async with client_of(app) as client:
+        await client.ask(create(50))
+        harness.engine.step(3)
+        await client.settle()
+        frames = client.read_json()
+    response_id, last = id_of(frames), frames[-1]["sequence_number"]
+    await asyncio.sleep(29)
+    async with client_of(app, f"response_id={response_id}&starting_after={last}&stream_id=again") as client:
+        harness.finish()
+        await client.settle()
+        rest = client.read_json()
+    assert [frame["sequence_number"] for frame in rest] == list(range(last + 1, last + 1 + len(rest)))
+    assert {frame["stream_id"] for frame in rest} == {"again"}
+    prompt = harness.engine.submitted[0].prompt_ids
+    assert rest[-1]["response"]["output"][0]["content"][0]["text"] == oracle(prompt, 1, 50)
+
+
+@scenario
+async def test_nobody_comes_back_within_the_linger_time() -> None:
+    harness = Harness(limits=Limits(linger_s=30.0))
+    async with client_of(app_of(harness)) as client:
+        await client.ask(create(50))
+        response_id = id_of(client.read_json())
+    await asyncio.sleep(31)
+    assert await state(harness, response_id) == "cancelled"
+    harness.finish()
+    harness.check_idle()
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "headers", "status"),
+    [
+        (1000, {}, {}, "cancelled"),
+        (1005, {}, {}, "cancelled"),
+        (1001, {}, {}, "running"),  # a page that is reloaded
+        (1006, {}, {}, "running"),
+        (1000, {"background": True}, {}, "running"),
+        (1000, {}, {"x-tailrace-linger": "60"}, "running"),
+    ],
+)
+def test_a_client_that_says_goodbye_ends_its_responses(
+    code: int, fields: dict[str, Any], headers: dict[str, str], status: str
+) -> None:
+    async def main() -> None:
+        harness = Harness(limits=Limits(linger_s=30.0))
+        async with client_of(app_of(harness), headers=headers) as client:
+            await client.ask(create(50, **fields))
+            harness.engine.step(1)
+            await client.settle()
+            response_id = id_of(client.read_json())
+            client.disconnect(code)
+            await client.settle()
+            assert await state(harness, response_id) == status
+        for run in list(harness.generator.live):
+            run.cancel()
+        harness.finish()
+
+    run_scenario(main())
+
+
+@scenario
+async def test_a_response_that_somebody_else_reads_is_not_cancelled() -> None:
+    harness = Harness()
+    app = app_of(harness)
+    async with client_of(app) as other:
+        async with client_of(app) as client:
+            await client.ask(create(50))
+            harness.engine.step(1)
+            await client.settle()
+            response_id = id_of(client.read_json())
+            await other.ask({"type": "response.retrieve", "response_id": response_id})
+            client.disconnect(1000)
+            await client.settle()
+        assert await state(harness, response_id) == "running"
+        harness.finish()
+        await other.settle()
+        assert types(other.read_json())[-1] == "response.incomplete"
+
+
+# Owners
+
+
+@scenario
+async def test_another_owner_finds_nothing() -> None:
+    harness = Harness(limits=Limits(linger_s=30.0))
+    app = Owned(app_of(harness))
+    async with client_of(app, headers={"x-owner": "me"}) as mine, client_of(app, headers={"x-owner": "you"}) as yours:
+        await mine.ask(create(50))
+        harness.engine.step(1)
+        await mine.settle()
+        response_id = id_of(mine.read_json())
+        for command in (
+            {"type": "response.retrieve", "response_id": response_id},
+            {"type": "response.cancel", "response_id": response_id},
+            create(previous_response_id=response_id),
+        ):
+            await yours.ask(command)
+            (error,) = yours.read_json()
+            assert error["type"] == "error"
+            assert error["error"]["code"] in ("unknown_stream", "previous_response_not_found")
+        assert await state(harness, response_id, "me") == "running"
+        harness.finish()
+        await mine.settle()
+        # With one's own idempotency key nothing of another owner is found either.
+        await mine.ask(create(2, idempotency_key="k"))
+        harness.finish()
+        await mine.settle()
+        await yours.ask(create(2, idempotency_key="k"))
+        harness.finish()
+        await yours.settle()
+        assert id_of(mine.read_json()) != id_of(yours.read_json())
+
+
+@scenario
+async def test_an_owner_has_so_many_sockets_at_once() -> None:
+    app = Owned(app_of(Harness(), ws_owner_sockets=2))
+    async with client_of(app, headers={"x-owner": "me"}), client_of(app, headers={"x-owner": "me"}):
+        async with client_of(app, headers={"x-owner": "me"}) as third:
+            assert third.status == 429
+            assert json.loads(third.body)["error"]["code"] == "overloaded"
+            assert third.answer[b"retry-after"] == b"5"
+        async with client_of(app, headers={"x-owner": "you"}) as other:
+            assert other.status == 101
+        async with client_of(app) as first, client_of(app) as second, client_of(app) as third:
+            assert {first.status, second.status, third.status} == {101}  # nobody in particular
+    async with client_of(app, headers={"x-owner": "me"}) as again:
+        assert again.status == 101
+
+
+@pytest.mark.parametrize(
+    ("scopes", "may_create", "may_follow"),
+    [
+        (("read",), False, True),
+        (("generate",), True, False),
+        (("generate", "read"), True, True),
+        (("generate", "read", "wire:openai"), False, False),
+        (("generate", "read", "wire:responses", "model:other"), False, True),
+    ],
+)
+def test_a_key_does_what_its_scopes_allow(scopes: tuple[str, ...], may_create: bool, may_follow: bool) -> None:
+    async def main() -> None:
+        harness = Harness(limits=Limits(linger_s=30.0))
+        app = Owned(app_of(harness))
+        async with client_of(app, headers={"x-owner": "me"}) as whole:
+            await whole.ask(create(2))
+            harness.finish()
+            await whole.settle()
+            response_id = id_of(whole.read_json())
+        app.principals["me"] = Principal("me", "k", scopes)
+        async with client_of(app, headers={"x-owner": "me"}) as client:
+            await client.ask(create(2))
+            harness.finish()
+            await client.settle()
+            frames = client.read_json()
+            assert (frames[-1]["type"] == "response.incomplete") is may_create
+            assert may_create or (frames[-1]["status"], len(frames)) == (403, 1)
+            await client.ask({"type": "response.retrieve", "response_id": response_id})
+            frames = client.read_json()
+            assert (frames[-1]["type"] == "response.incomplete") is may_follow
+            assert may_follow or (frames[-1]["status"], len(frames)) == (403, 1)
+
+    run_scenario(main())
+
+
+@scenario
+async def test_a_ticket_follows_its_own_stream_only() -> None:
+    harness = Harness(limits=Limits(linger_s=30.0))
+    app = Owned(app_of(harness))
+    ids = []
+    async with client_of(app, headers={"x-owner": "me"}) as whole:
+        for _ in range(2):
+            await whole.ask(create(2))
+            harness.finish()
+            await whole.settle()
+            ids.append(id_of(whole.read_json()))
+    app.principals["me"] = Principal("me", "k", ("read",), ids[0].removeprefix("resp_"))
+    async with client_of(app, headers={"x-owner": "me"}) as client:
+        for response_id, last in zip(ids, ("response.incomplete", "error"), strict=True):
+            await client.ask({"type": "response.retrieve", "response_id": response_id})
+            assert types(client.read_json())[-1] == last
+
+
+@scenario
+async def test_a_server_that_stops_takes_no_new_ones() -> None:
+    harness = Harness()
+    async with client_of(app_of(harness)) as client:
+        harness.gate.drain(5.0)
+        await client.ask(create())
+        (error,) = client.read_json()
+        assert (error["status"], error["error"]["code"]) == (503, "draining")
