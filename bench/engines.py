@@ -222,9 +222,14 @@ def groups(options: argparse.Namespace) -> Iterator[list[Server]]:
     if options.vllm_python:
         own = [str(options.vllm_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(path), *dtype]
         own += ["--served-model-name", path.name, "--max-model-len", "8192", "--port", first]
+        share = str(options.gpu_memory)
+        own += ["--gpu-memory-utilization", share] if options.gpu_memory else []
+        ours = ["--gpu-memory", share] if options.gpu_memory else []
+        most = str(max(map(int, options.streams.split(","))))
+        ours += ["--max-sequences", most, "--max-concurrent-requests", most]  # vLLM's own defaults are more
         yield [
             Server("vLLM's server", path.name, int(first), own, {"VLLM_CPU_KVCACHE_SPACE": "2"}),
-            our_server(options.vllm_python, "vllm", path, second, *dtype),
+            our_server(options.vllm_python, "vllm", path, second, *dtype, *ours),
         ]
 
 
@@ -274,6 +279,7 @@ def main() -> None:
     parser.add_argument("--huggingface", type=Path, required=True, help="the model's directory; its tokenizer is used")
     parser.add_argument("--transformers", type=Path, help="the command `transformers`, installed with its server")
     parser.add_argument("--vllm-python", type=Path)
+    parser.add_argument("--gpu-memory", type=float, default=0.0, help="share of a GPU's memory for each vLLM")
     parser.add_argument("--before", type=Path, help="the interpreter of an environment with an earlier version")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--journal", default="disk", choices=["disk", "memory"])

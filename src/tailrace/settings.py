@@ -66,6 +66,12 @@ class Settings:
         "(cuda:1). Empty: the engine decides.",
     )
     gpus: int = _model_setting(1, "GPUs that vLLM splits one model across (tensor parallelism).", least=1, most=64)
+    gpu_memory: float = _model_setting(
+        0.0,
+        "Share of a GPU's memory that vLLM takes for weights, KV cache and computation, such as 0.4 for one of two "
+        "models on a GPU. 0: vLLM's own share, nearly all.",
+        most=1,
+    )
     kv_precision: str = _model_setting(
         "auto",
         "Number format of OpenVINO's KV cache. u8 is the smallest, f32 the most exact; auto is the library's default.",

@@ -214,6 +214,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         dtype="" if settings.dtype == "auto" else settings.dtype,
         kv_precision="" if settings.kv_precision == "auto" else settings.kv_precision,
         gpus=settings.gpus,
+        gpu_memory=settings.gpu_memory,
         prompt_lookup_tokens=settings.prompt_lookup_tokens,
         draft=str(source.draft.path) if source.draft is not None else "",
         draft_tokens=settings.draft_tokens,

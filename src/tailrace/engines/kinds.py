@@ -161,8 +161,8 @@ _PLURALS = {
 
 # Settings that not every engine has.
 OPTIONAL_SETTINGS = frozenset((
-    "adapter", "adapter_scale", "device", "draft", "draft_tokens", "dtype", "exact", "gpus", "kv_precision",
-    "kv_tokens", "max_step_tokens", "prefix_cache", "prompt_lookup_tokens", "threads", "weights",
+    "adapter", "adapter_scale", "device", "draft", "draft_tokens", "dtype", "exact", "gpu_memory", "gpus",
+    "kv_precision", "kv_tokens", "max_step_tokens", "prefix_cache", "prompt_lookup_tokens", "threads", "weights",
 ))  # fmt: skip
 
 

@@ -61,6 +61,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     weight_bits: Literal[0, 4, 8, 16] = 0  # of the weights; 0: those of the file
     kv_precision: str = ""  # of the KV cache; "": the library decides
     gpus: int = 1  # number of GPUs that share one model
+    gpu_memory: float = 0.0  # share of a GPU's memory to take; 0: the library decides
     prompt_lookup_tokens: int = 0  # speculative tokens per step, copied from earlier text
     draft: str = ""  # the path of a smaller model that writes speculative tokens
     draft_tokens: int = 0  # of them in each step; 0: as many as pay

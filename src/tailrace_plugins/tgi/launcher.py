@@ -75,7 +75,7 @@ FLAGS: dict[str, Flag] = {
     "weights-cache-override": Flag(note="becomes the variable HF_HUB_CACHE"),
     "validation-workers": Flag(note="not needed: long prompts are tokenized in other threads"),
     "cuda-graphs": Flag(note=_CUDA),
-    "cuda-memory-fraction": Flag(note=_CUDA),
+    "cuda-memory-fraction": Flag("--gpu-memory", "for vllm"),
     "disable-custom-kernels": Flag(note=_CUDA, has_value=False),
     "shard-uds-path": Flag(note=_SHARDS),
     "master-addr": Flag(note=_SHARDS),

@@ -16,7 +16,8 @@ ENGINE = Kind(
     extra="vllm",
     cls="tailrace_plugins.vllm.vllm_engine:VllmEngine",
     settings=(
-        "kv_tokens", "max_step_tokens", "prefix_cache", "threads", "adapter", "adapter_scale", "dtype", "gpus",
+        "kv_tokens", "max_step_tokens", "prefix_cache", "threads", "adapter", "adapter_scale", "dtype", "gpu_memory",
+        "gpus",
     ),
     reach=GUIDANCE,
     starts_processes=True,

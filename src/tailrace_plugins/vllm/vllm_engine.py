@@ -1,6 +1,6 @@
 """vLLM: the engine for GPUs, and for CPUs where its CPU build is installed.
 
-Properties of the library that matter here (0.32):
+Properties of the library that matter here (0.25 to 0.32):
 
 1. It computes in child processes of the worker, which do not notice when the worker is killed (`starts_processes` in
    kinds makes them end too). An asyncio loop receives their output. It runs inside `step` until there is output.
@@ -24,7 +24,6 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no telemetry
 
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
@@ -39,7 +38,7 @@ from tailrace_kit.adapters import Adapter, read_adapters
 from tailrace_kit.inner_loop import InnerLoop
 from tailrace_kit.scratch import scratch_directory
 from tailrace_plugins.vllm.vllm_adapters import RANKS, write_adapter
-from tailrace_plugins.vllm.vllm_names import set_bad_words
+from tailrace_plugins.vllm.vllm_names import REQUEST_ERRORS, set_bad_words
 
 __all__ = ["PARAMETERS", "VllmEngine"]
 
@@ -150,7 +149,7 @@ class VllmEngine:
         self.capabilities.check_length(sequence)
         try:
             params = _params(sequence.sampling, self._eos_token_ids)
-        except (VLLMClientError, ValueError, TypeError) as error:
+        except REQUEST_ERRORS as error:
             raise SequenceFailed(f"the engine rejected the request: {in_one_line(error)}") from error
         run = _Run(sequence)
         self._loop.begin(sequence.sequence_id, run, self._follow(run, sequence, params))
@@ -211,6 +210,8 @@ def _arguments(spec: EngineSpec, adapters: list[Adapter]) -> AsyncEngineArgs:
         }
         if spec.threads:
             os.environ["OMP_NUM_THREADS"] = str(spec.threads)
+    elif spec.gpu_memory:
+        more["gpu_memory_utilization"] = spec.gpu_memory
     if adapters:
         most = max(adapter.rank for adapter in adapters)
         more["enable_lora"] = True
@@ -235,8 +236,7 @@ def _arguments(spec: EngineSpec, adapters: list[Adapter]) -> AsyncEngineArgs:
 
 
 def _params(sampling: Sampling, eos_token_ids: list[int]) -> SamplingParams:
-    """Convert sampling parameters. Raises: the library's VLLMClientError, ValueError or TypeError for invalid
-    values."""
+    """Convert sampling parameters. Raises: one of REQUEST_ERRORS for invalid values."""
     grammar = None
     if sampling.grammar is not None:
         grammar = StructuredOutputsParams(grammar=to_guidance(sampling.grammar))

@@ -6,4 +6,4 @@ from tests.compat.checked import check_versions
 
 
 def test_versions() -> None:
-    check_versions("vllm", "0.30", "0.32", tests="tests/plugins/vllm")
+    check_versions("vllm", "0.25.1", "0.32", tests="tests/plugins/vllm")
