@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -16,6 +17,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 from tailrace.dialects import JsonBody
+from tailrace.server import is_deeper
 from tailrace_plugins.tool_loop.errors import ServerUnreachable
 from tailrace_plugins.tool_loop.guarded_http import GuardedTransport, is_public
 from tailrace_plugins.tool_loop.records import Called, ToolFacts
@@ -32,8 +34,10 @@ _IDLE_S = 300.0
 _MOST = 64  # connections
 _MOST_PAGES = 8
 _MOST_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_./:-]{0,61}")  # with its label, what a function's name may be
 _DESCRIPTION = 4096  # characters
 _SCHEMA_BYTES = 32_768
+_DEPTH = 32
 _NOT_DONE = (mcp_types.METHOD_NOT_FOUND, mcp_types.INVALID_PARAMS)  # the server has not tried it
 
 Transports = Callable[[], AbstractAsyncContextManager[Any]]  # Any: the SDK's streams
@@ -55,6 +59,7 @@ class McpConnection:
     def __init__(self, label: str, transport: AbstractAsyncContextManager[Any]) -> None:  # Any: the SDK's streams
         self.label = label
         self.num_users = 0
+        self.is_used = False  # whether it has listed its tools before
         self.idle_since_s = 0.0
         self._transport = transport
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
@@ -115,6 +120,7 @@ class McpConnection:
             logger.debug("The MCP server %s lists no tools.", self.label, exc_info=error)
             self.close()
             raise ServerUnreachable(f"The MCP server {self.label} does not list its tools.", param="tools") from None
+        self.is_used = True
         return list(found.values())
 
     async def call(self, item_id: str, name: str, arguments: JsonBody, *, limit_s: float, most_bytes: int) -> Called:
@@ -210,16 +216,13 @@ async def http_transport(url: str, headers: Mapping[str, str], *, is_foreign: bo
 
 
 def _facts(tool: mcp_types.Tool) -> ToolFacts | None:
-    """Return a tool, unless it is too large for a prompt."""
+    """Return a tool, unless it is too large for a prompt, or models cannot name it."""
     schema = tool.input_schema
-    try:
-        if len(json.dumps(schema)) > _SCHEMA_BYTES:
-            return None
-    except (ValueError, RecursionError):
+    if not _NAME.fullmatch(tool.name) or is_deeper(schema, _DEPTH) or len(json.dumps(schema)) > _SCHEMA_BYTES:
         return None
     annotations = tool.annotations
     hints = annotations.model_dump(by_alias=True, exclude_none=True, mode="json") if annotations is not None else None
-    if hints is not None and len(json.dumps(hints)) > _DESCRIPTION:
+    if hints is not None and (is_deeper(hints, _DEPTH) or len(json.dumps(hints)) > _DESCRIPTION):
         return None
     return ToolFacts(
         name=tool.name, description=_cut(tool.description or "", _DESCRIPTION), schema=schema, annotations=hints

@@ -12,17 +12,17 @@ import contextlib
 import logging
 import zlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from tailrace.dialects import JsonBody
 from tailrace.errors import RequestError, StorageError, TailraceError
-from tailrace.server import InnerAnswer, Server, StreamLog
+from tailrace.server import InnerAnswer, Server
 from tailrace_plugins.tool_loop.connections import McpConnection, protocol_error, unknown_outcome
-from tailrace_plugins.tool_loop.inner_events import read_events
 from tailrace_plugins.tool_loop.journal import Journal
+from tailrace_plugins.tool_loop.model import LoopModel, body_of_turn
 from tailrace_plugins.tool_loop.output import ModelTurn, Output
 from tailrace_plugins.tool_loop.records import Begun, Called, Calling, Ended, Planned, Step, ToolFacts, TurnEnded
 
@@ -30,11 +30,7 @@ __all__ = ["CallLimits", "Connect", "Loop"]
 
 logger = logging.getLogger("tailrace.mcp")
 
-_PATH = "/v1/responses"
-_LINGER_S = 600  # how long the stream of a turn goes on while its server starts again
 _RETRY_S = 1.0
-_FOR_NOW = (408, 429, 503, 507)  # with Retry-After
-_MOST_RETRIES = 20
 _MOST_TRIES = 3  # of a call that may be repeated
 
 Connect = Callable[[str], contextlib.AbstractAsyncContextManager[McpConnection]]
@@ -69,11 +65,9 @@ class Loop:
         self.has_ended = False
         self.refusal: InnerAnswer | TailraceError | None = None  # why the response has not begun at all
         self.num_readers = 0
-        self.headers: dict[str, str] = {}  # of the answer
         self.task: asyncio.Task[None] | None = None
         self.on_left: Callable[[Loop], None] = lambda loop: None
         self._journal = journal
-        self._server = server
         self._connect = connect
         self._limits = limits
         self._turns = [step for step in steps if isinstance(step, TurnEnded)]
@@ -86,7 +80,7 @@ class Loop:
         self._num_calls = 0
         self._is_held = self._is_out = False
         self._raw: list[JsonBody] = []  # events of the turn that runs
-        self._logs: list[StreamLog] = []
+        self._model = LoopModel(begun, server)
 
     # For readers
 
@@ -116,6 +110,11 @@ class Loop:
         if self.has_ended:
             return self.output.last
         return self.output.response("in_progress")
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Of the answer."""
+        return self._model.headers
 
     @property
     def is_begun(self) -> bool:
@@ -305,101 +304,34 @@ class Loop:
         if self._end is not None:
             await self._finish("", None)
             return None
-        async for event in self._asked(number):
+        async for event in self._model.events(number, self._body(number)):
             self._raw.append(event)
             self._open()
             self.output.feed(turn, event)
             self._wake()
         if turn.final is None:
-            if self.refusal is None:
-                await self._finish("failed", self._failure)
+            if self._is_new and not self.is_begun:
+                self.refusal = self._model.refusal
+                self._wake()
+            else:
+                await self._finish("failed", self._model.failure)
             return None
         await self._keep(_packed(self._raw))
         self._raw = []
         await self._drop_streams()
         return turn
 
+    def _body(self, number: int) -> JsonBody:
+        may_call = self._num_calls < self.begun.most_calls
+        if self.begun.body.get("conversation") is None:
+            return body_of_turn(self.begun, number, self.said, may_call=may_call)
+        return body_of_turn(self.begun, number, self._fresh, may_call=may_call)
+
     async def _drop_streams(self) -> None:
         """Delete the streams of turns: what matters of them is kept here. A conversation still reads its own."""
-        while self._logs and self.begun.body.get("conversation") is None:
+        if self.begun.body.get("conversation") is None:
             with contextlib.suppress(StorageError):
-                await self._server.drop(self._logs.pop())
-
-    async def _asked(self, number: int) -> AsyncIterator[JsonBody]:
-        """Ask the model, and yield the events of its answer once, however often the connection to its stream ends."""
-        headers = {
-            **self.begun.headers,
-            "idempotency-key": f"{self.begun.loop_id}-{number}",
-            "x-tailrace-linger": str(_LINGER_S),
-        }
-        body = msgspec.json.encode(self._body(number))
-        num_seen = num_retries = 0
-        while True:
-            wait_s = _RETRY_S
-            try:
-                async with self._server.begin(
-                    self.begun.sender, _PATH, body, headers=headers, logs=self._logs
-                ) as answer:
-                    if answer.status >= 400:
-                        content = b"".join([part async for part in answer.parts])
-                        if answer.status not in _FOR_NOW or num_retries == _MOST_RETRIES:
-                            self._refuse(InnerAnswer(answer.status, answer.headers, content), number)
-                            return
-                        wait_s = float(answer.headers.get("retry-after") or _RETRY_S)
-                        if self._is_new and not self.is_begun:
-                            self._refuse(InnerAnswer(answer.status, answer.headers, content), number)
-                            return
-                    else:
-                        self.headers = {
-                            name: one for name, one in answer.headers.items() if name == "x-tailrace-ignored"
-                        }
-                        async for event in read_events(answer.parts):
-                            if event["type"] in ("keepalive", "error") or event["sequence_number"] < num_seen:
-                                continue
-                            num_seen = event["sequence_number"] + 1
-                            yield event
-                            if event["type"] in ("response.completed", "response.incomplete", "response.failed"):
-                                return
-            except TailraceError as error:
-                self._refuse(error, number)
-                return
-            num_retries += 1
-            await asyncio.sleep(wait_s)
-
-    def _refuse(self, refusal: InnerAnswer | TailraceError, number: int) -> None:
-        """The model does not answer."""
-        if isinstance(refusal, TailraceError):
-            self._failure = {"code": refusal.code, "message": refusal.message}
-        else:
-            given = msgspec.json.decode(refusal.body)["error"]
-            self._failure = {"code": given.get("code") or "internal_error", "message": given.get("message", "")}
-        if self._is_new and not self.is_begun and number == 0:
-            self.refusal = refusal
-            self._wake()
-
-    _failure: JsonBody | None = None
-
-    def _body(self, number: int) -> JsonBody:
-        begun = self.begun
-        choice = begun.choice
-        if self._num_calls >= begun.most_calls:
-            choice = "none"
-        elif number and (choice == "required" or (isinstance(choice, dict) and choice.get("mode") != "auto")):
-            choice = "auto"  # a choice that forces a call is for the first turn
-        body = dict(begun.body)
-        body |= {"tools": [*begun.own_tools, *map(_namespace, begun.tools.items())], "stream": True, "store": False}
-        if choice is not None:
-            body["tool_choice"] = choice
-        if body.get("conversation") is None:
-            body["input"] = self.said
-            if begun.previous is not None:
-                body["previous_response_id"] = begun.previous
-        else:
-            body["input"] = self._fresh
-            conversation = body["conversation"]
-            if number and isinstance(conversation, dict):
-                body["conversation"] = conversation["id"]
-        return body
+                await self._model.drop_streams()
 
 
 def _packed(events: list[JsonBody]) -> TurnEnded:
@@ -414,13 +346,3 @@ def _function_call(call: Planned) -> JsonBody:
         "name": call.name,
         "arguments": call.arguments,
     }
-
-
-def _namespace(tools: tuple[str, list[ToolFacts]]) -> JsonBody:
-    """Return the tools of an MCP server as the model's wire takes them."""
-    label, facts = tools
-    functions = [
-        {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
-        for tool in facts
-    ]
-    return {"type": "namespace", "name": label, "tools": functions}

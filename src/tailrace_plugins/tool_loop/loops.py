@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 
 from msgspec.structs import replace
 from starlette.requests import Request
@@ -109,6 +110,7 @@ class Loops:
             raise UnknownLoop("The previous response has not ended.", param="previous_response_id")
         calls = await self._calls_in(sender.owner, body)
         said, decided, listed = asked.read_input(calls.get, tools)
+        headers = {tool.server_label: tool.all_headers for tool in asked.tools}
         begun = Begun(
             loop_id=new_loop_id(),
             sender=sender,
@@ -122,6 +124,7 @@ class Loops:
             tools=tools,
             listed=[label for label in tools if label not in listed],
             urls={tool.server_label: tool.server_url for tool in asked.tools if tool.server_url is not None},
+            with_secrets=[label for label, given in headers.items() if given],
             decided=[await self._unused(sender.owner, call) for call in decided],
             most_calls=min(asked.fields.max_tool_calls or self._most_calls, self._most_calls),
             is_background=bool(asked.fields.background),
@@ -130,7 +133,6 @@ class Loops:
             linger_s=_linger_of(request),
             claim=claim,
         )
-        headers = {tool.server_label: tool.all_headers for tool in asked.tools}
         self._check_room(sender.owner)
         self._journal.begin(begun, asked.digest)
         loop = Loop(begun, self._journal, self._server, self._connect(begun, headers), self._limits)
@@ -174,8 +176,16 @@ class Loops:
     async def _tools_of(self, request: Request, owner: str, tool: McpTool) -> list[ToolFacts]:
         """Return the tools of an MCP server that a request may have. Raises: RequestError, ServerUnreachable."""
         spec = self._allowed(request, tool)
-        async with self._connection(spec, tool.server_label, tool.server_url, tool.all_headers, owner) as connection:
-            found = await connection.tools()
+        connect = partial(self._connection, spec, tool.server_label, tool.server_url, tool.all_headers, owner)
+        async with connect() as connection:
+            is_old = connection.is_used
+            try:
+                found = await connection.tools()
+            except ServerUnreachable:
+                if not is_old:
+                    raise
+                async with connect() as fresh:  # the server may have left meanwhile
+                    found = await fresh.tools()
         return [
             replace(one, needs_approval=tool.needs_approval(one))
             for one in found
@@ -234,23 +244,27 @@ class Loops:
     # Running
 
     def _connect(self, begun: Begun, headers: Mapping[str, Mapping[str, str]]) -> Connect:
-        owner = begun.sender.owner
+        sender = begun.sender
 
         def connect(label: str) -> contextlib.AbstractAsyncContextManager[McpConnection]:
-            url = begun.urls.get(label)
-            if url is None and label not in self._specs:
-                raise ServerUnreachable("The server's file does not name it any more.", param="tools")
-            return self._connection(self._specs.get(label), label, url, headers.get(label), owner)
+            """Raises: RequestError if the server may not be used, or not any more."""
+            url, spec = begun.urls.get(label), self._specs.get(label)
+            if url is not None:
+                check_url(url, self._hosts, "tools")
+                if label in begun.with_secrets and label not in headers:
+                    text = "The headers for its server were not kept when this server started again."
+                    raise ServerUnreachable(text, param="tools")
+            elif spec is None or not spec.may_use(sender.owner, sender.key_id):
+                raise Forbidden("This key may not use its server any more.", param="tools")
+            return self._connection(spec, label, url, headers.get(label, {}), sender.owner)
 
         return connect
 
     @contextlib.asynccontextmanager
     async def _connection(
-        self, spec: McpServer | None, label: str, url: str | None, headers: Mapping[str, str] | None, owner: str
+        self, spec: McpServer | None, label: str, url: str | None, headers: Mapping[str, str], owner: str
     ) -> AsyncIterator[McpConnection]:
         if url is not None:
-            if headers is None:
-                raise ServerUnreachable("The headers for its server are not kept when this server starts again.")
             async with self._connections.of_url(label, url, headers) as connection:
                 yield connection
         else:

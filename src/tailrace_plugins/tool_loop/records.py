@@ -91,6 +91,7 @@ class Begun(msgspec.Struct, tag=1, kw_only=True):
     tools: dict[str, list[ToolFacts]]
     listed: list[str]  # the servers whose tools are listed in the output
     urls: dict[str, str]  # of the servers that the request itself named
+    with_secrets: list[str]  # of them, those whose requests have headers of the client, which are not kept
     decided: list[Planned]
     most_calls: int
     is_background: bool

@@ -1,8 +1,8 @@
 """An MCP server over stdio whose calls are counted: each one is a line of a file, written before the answer.
 
 It needs no package, so it starts at once. `python counting_server.py FILE [TOOLS]`: TOOLS is a file with other tools.
-A tool's arguments may say what happens: `kill` before or after the call is counted ends the parent, the server that
-calls; `exit` ends this program; `sleep_s` waits; `bytes` is the length of the answer.
+A tool's arguments may say what happens: `kill` ends the parent, the server that calls, before or after the call is
+counted, but only at the first such call; `exit` ends this program; `sleep_s` waits; `bytes` is the answer's length.
 """
 
 from __future__ import annotations
@@ -36,9 +36,7 @@ TOOLS: list[Json] = [
 
 
 def main() -> None:
-    counts, tools = Path(sys.argv[1]), TOOLS
-    if len(sys.argv) > 2:
-        tools = json.loads(Path(sys.argv[2]).read_text())
+    counts = Path(sys.argv[1])
     for line in sys.stdin:
         message = json.loads(line)
         if "id" not in message:
@@ -52,7 +50,8 @@ def main() -> None:
                     "serverInfo": {"name": "counting", "version": "1"},
                 }
             case "tools/list":
-                answer["result"] = {"tools": tools}
+                own = json.loads(Path(sys.argv[2]).read_text()) if len(sys.argv) > 2 else TOOLS
+                answer["result"] = {"tools": own}
             case "tools/call":
                 answer["result"] = _called(counts, message["params"])
             case _:
@@ -63,12 +62,15 @@ def main() -> None:
 
 def _called(counts: Path, params: Json) -> Json:
     given = params.get("arguments") or {}
-    if given.get("kill") == "before":
+    is_first = not counts.with_suffix(".killed").exists()
+    if given.get("kill"):
+        counts.with_suffix(".killed").touch()
+    if given.get("kill") == "before" and is_first:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(3600)
     with counts.open("a") as file:
         file.write(json.dumps([params["name"], given]) + "\n")
-    if given.get("kill") == "after":
+    if given.get("kill") == "after" and is_first:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(3600)
     if given.get("exit"):

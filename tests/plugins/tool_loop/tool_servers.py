@@ -11,7 +11,7 @@ from openai import OpenAI
 from openai.types.responses import Response
 from openai.types.responses.response_output_item import McpApprovalRequest, McpCall
 from tests.api.process import Server
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, until
 
 __all__ = ["COUNTING", "Json", "Tools", "asks_of", "calls_of", "client_of"]
 
@@ -60,6 +60,9 @@ class Tools:
         """Return the names of the tools that were called, in order."""
         lines = self.counts.read_text().splitlines() if self.counts.exists() else []
         return [json.loads(line)[0] for line in lines]
+
+    def wait_counted(self, number: int) -> None:
+        until(lambda: len(self.counted()) >= number)
 
 
 def client_of(server: Server, **more: Any) -> OpenAI:  # Any: of each option

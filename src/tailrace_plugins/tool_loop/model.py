@@ -1,0 +1,132 @@
+"""Turns of the model: each is a request that the server sends to itself, in the name of the client.
+
+It has an idempotency key. So after the death of the server the same turn finds its stream, wherever that is by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+
+import msgspec
+
+from tailrace.dialects import JsonBody
+from tailrace.errors import TailraceError
+from tailrace.server import InnerAnswer, Server, StreamLog
+from tailrace_plugins.tool_loop.inner_events import read_events
+from tailrace_plugins.tool_loop.records import Begun, ToolFacts
+
+__all__ = ["LoopModel", "body_of_turn"]
+
+_PATH = "/v1/responses"
+_LINGER_S = 600  # how long the stream of a turn goes on while its server starts again
+_RETRY_S = 1.0
+_FOR_NOW = (408, 429, 503, 507)  # with Retry-After
+_MOST_RETRIES = 20
+_IGNORED = "x-tailrace-ignored"
+_FINAL = ("response.completed", "response.incomplete", "response.failed")
+
+
+class LoopModel:
+    """The model of one response."""
+
+    def __init__(self, begun: Begun, server: Server) -> None:
+        self.headers: Mapping[str, str] = {}  # for the answer to the client
+        self.refusal: InnerAnswer | TailraceError | None = None  # why the last turn did not begin
+        self._begun = begun
+        self._server = server
+        self._logs: list[StreamLog] = []
+
+    async def events(self, number: int, body: JsonBody) -> AsyncIterator[JsonBody]:
+        """Ask the model, and yield the events of its answer once, however often the connection to its stream ends. If
+        it is refused, there is no final event."""
+        headers = {
+            **self._begun.headers,
+            "idempotency-key": f"{self._begun.loop_id}-{number}",
+            "x-tailrace-linger": str(_LINGER_S),
+        }
+        encoded, num_seen = msgspec.json.encode(body), 0
+        for attempt in range(_MOST_RETRIES + 1):
+            try:
+                async with self._server.begin(
+                    self._begun.sender, _PATH, encoded, headers=headers, logs=self._logs
+                ) as answer:
+                    if answer.status >= 400:
+                        content = b"".join([part async for part in answer.parts])
+                        self.refusal = InnerAnswer(answer.status, answer.headers, content)
+                    else:
+                        self.headers = {name: one for name, one in answer.headers.items() if name == _IGNORED}
+                        async for event in read_events(answer.parts):
+                            if event["type"] in ("keepalive", "error") or event["sequence_number"] < num_seen:
+                                continue
+                            num_seen = event["sequence_number"] + 1
+                            yield event
+                            if event["type"] in _FINAL:
+                                return
+                        self.refusal = None
+            except TailraceError as error:
+                self.refusal = error
+            if not self._may_retry(number, num_seen, attempt):
+                return
+            await asyncio.sleep(self._wait_s())
+
+    def _may_retry(self, number: int, num_seen: int, attempt: int) -> bool:
+        """Return whether the same may succeed later. A client whose request does not begin tries again itself."""
+        if attempt == _MOST_RETRIES:
+            return False
+        if self.refusal is None:
+            return True
+        is_first = not (number or num_seen or self._begun.decided)
+        return isinstance(self.refusal, InnerAnswer) and self.refusal.status in _FOR_NOW and not is_first
+
+    def _wait_s(self) -> float:
+        given = self.refusal.headers.get("retry-after", "") if isinstance(self.refusal, InnerAnswer) else ""
+        return float(given) if given.isdigit() else _RETRY_S
+
+    @property
+    def failure(self) -> JsonBody:
+        """The error of a response whose turn did not come to its end."""
+        if isinstance(self.refusal, InnerAnswer):
+            given = msgspec.json.decode(self.refusal.body)["error"]
+            return {"code": given.get("code") or "internal_error", "message": given.get("message", "")}
+        if self.refusal is not None:
+            return {"code": self.refusal.code, "message": self.refusal.message}
+        return {"code": "internal_error", "message": "The model did not end its answer."}
+
+    async def drop_streams(self) -> None:
+        """Delete the streams of the turns. Raises: StorageError."""
+        while self._logs:
+            await self._server.drop(self._logs.pop())
+
+
+def body_of_turn(begun: Begun, number: int, said: Sequence[JsonBody], *, may_call: bool) -> JsonBody:
+    """Return the request of a turn. `said` has all items so far, or in a conversation those that it does not have."""
+    choice = begun.choice
+    if not may_call:
+        choice = "none"
+    elif number and (choice == "required" or (isinstance(choice, dict) and choice.get("mode") != "auto")):
+        choice = "auto"  # a choice that forces a call is for the first turn
+    body = dict(begun.body)
+    body |= {
+        "input": said,
+        "tools": [*begun.own_tools, *map(_namespace, begun.tools.items())],
+        "stream": True,
+        "store": False,
+    }
+    if choice is not None:
+        body["tool_choice"] = choice
+    if begun.previous is not None:
+        body["previous_response_id"] = begun.previous
+    if number and isinstance(body.get("conversation"), dict):
+        body["conversation"] = body["conversation"]["id"]  # the turn before is its newest one
+    return body
+
+
+def _namespace(tools: tuple[str, list[ToolFacts]]) -> JsonBody:
+    """Return the tools of an MCP server as the model's wire takes them."""
+    label, facts = tools
+    functions = [
+        {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
+        for tool in facts
+    ]
+    return {"type": "namespace", "name": label, "tools": functions}
