@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.api.forks import run_text
 from tests.api.process import TAILRACE, environment
 
 from tailrace.access.quota import Quota
@@ -21,10 +22,7 @@ from tailrace.records.request_store import RequestStore
 
 
 def _tailrace(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TAILRACE, *words, "--database", f"sqlite:///{directory / 'records.sqlite'}"],
-        capture_output=True, text=True, env=environment(), check=False, timeout=120,
-    )  # fmt: skip
+    return run_text([TAILRACE, *words, "--database", f"sqlite:///{directory / 'records.sqlite'}"], environment())
 
 
 @pytest.fixture

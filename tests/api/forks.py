@@ -1,8 +1,8 @@
-"""Starts servers as forks of a process that has imported what they import.
+"""Starts servers and commands as forks of a process that has imported what they import.
 
 Imports are half of the processor time of a start, and the tests start servers several hundred times. A fork runs the
 same command from its first line on, with its own arguments, environment, directory, session and descriptors, and is a
-child of the process of tests. The program itself is started by tests of commands, by tests that change what the
+child of the process of tests. The program itself is started by tests of its start, by tests that change what the
 interpreter or a library reads at its start, and with TAILRACE_TESTS_FORK=0, as in `make test-deep`.
 """
 
@@ -27,25 +27,29 @@ from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
 from pkgutil import walk_packages
+from tempfile import TemporaryFile
 from typing import Any, TextIO
 
-__all__ = ["Fork", "start"]
+__all__ = ["Fork", "run", "run_text", "start"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES = 2**17  # of a command and its environment
-_READ_AT_THE_START = re.compile("PYTHON|LD_|GLIBC_|MALLOC_|OMP_|FAKETIME|FAULT_")  # by the interpreter and by libraries
+_READ_AT_THE_START = re.compile(
+    "PYTHON|LD_|GLIBC_|MALLOC_|OMP_|HF_|FAKETIME|FAULT_"
+)  # by the interpreter and by libraries
 _MODULES = (
-    "platformdirs.unix", "sqlalchemy.dialects.sqlite", "tailrace.api.lifecycle", "tailrace.cli.pull",
-    "tailrace.cli.serve", "tailrace.cli.windows", "tailrace.records.conversation_store",
+    "platformdirs.unix", "sqlalchemy.dialects.sqlite", "tailrace.api.lifecycle", "tailrace.cli.logs",
+    "tailrace.cli.ps", "tailrace.cli.pull", "tailrace.cli.serve", "tailrace.cli.windows",
+    "tailrace.records.conversation_store",
     "tailrace.records.kept_images", "tailrace.records.kept_streams", "tailrace.records.key_store",
     "tailrace.records.request_log", "tailrace.records.service", "tailrace.records.session_store",
-    "tailrace_outer.apps.command",
+    "tailrace_outer.admin.keys", "tailrace_outer.admin.usage", "tailrace_outer.apps.command",
     "tailrace_outer.apps.front", "tailrace_outer.apps.host", "tailrace_outer.apps.on_ray.spec",
     "tailrace_outer.apps.targets", "tailrace_plugins.otlp.exporting", "uvicorn.lifespan.off", "uvloop", "yaml",
 )  # fmt: skip
 _PACKAGES = (
     "tailrace_outer.conversations", "tailrace_outer.scripted", "tailrace_plugins.batches",
-    "tailrace_plugins.durable_streams",
+    "tailrace_plugins.durable_streams", "tailrace_plugins.terminal_chat", "tailrace_plugins.top",
 )  # fmt: skip
 _GROUPS = ("app_folders", "conversation_formats", "engines", "extensions", "places", "wires")
 
@@ -54,20 +58,59 @@ def start(
     command: Sequence[str], environment: Mapping[str, str], directory: Path | None
 ) -> subprocess.Popen[str] | Fork:
     """Start a command of tailrace in its own session, with a pipe for its stderr. Its stdin and stdout are empty."""
-    if sys.platform == "linux" and os.environ.get("TAILRACE_TESTS_FORK") != "0":
-        origin = _origin(os.getpid())
-        if origin.fits(command, environment):
-            return origin.fork(command, environment, directory)
+    if origin := _origin_of(command, environment):
+        reading, writing = os.pipe()
+        with open(os.devnull, "r+b") as empty:
+            pid = origin.fork(command, environment, directory, (empty.fileno(), empty.fileno(), writing))
+        os.close(writing)
+        return Fork(pid, command, open(reading, encoding="utf-8"))
     return subprocess.Popen(
         command, cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True, env=environment, start_new_session=True,
     )  # fmt: skip
 
 
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    directory: Path | None = None,
+    stdin: bytes = b"",
+    timeout_s: float = 120.0,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command of tailrace to its end. Raises: subprocess.TimeoutExpired."""
+    origin = _origin_of(command, environment)
+    if origin is None:
+        return subprocess.run(
+            command, cwd=directory, env=environment, input=stdin, capture_output=True, timeout=timeout_s, check=False
+        )
+    with TemporaryFile() as given, TemporaryFile() as out, TemporaryFile() as err:
+        given.write(stdin)
+        given.seek(0)
+        pid = origin.fork(command, environment, directory, (given.fileno(), out.fileno(), err.fileno()))
+        fork = Fork(pid, command)
+        try:
+            status = fork.wait(timeout_s)
+        finally:
+            fork.kill()
+            fork.wait()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(list(command), status, out.read(), err.read())
+
+
+def run_text(
+    command: Sequence[str], environment: Mapping[str, str], *, directory: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """As `run`, with text."""
+    done = run(command, environment, directory=directory)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
 class Fork:
     """What tests use of `subprocess.Popen`."""
 
-    def __init__(self, pid: int, args: Sequence[str], stderr: TextIO) -> None:
+    def __init__(self, pid: int, args: Sequence[str], stderr: TextIO | None = None) -> None:
         self.pid = pid
         self.args = args
         self.stderr = stderr
@@ -122,15 +165,28 @@ class _Origin:
         program = Path(sys.executable).parent / "tailrace"
         return command[0] == str(program) and _read_at_the_start(environment) == self._environment
 
-    def fork(self, command: Sequence[str], environment: Mapping[str, str], directory: Path | None) -> Fork:
+    def fork(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        directory: Path | None,
+        descriptors: tuple[int, int, int],
+    ) -> int:
+        """Return the process id of a fork. The descriptors become its stdin, stdout and stderr."""
         wanted = [list(command), dict(environment), str((directory or Path()).absolute())]
-        reading, writing = os.pipe()
         with self._asking:
-            socket.send_fds(self._socket, [json.dumps(wanted).encode()], [writing])
-            os.close(writing)
+            socket.send_fds(self._socket, [json.dumps(wanted).encode()], descriptors)
             pid = self._socket.recv(100)
         assert pid, f"the process that is forked ended with {self._process.wait()}"
-        return Fork(int(pid), command, open(reading, encoding="utf-8"))
+        return int(pid)
+
+
+def _origin_of(command: Sequence[str], environment: Mapping[str, str]) -> _Origin | None:
+    """Return the process to fork; None if the program has to be started."""
+    if sys.platform != "linux" or os.environ.get("TAILRACE_TESTS_FORK") == "0":
+        return None
+    origin = _origin(os.getpid())
+    return origin if origin.fits(command, environment) else None
 
 
 @cache
@@ -148,7 +204,7 @@ def _import() -> None:
         import_module(name)
     for group in _GROUPS:
         for point in entry_points(group=f"tailrace.{group}"):
-            with contextlib.suppress(ImportError):
+            with contextlib.suppress(ImportError, AttributeError):
                 point.load()
     assert import_module("tailrace.http.wires").ServedWires().all  # which are then known to be sound
 
@@ -156,7 +212,7 @@ def _import() -> None:
 def _next_fork(control: socket.socket) -> None:
     """Return in each fork, which then has its command in `sys.argv`. The process itself ends with `control`."""
     while True:
-        message, descriptors, *_ = socket.recv_fds(control, _MOST_BYTES, 1)
+        message, descriptors, *_ = socket.recv_fds(control, _MOST_BYTES, 3)
         if not message:
             os._exit(0)
         reading, writing = os.pipe()
@@ -166,20 +222,21 @@ def _next_fork(control: socket.socket) -> None:
                 os._exit(0)
             for descriptor in (reading, writing, control.detach()):
                 os.close(descriptor)
-            return _begin(descriptors[0], *json.loads(message))
+            return _begin(descriptors, *json.loads(message))
         os.waitpid(parent, 0)
         control.send(os.read(reading, 100))
         for descriptor in (reading, writing, *descriptors):
             os.close(descriptor)
 
 
-def _begin(stderr: int, command: list[str], environment: dict[str, str], directory: str) -> None:
+def _begin(descriptors: list[int], command: list[str], environment: dict[str, str], directory: str) -> None:
     os.setsid()
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    os.dup2(stderr, 2)
-    os.close(stderr)
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     sys.argv = command
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.api.forks import run_text
 from tests.api.oracle import Answer
 from tests.api.process import TAILRACE, Server, environment
 from tests.waiting import LONG_S, until
@@ -26,9 +27,7 @@ _FAST = "scripted:tokens_per_s=400"
 
 
 def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TAILRACE, *arguments], env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False
-    )
+    return run_text([TAILRACE, *arguments], environment())
 
 
 def _begin(server: Server, answer: Answer) -> str:

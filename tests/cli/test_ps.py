@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.api.forks import run_text
 from tests.api.oracle import Answer
 from tests.api.process import TAILRACE, Server, environment
 from tests.client.openai_server import OpenAIServer
@@ -20,9 +21,7 @@ _ENDLESS = {"prompt": "Hi.", "max_tokens": 60_000}
 
 
 def _run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TAILRACE, *arguments], env=environment() | variables, capture_output=True, text=True, timeout=50, check=False
-    )
+    return run_text([TAILRACE, *arguments], environment() | variables)
 
 
 @pytest.fixture(scope="module")

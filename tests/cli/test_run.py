@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.api.forks import run_text
 from tests.api.process import TAILRACE, environment
 from tests.apps.process import AppServer, Forgiving, write
 from tests.waiting import LONG_S
@@ -77,10 +78,7 @@ def test_a_failing_start_is_an_error_of_one_line(what: str, tmp_path: Path) -> N
     (tmp_path / "folder").mkdir()
     for name, source in _MODULES.items():
         write(tmp_path, f"{name}.py", source)
-    command = [TAILRACE, "run", *target.split(), "--port", "0"]
-    ran = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False
-    )
+    ran = run_text([TAILRACE, "run", *target.split(), "--port", "0"], environment(), directory=tmp_path)
     assert ran.returncode == 1
     last = ran.stderr.rstrip().splitlines()[-1]
     assert last.startswith("tailrace: ")
@@ -97,7 +95,7 @@ def test_an_app_that_never_ran_leaves_no_journal(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     command = [TAILRACE, "run", "nope2:app", "--port", port]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=LONG_S)
+    done = run_text(command, variables, directory=tmp_path)
     assert "There is no module nope2" in done.stderr
     assert list((tmp_path / "home").rglob("journal*")) == []
 

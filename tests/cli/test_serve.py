@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
+from tests.api.forks import run_text
 from tests.api.process import TAILRACE, Server, environment
 from tests.missing import missing_reason
 from tests.waiting import LONG_S
@@ -222,7 +223,7 @@ def test_errors_of_every_verb_have_one_prefix(verb: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     for arguments in (["--frobnicate"], ["./gone.gguf"], ["a", "b", "c"]):
         command = [TAILRACE, verb, *arguments]
-        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False)
+        ran = run_text(command, environment())
         assert ran.returncode in (1, 2)
         assert ran.stderr.splitlines()[-1].startswith("tailrace: "), ran.stderr
         assert "Error:" not in ran.stderr

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+from tests.api.forks import run_text
 from tests.api.process import TAILRACE, Server, environment
 from tests.plugins.batches.chat_rows import chat_file, chat_row, client_of, expected
 from tests.waiting import LONG_S, until
@@ -18,8 +19,7 @@ def _command(server: Server, *arguments: str) -> list[str]:
 
 
 def _run(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = _command(server, *arguments)
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=LONG_S, check=False)
+    return run_text(_command(server, *arguments), environment())
 
 
 def _texts(path: Path) -> list[str]:

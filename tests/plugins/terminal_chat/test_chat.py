@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.api.forks import run
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
 from tests.client.openai_server import OpenAIServer
@@ -37,10 +38,7 @@ def _command(url: str, *arguments: str) -> list[str]:
 
 
 def _run(url: str, *arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        _command(url, *arguments), input=stdin.encode(), env=environment() | variables, capture_output=True, timeout=50,
-        check=False,
-    )  # fmt: skip
+    return run(_command(url, *arguments), environment() | variables, stdin=stdin.encode())
 
 
 def _expected(prompt: str, count: int = _COUNT, seed: int = 7) -> bytes:

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from tests.api.forks import run_text
 from tests.api.own_keys import key_of
 from tests.api.process import TAILRACE, Server, environment
 from tests.plugins.terminal_chat.pty_process import terminal
 
 
 def _run(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [TAILRACE, "top", "--once", "--every", "0.3", *flags]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
+    return run_text([TAILRACE, "top", "--once", "--every", "0.3", *flags], environment())
 
 
 def test_it_follows_a_server_in_a_terminal(paced: Server) -> None:
