@@ -44,6 +44,10 @@ class InnerLoop(Generic[_Run]):
         """Whether a sequence has to end in this step."""
         return any(run.is_aborted for run in self.runs.values())
 
+    def return_for(self, descriptor: int) -> None:
+        """Let `run` return when a descriptor can be read: see `tailrace.engines.interface.Waiting`."""
+        self._loop.add_reader(descriptor, self.wake)
+
     def begin(self, sequence_id: int, run: _Run, follow: Coroutine[object, object, None]) -> None:
         run.task = self._loop.create_task(follow)
         self.runs[sequence_id] = run
@@ -56,7 +60,7 @@ class InnerLoop(Generic[_Run]):
             run.task.cancel()
 
     def run(self, timeout_s: float) -> None:
-        """Run the loop until a task calls `wake`, or for `timeout_s`."""
+        """Run the loop until a task calls `wake`, a descriptor of `return_for` can be read, or for `timeout_s`."""
         timer = self._loop.call_later(timeout_s, self._loop.stop)
         self._is_running = True
         self._loop.run_forever()

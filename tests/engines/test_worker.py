@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -324,6 +325,50 @@ def test_an_engine_that_hangs_does_not_seem_to_make_progress() -> None:
         running.join(LONG_S)
     said = [frame.progress for frame in frames[:5] if isinstance(frame, Frame)]
     assert said == [[Prefill(1, 4)], [Prefill(1, 8)], [], [], []]
+
+
+class _Patient:
+    """An engine that waits for what never comes."""
+
+    capabilities = Capabilities("patient", 100, 100, 1, 1, frozenset(), True, waits=True)
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+        self._descriptor = -1
+        self._got: list[int] = []
+
+    def return_for(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def submit(self, sequence: Sequence) -> None:
+        self._got.append(sequence.sequence_id)
+
+    def abort(self, sequence_id: int) -> None: ...
+    def close(self) -> None: ...
+
+    def step(self) -> list[Delta]:
+        self.waits.set()
+        select.select([self._descriptor], [], [], 2 * LONG_S)
+        deltas = [Delta(sequence_id, 0, (7,)) for sequence_id in self._got]
+        self._got.clear()
+        return deltas
+
+
+def test_a_step_that_waits_returns_for_new_work() -> None:
+    ours, theirs = socket.socketpair()
+    engine = _Patient()
+    with ours, theirs:
+        running = threading.Thread(target=_run_until_closed, args=(engine, theirs))
+        running.start()
+        ours.settimeout(LONG_S)
+        ours.sendall(encode(Submit(make_sequence(1))))
+        assert engine.waits.wait(LONG_S)
+        ours.sendall(encode(Submit(make_sequence(2))))
+        frame = next(decode_from_worker(body) for body in FrameBuffer().feed(ours.recv(1 << 16)))
+        ours.shutdown(socket.SHUT_RDWR)
+        running.join(LONG_S)
+    assert isinstance(frame, Frame)
+    assert frame.deltas[0].sequence_id == 1
 
 
 def _run_until_closed(engine: Engine, ours: socket.socket) -> None:

@@ -51,6 +51,7 @@ class Capabilities:
     parameters: frozenset[str]  # supported fields of `Sampling`
     exact: bool  # a sequence that runs again with the same `schedule` gives the same ids, whatever runs beside it
     reports_progress: bool = False  # it is also `Reporting`
+    waits: bool = False  # it is also `Waiting`
     # The segments that a prompt may have: token_ids, text, and media types of attachments, such as image/png.
     takes: frozenset[str] = frozenset({"token_ids"})
     sees: bool = False  # it is also `Seeing`
@@ -171,6 +172,14 @@ class Reporting(Protocol):
     def progress(self) -> list[Prefill]:
         """Return how much is read of each prompt, after a step. Sequences that have tokens or have ended are left out,
         and so may be those whose prompt is not begun."""
+
+
+class Waiting(Protocol):
+    """An engine whose step waits for what others compute: another server, or processes of its library."""
+
+    def return_for(self, descriptor: int) -> None:
+        """Called once, before the first step. A step that waits returns as soon as `descriptor` can be read: work has
+        come, which those others can take at once."""
 
 
 class Sight(msgspec.Struct, frozen=True, array_like=True):

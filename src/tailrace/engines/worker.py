@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from tailrace.engines import load_engine
 from tailrace.engines.huge_pages import move_to_huge_pages
-from tailrace.engines.interface import Delta, Engine, Prefill, Reporting, Seeing, Sequence
+from tailrace.engines.interface import Delta, Engine, Prefill, Reporting, Seeing, Sequence, Waiting
 from tailrace.engines.kinds import find_kind
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
@@ -60,6 +60,9 @@ class WorkerLink:
         self._buffer = FrameBuffer()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
 
     def receive(self, *, wait: bool) -> Iterator[ToWorker]:
         """Yield the received messages. With `wait`, blocks until bytes arrive.
@@ -129,6 +132,8 @@ def run(engine: Engine, link: WorkerLink, epoch: int) -> None:
     attachments: dict[str, bytes] = {}  # by digest
     step = 0
     reports = _Reports(engine)
+    if engine.capabilities.waits:
+        cast("Waiting", engine).return_for(link.fileno())
     small_pages = move_to_huge_pages()  # one by one, while nothing runs: nobody waits for them after a crash
     while True:
         deltas: list[Delta] = []

@@ -122,9 +122,13 @@ class UpstreamEngine:
             parameters=PARAMETERS[self._address.kind],
             exact=False,
             reports_progress=self._address.kind == "llamacpp",
+            waits=True,
             # Token ids are those of its own answers. Images are passed on in a chat, in the form in which they came.
             takes=frozenset({"text", "token_ids", *(f"image/{name}" for name in ("gif", "jpeg", "png", "webp"))}),
         )
+
+    def return_for(self, descriptor: int) -> None:
+        self._loop.return_for(descriptor)
 
     def submit(self, sequence: Sequence) -> None:
         if sequence.num_prompt_tokens > self.capabilities.context_tokens:

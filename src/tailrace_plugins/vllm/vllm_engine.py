@@ -142,8 +142,12 @@ class VllmEngine:
             max_sequences=spec.max_sequences,
             parameters=PARAMETERS,
             exact=False,
+            waits=True,
         )
         self._warm_up()
+
+    def return_for(self, descriptor: int) -> None:
+        self._loop.return_for(descriptor)
 
     def submit(self, sequence: Sequence) -> None:
         self.capabilities.check_length(sequence)
