@@ -1,5 +1,5 @@
 """Models as Hugging Face directories: a tiny one, the default one converted from its GGUF file; and the
-default one with the chat template of a reasoning model, or with tokens for infill."""
+default one with the chat template of a reasoning model or of one with tools, or with tokens for infill."""
 
 from __future__ import annotations
 
@@ -122,6 +122,17 @@ _THINKING = (
 )
 
 
+# With tools and calls in the format of Hermes.
+_CALLING = (
+    "{% if tools %}<|im_start|>system\nTools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    'A call: <tool_call>\n{"name": NAME, "arguments": ARGUMENTS}\n</tool_call><|im_end|>\n{% endif %}'
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}{% if not loop.first %}\n{% endif %}"
+    "<tool_call>\n{{ call.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 # Tokens of the default model, which texts do not have, and what they are called here.
 _INFILL = {"<reponame>": "<fim_prefix>", "<gh_stars>": "<fim_suffix>", "<issue_start>": "<fim_middle>"}
 
@@ -130,6 +141,12 @@ _INFILL = {"<reponame>": "<fim_prefix>", "<gh_stars>": "<fim_suffix>", "<issue_s
 def smollm2_thinking() -> Path:
     """Return the default model with a chat template that has reasoning markers. Made once, in five seconds."""
     return _changed("thinking", "tokenizer.chat_template", lambda _: _THINKING, _THINKING)
+
+
+@pytest.fixture(scope="session")
+def smollm2_calling() -> Path:
+    """Return the default model with a chat template that has tools. Made once, in five seconds."""
+    return _changed("calling", "tokenizer.chat_template", lambda _: _CALLING, _CALLING)
 
 
 @pytest.fixture(scope="session")

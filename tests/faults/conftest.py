@@ -8,8 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.checkpoints import smollm2_calling, smollm2_thinking
 from tests.missing import skip_missing
+from tests.seeing import seeing_dir
 from tests.waiting import LONG_S
+
+__all__ = ["seeing_dir", "smollm2_calling", "smollm2_thinking"]
 
 _SOURCE = Path(__file__).parent / "shim.c"
 

@@ -35,7 +35,7 @@ from tailrace.types import End, Event
 __all__ = ["Kept", "Resources", "Seen", "check", "read_journal", "seq_of", "status_of"]
 
 _REST_S = 0.2
-_ENDS = re.compile(rb"event: ([a-z]+)\n")
+_ENDS = re.compile(rb"event: (done|error|cancelled|interrupted)\n")
 _ID = re.compile(rb"^id: (.+)-([0-9]+)$", re.MULTILINE)
 _CONTINUITY = re.compile(rb',"continuity":"([a-z]+)"')
 

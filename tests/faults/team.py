@@ -120,11 +120,11 @@ class Team(Generic[ServerT]):
 
 @contextmanager
 def team(
-    directory: Path, *, size: int = 2, seed: int = 1, flags: Sequence[str] = ()
+    directory: Path, *, size: int = 2, seed: int = 1, source: str = PACED, flags: Sequence[str] = ()
 ) -> Iterator[tuple[Team[Server], OwnRedis]]:
     """Servers on loopback. Leaving it checks all streams."""
     with own_redis(directory / "redis") as (url, redis):
-        servers = Team(directory, url, Server, seed=seed, flags=flags)
+        servers = Team(directory, url, Server, seed=seed, source=source, flags=flags)
         try:
             starting = [servers.launch() for _ in range(size)]
             servers.servers += [server.wait_ready() for server in starting]
