@@ -74,7 +74,7 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
     wanted = parsed(
         {} if api.in_query else api.form(given),
         query=query,
-        path={"model": "scripted", "stream_id": "a", "response_id": "resp_a"},
+        path={"model": "scripted", "stream_id": "a", "response_id": "resp_a", "chat": "c"},
         headers={"accept": "text/event-stream"},
         server=_Server(),
     )
@@ -96,7 +96,8 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
             return _Meant((vectors.request, vectors.view), None, (*map(path_of, vectors.ignored), *unknown))
         case Follow(parse_following, topic):
             named = topic(wanted) if topic is not None else None
-            return _Meant((named, parse_following(replace(wanted, newest=facts()))), None, unknown)
+            newest = facts(memo=b'{"question": "q"}')
+            return _Meant((named, parse_following(replace(wanted, newest=newest))), None, unknown)
         case OnStream(find):
             return _Meant(find(wanted), None, unknown)
         case Show(render):

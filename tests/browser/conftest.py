@@ -6,10 +6,14 @@ All share one event loop, since they share the browser.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -99,3 +103,31 @@ async def plug() -> AsyncIterator[Callable[[Server], Awaitable[Cable]]]:
             return await cables.enter_async_context(Cable(server.port))
 
         yield plug_in
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        pass
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """What `python3 -m http.server` serves, and where."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(tmp_path))) as static:
+        threading.Thread(target=static.serve_forever, daemon=True).start()
+        yield tmp_path, f"http://127.0.0.1:{static.server_port}"
+        static.shutdown()
+
+
+@pytest.fixture
+def succeed_at(tmp_path: Path) -> Iterator[Callable[[str], Server]]:
+    """Starts a server over the same data as the one before, which pages of another origin may use."""
+    with ExitStack() as running:
+
+        def start(origin: str) -> Server:
+            flags = ("--allowed-origins", origin, "--data-dir", str(tmp_path / "data"), "--keep-alive-s", "2")
+            server = Server("scripted:tokens_per_s=20", *flags)
+            running.callback(server.close)
+            return server.wait_ready()
+
+        yield start

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import re
-import threading
-from collections.abc import Callable, Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,20 +14,6 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.deep]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wires" / "browser.md"
 WHOLE = "() => document.querySelector('#end').textContent"
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
-        pass
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """What `python3 -m http.server` serves, and where."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(tmp_path))) as static:
-        threading.Thread(target=static.serve_forever, daemon=True).start()
-        yield tmp_path, f"http://127.0.0.1:{static.server_port}"
-        static.shutdown()
 
 
 async def test_it_runs_as_printed(

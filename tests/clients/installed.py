@@ -27,6 +27,7 @@ __all__ = [
     "environment",
     "install_printed",
     "node",
+    "packages",
     "run_javascript",
     "run_javascript_source",
     "run_python",
@@ -89,15 +90,20 @@ def node() -> Path:
 @cache
 def scripts(source: Path) -> Path:
     """Return the folder of these scripts. Its parent folder has the packages that they import."""
-    named = [source / name for name in ("package.json", "package-lock.json", ".npmrc")]
-    packages = _installed(source.name, _digest(*named), lambda folder: _install_packages(folder, named))
     modules = sorted(source.glob("*.mjs"))
 
     def copy(folder: Path) -> None:
         for module in modules:
             shutil.copy(module, folder)
 
-    return _installed(f"{packages.name}/scripts", _digest(*modules), copy)
+    return _installed(f"{packages(source).name}/scripts", _digest(*modules), copy)
+
+
+@cache
+def packages(source: Path) -> Path:
+    """Return a folder with the packages that the lock file in this one names, unmodified."""
+    named = [source / name for name in ("package.json", "package-lock.json", ".npmrc")]
+    return _installed(source.name, _digest(*named), lambda folder: _install_packages(folder, named))
 
 
 def _install_packages(folder: Path, named: Sequence[Path]) -> None:

@@ -136,8 +136,8 @@ class Routes:
                     answer = await self._generate(wire, act, request, parsed, meant)
                 case MakeVectors() as act:
                     answer = await self._make_vectors(wire, act, request, parsed, meant)
-                case Follow(parse, topic, has_ended):
-                    owner = owner_of(request.scope)
+                case Follow(parse, topic, may_have_ended):
+                    owner, has_ended = owner_of(request.scope), may_have_ended(parsed)
                     found = parse(await self._starts.with_newest(wire, owner, parsed, topic, has_ended=has_ended))
                     if isinstance(found, Reply):
                         answer = self._reply(found)

@@ -296,12 +296,12 @@ class MakeVectors:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """`topic` returns the topic whose newest stream is `ParsedRequest.newest`: one that runs, or, with `has_ended`, any
-    that is kept."""
+    """`topic` returns the topic whose newest stream is `ParsedRequest.newest`: one that runs, or, if `may_have_ended`
+    returns true, any that is kept."""
 
     parse: Callable[[ParsedRequest], Following | Reply]  # a reply if there is nothing to follow
     topic: Callable[[ParsedRequest], str] | None = None
-    has_ended: bool = False
+    may_have_ended: Callable[[ParsedRequest], bool] = lambda request: False
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,9 @@ def _messages(fields: RunBody, notes: list[str], images: list[Image] | None) -> 
         role = message.role
         if role == "activity":
             continue
-        content = message.content if not isinstance(message.content, dict) else None
+        content = message.content
+        if isinstance(content, dict):
+            raise RequestError(f"messages[{index}].content must be text or a list of parts.", param="messages")
         is_user = role == "user"
         text = text_of(
             _parts(content), f"messages[{index}].content", notes, between="\n",
@@ -310,7 +312,7 @@ WIRE = Wire(
         Operation(
             "GET",
             "/v1/ag-ui",
-            Follow(parse_joining, _named_run, has_ended=True),
+            Follow(parse_joining, _named_run, lambda request: True),
             "Follow a run, also one that has ended, from its beginning.",
             query=("runId!", "offset"),
         ),

@@ -1,7 +1,8 @@
 """The AI SDK's wire: what `useChat` posts and reads, with its default transport. Chunks: `ai_sdk_events.py`.
 
 `POST /v1/ai-sdk/chat` answers a chat, and `GET /v1/ai-sdk/chat/{id}/stream` is where `useChat` with `resume: true`
-looks for an answer that is made. The answer goes on while nobody reads it, since the page may come back.
+looks for an answer that is made. The answer goes on while nobody reads it, since the page may come back. A page that
+names the question also gets the answer that has ended while nobody read it.
 
 The AI SDK has no fields for the model and its tools, because its own servers choose them. Here they are fields of the
 body, which a page sets in its transport, with the names of the AI SDK's functions.
@@ -22,6 +23,8 @@ from tailrace.dialects import (
     MAX_MESSAGES,
     ChatMessage,
     Effort,
+    Follow,
+    Following,
     Fraction,
     FunctionCall,
     Generate,
@@ -33,6 +36,7 @@ from tailrace.dialects import (
     Other,
     ParsedRequest,
     ReasoningDetail,
+    Reply,
     SamplingFields,
     Temperature,
     TextPart,
@@ -60,7 +64,7 @@ from tailrace.dialects import (
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Image
 from tailrace_plugins.front_ends.ai_sdk_events import UiMessageView
-from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, chat_topic, follow_running, stop_running
+from tailrace_plugins.front_ends.chats import ChatId, ChatMemo, chat_topic, named_chat, stop_running
 
 __all__ = ["WIRE"]
 
@@ -117,6 +121,7 @@ class _UiMessage(msgspec.Struct):
 
 class _Tool(msgspec.Struct, rename="camel"):
     input_schema: JsonBody | None = None
+    parameters: JsonBody | None = None  # assistant-ui's name of the same
     description: str | None = None
     strict: bool | None = None
 
@@ -170,7 +175,12 @@ def parse(request: ParsedRequest) -> GenerateCall:
         notes.append("reasoningEffort")
     calls = tools.calls(single=False)
     last = fields.messages[-1]
-    memo = ChatMemo(message=last.id[:256] if last.role == "assistant" else "", calls=calls)
+    questions = [message.id for message in fields.messages if message.role == "user"]
+    memo = ChatMemo(
+        message=last.id[:256] if last.role == "assistant" else "",
+        question=questions[-1][:256] if questions else "",
+        calls=calls,
+    )
     generate = GenerateRequest(
         fields.model,
         messages=messages,
@@ -197,7 +207,7 @@ def _sampling(fields: UiChatBody) -> SamplingFields:
 
 def _offers(tools: dict[str, _Tool]) -> list[Offer]:
     return [
-        Offer(name, f"tools[{index}]", tool.description, tool.input_schema, tool.strict)
+        Offer(name, f"tools[{index}]", tool.description, tool.input_schema or tool.parameters, tool.strict)
         for index, (name, tool) in enumerate(tools.items())
     ]
 
@@ -284,6 +294,18 @@ def _result(call: _Part) -> str:
     return call.output if isinstance(call.output, str) else to_json(call.output).decode()
 
 
+def _asked(request: ParsedRequest) -> str:
+    """Return the id of the message whose answer is asked for; "": any answer that is made."""
+    return request.query.get("messageId", "")
+
+
+def parse_following(request: ParsedRequest) -> Following | Reply:
+    newest = request.newest
+    if newest is None or _asked(request) not in ("", ChatMemo.of(newest).question):
+        return Reply(b"", 204)
+    return Following(newest.record.stream_id, 0, _VIEW)
+
+
 WIRE = Wire(
     name=_NAME,
     title="AI SDK: UI message stream",
@@ -304,8 +326,9 @@ WIRE = Wire(
         Operation(
             "GET",
             "/v1/ai-sdk/chat/{chat:path}/stream",
-            follow_running(_VIEW),
+            Follow(parse_following, named_chat, lambda request: bool(_asked(request))),
             "Follow the answer that is made in a chat.",
+            query=("messageId",),
         ),
         Operation(
             "DELETE",

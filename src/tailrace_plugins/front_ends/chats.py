@@ -27,7 +27,16 @@ from tailrace.dialects import (
 from tailrace.errors import TailraceError, UnknownStream
 from tailrace.types import CallReading, End, Event, Released, TextDelta
 
-__all__ = ["BlockEncoder", "ChatId", "ChatMemo", "chat_topic", "follow_running", "stop_running", "usage_of"]
+__all__ = [
+    "BlockEncoder",
+    "ChatId",
+    "ChatMemo",
+    "chat_topic",
+    "follow_running",
+    "named_chat",
+    "stop_running",
+    "usage_of",
+]
 
 ChatId: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
@@ -38,6 +47,7 @@ class ChatMemo(msgspec.Struct, omit_defaults=True):
     thread: str = ""  # AG-UI's ids of the chat and the run
     run: str = ""
     message: str = ""  # the id of the message that the answer continues; "": the answer is a new one
+    question: str = ""  # the AI SDK's id of the last message of the user
     calls: CallReading | None = None
 
     def encode(self) -> bytes:
@@ -54,7 +64,7 @@ def follow_running(view: View) -> Follow:
     def parse(request: ParsedRequest) -> Following | Reply:
         return Reply(b"", 204) if request.newest is None else Following(request.newest.record.stream_id, 0, view)
 
-    return Follow(parse, _named_chat)
+    return Follow(parse, named_chat)
 
 
 def stop_running(view: View) -> OnStream:
@@ -66,7 +76,7 @@ def stop_running(view: View) -> OnStream:
             raise UnknownStream("No answer is made in this chat.")
         return request.newest.record.stream_id, view
 
-    return OnStream(find, "cancel", _named_chat)
+    return OnStream(find, "cancel", named_chat)
 
 
 def chat_topic(chat: str) -> str:
@@ -74,7 +84,8 @@ def chat_topic(chat: str) -> str:
     return f"chat {chat}"
 
 
-def _named_chat(request: ParsedRequest) -> str:
+def named_chat(request: ParsedRequest) -> str:
+    """Return the topic of the chat that the path names."""
     return chat_topic(request.path["chat"])
 
 

@@ -46,6 +46,14 @@ APIS = [
         },
     ),
     Api(
+        "AI SDK",
+        "GET /v1/ai-sdk/chat/{chat:path}/stream",
+        {},
+        ["messageId"],
+        {"messageId": "m"},
+        in_query=True,
+    ),
+    Api(
         "AG-UI",
         "POST /v1/ag-ui",
         {"threadId": "t", "runId": "r", "messages": [_USER]},

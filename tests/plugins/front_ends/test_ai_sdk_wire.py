@@ -121,6 +121,8 @@ def test_tools_are_shown_and_may_be_required() -> None:
     assert found.sampling.grammar is None
     forced = request_of(tools=tools, toolChoice={"type": "tool", "toolName": "weather"})
     assert forced.sampling.grammar is not None
+    theirs = {"weather": {"description": "d", "parameters": {"type": "object", "maxProperties": 1}}}  # assistant-ui's
+    assert request_of(tools=theirs).tools[0]["function"]["parameters"]["maxProperties"] == 1
     with pytest.raises(RequestError, match="tool_choice"):
         request_of(tools=tools, toolChoice={"type": "tool", "toolName": "clock"})
 
@@ -158,6 +160,20 @@ def test_a_page_finds_the_answer_of_its_chat() -> None:
     assert (found.stream_id, found.after) == ("b", 0)
     assert stop.verb == "cancel"
     assert stop.find(request)[0] == "b"
+
+
+def test_a_page_that_names_its_question_gets_an_answer_that_has_ended() -> None:
+    follow = act_of("GET")
+    assert isinstance(follow, Follow)
+    tool = {"type": "tool-clock", "toolCallId": "c1", "state": "output-available", "input": {}, "output": "noon"}
+    called = request_of(message("user", text("When?"), name="q2"), message("assistant", tool, name="a7"))
+    for answered, asked, is_found in ((request_of().memo, "m1", True), (request_of().memo, "m2", False),
+                                      (called.memo, "q2", True), (called.memo, "a7", False)):  # fmt: skip
+        request = replace(parsed(path={"chat": "chat-1"}), query={"messageId": asked})
+        assert follow.may_have_ended(request)
+        found = follow.parse(replace(request, newest=facts(memo=answered)))
+        assert isinstance(found, Following) == is_found
+    assert not follow.may_have_ended(parsed(path={"chat": "chat-1"}))
 
 
 def test_without_an_answer_there_is_nothing_to_follow() -> None:
