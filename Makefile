@@ -41,7 +41,7 @@ check: install-dev
 	$(BIN)/lint-imports
 
 # Five at once, since many of them wait; each with whole files: what a file sets up is set up once. Files come in the order of
-# their names: the last ones are short. Tests have their own limits, which do not reach into a library that hangs: such a
+# their names, the short ones last: tests/scheduler.py. Tests have their own limits, which do not reach into a library that hangs: such a
 # process ends here, and says where it was.
 # A test that fails runs once more, since thousands of tests of processes and sockets meet what a busy machine does once in
 # a while, and one of them would refuse a change that has nothing to do with it. Such a test is a defect all the same, which

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings
 from tests.api.process import Server
 from tests.missing import missing_summary
-from tests.scheduler import FileScheduler
+from tests.scheduler import FileScheduler, is_short
 from xdist.remote import Producer
 
 # Where Python is told to keep no bytecode, each server that tests start compiles all its modules again: half of the
@@ -54,6 +54,10 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduler | None:
     return FileScheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: is_short(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

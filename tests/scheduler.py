@@ -1,11 +1,21 @@
-"""Which process runs which file of tests."""
+"""Which process runs which file of tests, and in which order."""
 
 from __future__ import annotations
 
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-__all__ = ["FileScheduler"]
+__all__ = ["FileScheduler", "is_short"]
+
+_SHORT = frozenset({"access", "admission", "conversations", "dialects", "generation", "schemas", "streams", "text"})
+
+
+def is_short(test: str) -> bool:
+    """Return whether a test is in a folder whose files take seconds at most: they wait for no other process.
+
+    These files come last, so that no process is left with a long one when the others have ended.
+    """
+    return test.removeprefix("tests/").split("/")[0] in _SHORT
 
 
 class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is untyped

@@ -1,4 +1,4 @@
-"""The end of a test run: tests that passed only at the second try are named, and hanging tests are ended."""
+"""The order and the end of a run: tests that passed only at the second try are named, and hanging ones are ended."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.scheduler import is_short
 from tests.waiting import LONG_S
 
 pytest.importorskip("pytest_rerunfailures")
@@ -115,3 +116,11 @@ def test_a_fixture_that_hangs_after_a_failure_ends_its_process(tmp_path: Path) -
     )
     assert 'test_it.py", line 8 in hangs' in done.stderr, done.stderr
     assert "crashed while running 'test_it.py::test_fails'" in done.stdout
+
+
+def test_files_that_wait_for_nothing_come_last(request: pytest.FixtureRequest) -> None:
+    assert is_short("tests/text/calls/test_formats.py::test_one")
+    assert not is_short("tests/transport/test_http_edge.py::test_one")
+    assert not is_short("tests/test_house.py::test_one")
+    shorts = [is_short(test.nodeid) for test in request.session.items]
+    assert shorts == sorted(shorts)

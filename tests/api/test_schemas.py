@@ -61,17 +61,19 @@ def tool(name: str, parameters: object) -> Json:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
+@pytest.mark.parametrize("num_answers", [6, pytest.param(20, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_complete_answers_conform(name: str, server: Server) -> None:
-    """Twenty of each of five schemas."""
+def test_complete_answers_conform(name: str, num_answers: int, server: Server) -> None:
     schema, num_complete = SCHEMAS[name], 0
     for seed in range(10):
         answer = chat(server, response_format=format_of(schema), n=4, seed=4 * seed, top_p=0.9)
         for choice in answer["choices"]:
-            if choice["finish_reason"] == "stop" and num_complete < 20:
+            if choice["finish_reason"] == "stop":
                 jsonschema.validate(json.loads(choice["message"]["content"]), schema)
                 num_complete += 1
-    assert num_complete == 20
+        if num_complete >= num_answers:
+            return
+    pytest.fail(f"only {num_complete} answers came to their end")
 
 
 def test_what_is_left_open_is_named_and_the_end_says_where_it_fails(server: Server) -> None:
@@ -182,8 +184,10 @@ def test_with_tools_and_a_schema_the_answer_is_calls_or_a_text(path: str, server
 
 
 def test_both_ways_are_taken(server: Server) -> None:
-    kinds = set()
+    kinds = set[str]()
     for number in range(12):
+        if len(kinds) == 2:
+            break
         asked = [{"role": "user", "content": f"question {number}"}]
         (choice,) = chat(server, messages=asked, tools=_TOOLS, response_format=format_of(YES), seed=number)["choices"]
         if choice["finish_reason"] == "length":

@@ -25,13 +25,14 @@ BEFORE, AFTER = "def mean(values):\n    total = ", "\n    return total / len(val
 SHORT = {"n_predict": 12, "temperature": 0}
 GAP: dict[str, Any] = {"input_prefix": BEFORE, "input_suffix": AFTER, **SHORT}
 LONG = GAP | {"n_predict": 400, "ignore_eos": True, "stream": True}
+WINDOW = 512
 FOUR_FILES = [{"filename": f"{name}.py", "text": "import math\n" * 100} for name in ("a", "b", "c", "d")]
 
 
 @pytest.fixture(scope="module")
 def model(smollm2_infill: Path) -> Iterator[Server]:
     with contextlib.closing(
-        Server(f"--model=coder={smollm2_infill}", "--model", "smollm2=smollm2", "--context-tokens", "1024")
+        Server(f"--model=coder={smollm2_infill}", "--model", "smollm2=smollm2", "--context-tokens", str(WINDOW))
     ) as one:
         yield one.wait_ready(timeout_s=500)
 
@@ -100,7 +101,7 @@ def test_a_prompt_alone_is_read_for_the_next_request(model: Server) -> None:
 def test_what_does_not_fit_is_left_out(model: Server, of_openai: openai.OpenAI) -> None:
     answer = infill(model, input_extra=FOUR_FILES, input_prefix="x = 1\n" * 500)
     assert answer.status_code == 200
-    assert answer.json()["tokens_evaluated"] < 1024
+    assert answer.json()["tokens_evaluated"] < WINDOW
     with pytest.raises(openai.BadRequestError) as refused:
         of_openai.completions.create(model="coder", prompt="x = 1\n" * 500, suffix=AFTER)
     assert refused.value.code == "context_length_exceeded"
@@ -128,7 +129,7 @@ def test_a_completion_of_llama_cpp(model: Server) -> None:
     answer = model.post("/completion", {"prompt": "The river runs", **SHORT, "stop": [" and"]}).json()
     assert answer["stop_type"] in ("limit", "word", "eos")
     assert (answer["stopping_word"] == " and") == (answer["stop_type"] == "word")
-    assert model.http.get("/props").json()["default_generation_settings"]["n_ctx"] == 1024
+    assert model.http.get("/props").json()["default_generation_settings"]["n_ctx"] == WINDOW
 
 
 @pytest.mark.deep
