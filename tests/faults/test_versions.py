@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.api.process import TAILRACE, Server
@@ -17,30 +19,48 @@ from tests.testing.redis_server import own_redis
 from tests.waiting import LONG_S
 
 _ROOT = Path(__file__).parents[2]
-# An early one, and the last one before leases had a length and servers listed their models.
-_COMMITS = ("463fc64", "2e35d82")
+# An early one, the last one before leases had a length and servers listed their models, and the version before.
+_COMMITS = ("463fc64", "2e35d82", "5a6d94d")
 
 
 class VersionedServer(Server):
     """A server of the code in `source_path`."""
 
     def __init__(self, source: str, *flags: str, source_path: Path | None) -> None:
-        if source_path is not None:
-            self.command = ("env", f"PYTHONPATH={source_path}", sys.executable, "-m", "tailrace")
-        else:
-            self.command = (TAILRACE,)
+        self.command = self.command_of(source_path)
         super().__init__(source, *flags)
+
+    @staticmethod
+    def command_of(source_path: Path | None) -> tuple[str, ...]:
+        """Return how to run this version, or the code in a directory."""
+        if source_path is None:
+            return (TAILRACE,)
+        return ("env", f"PYTHONPATH={source_path}", sys.executable, "-m", "tailrace")
 
 
 def code_of(commit: str, directory: Path) -> Path:
     """Write the code of a commit into a directory, and return what to add to Python's path. Skips the test if there is
     no history."""
-    done = subprocess.run(["git", "archive", commit, "src"], cwd=_ROOT, capture_output=True, timeout=LONG_S)
+    done = subprocess.run(
+        ["git", "archive", commit, "src", "pyproject.toml"], cwd=_ROOT, capture_output=True, timeout=LONG_S
+    )
     if done.returncode:
         skip_missing("git history", done.stderr.decode())
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(directory, filter="data")
+    _describe(tomllib.loads((directory / "pyproject.toml").read_text())["project"], directory / "src")
     return directory / "src"
+
+
+def _describe(project: dict[str, Any], source_path: Path) -> None:  # Any: as in the file
+    """Write what an installation would say of this code. Otherwise it would have the plugins of this version."""
+    folder = source_path / "tailrace-0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: tailrace\nVersion: 0\n")
+    lines = []
+    for group, points in project.get("entry-points", {}).items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    (folder / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.deep
