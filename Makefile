@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install install-dev page serve demo test simulate coverage check-versions test-deep check bench release clean
+.PHONY: install install-dev page serve demo test simulate coverage check-versions test-deep check site bench release clean
 
 # What serving needs. pip is not quiet: it shows what it downloads, and how far it is. Python compiles what it imports when
 # it imports it: compiling every module of every package beforehand takes 5 s more of a processor.
@@ -39,6 +39,11 @@ check: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.site
+
+# The docs as a site, in site/html. Broken links and pages without a menu are errors. It takes seconds.
+site: install-dev
+	$(BIN)/python -m scripts.site
 
 # Five at once, since many of them wait; each with whole files: what a file sets up is set up once. Files come in the order of
 # their names, the short ones last: tests/scheduler.py. Tests have their own limits, which do not reach into a library that hangs: such a
@@ -88,4 +93,4 @@ bench: install
 	$(BIN)/tailrace bench $(ARGS)
 
 clean:
-	rm -rf .venv .versions dist
+	rm -rf .venv .versions dist site

@@ -271,9 +271,14 @@ def short_table(results: dict[str, Any]) -> str:
 
 
 def versions_table(results: dict[str, Any]) -> str:
-    """Return what ran, and how."""
-    lines = ["| server | version | command |", "|---|---|---|"]
-    lines += [f"| {name} | {one['version']} | `{one['runs']}` |" for name, one in results["servers"].items()]
+    """Return what ran, how, and how busy the machine was."""
+    lines = ["| server | version | command | longest silence undisturbed | load average |", "|---|---|---|---|---|"]
+    for name, one in results["servers"].items():
+        rows = [row for row in results["rows"] if row["server"] == name]
+        loads = [row["load_average"] for row in rows]
+        silence_s = max(row["silence_undisturbed_s"] for row in rows)
+        busy = f"{min(loads):.0f} to {max(loads):.0f}"
+        lines.append(f"| {name} | {one['version']} | `{one['runs']}` | {silence_s:.1f} s | {busy} |")
     return "\n".join(lines)
 
 
@@ -297,14 +302,17 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
     tokenizer = Tokenizer.from_file(str(options.checkpoint / "tokenizer.json"))
+    faults = options.faults.split(",")
     results = {"request": GREEDY, "servers": {}, "rows": []}
-    if options.output and options.output.exists():  # the rows of the servers that are measured now are replaced
+    if options.output and options.output.exists():  # the rows that are measured now are replaced
         results = json.loads(options.output.read_text())
     with tempfile.TemporaryDirectory(prefix="survival-") as folder, redis_server(Path(folder)) as redis_url:
         for peer in [PEERS[key](options) for key in options.only.split(",")]:
             where = this_machine() | {"date": time.strftime("%Y-%m-%d")}
             results["servers"][peer.name] = {"version": peer.version(), "runs": peer.shown, "measured": where}
-            results["rows"] = [one for one in results["rows"] if one["server"] != peer.name]
+            results["rows"] = [
+                one for one in results["rows"] if one["server"] != peer.name or one["fault"] not in faults
+            ]
             try:
                 for found in measure(
                     peer, Path(folder), redis_url, options.turns, options.faults.split(","), tokenizer

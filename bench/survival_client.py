@@ -24,7 +24,7 @@ from tokenizers import Tokenizer
 
 __all__ = ["Counts", "NativeWire", "OpenAIWire", "Reader", "TextWire", "Wire", "count"]
 
-GIVE_UP_S = 150.0  # without a new token; longer than any server here needs for its start
+GIVE_UP_S = 600.0  # without a new token; longer than any server here needs for its start
 PAUSE_S = 0.25  # between two tries, as browsers and SDKs have one
 SILENT_S = 60.0  # a read without a byte ends after it
 

@@ -273,7 +273,7 @@ class LiteLlm(Peer):
     """A proxy in front of two of llama.cpp's servers, which restart on their own."""
 
     key = "litellm"
-    name = "LiteLLM before two of llama.cpp's servers"
+    name = "LiteLLM, two of llama.cpp's"
     package = "litellm"
     shown = "litellm --config FILE: two deployments of one model, num_retries 3, allowed_fails 1, cooldown_time 5"
     ready = "/health/liveliness"
@@ -325,7 +325,7 @@ class LiteLlmTeam(Team):
         return "one of the two servers behind the proxy"
 
     def roll(self) -> None:
-        for server in self._below:
+        for server in sorted(self._below, key=lambda server: -server.work_s()):  # first the one that generates
             server.stop()
             server.wait_ready()
 

@@ -23,7 +23,7 @@ import tailrace.serve
 from tailrace_outer.serve.options import IGNORED, DeploymentOptions
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text("utf-8")
+START = (ROOT / "docs" / "start.md").read_text("utf-8")
 PAGE = (ROOT / "docs" / "deployments.md").read_text("utf-8")
 _FILE = re.compile(r"`(\w+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FILES: dict[str, str] = dict(_FILE.findall(PAGE))
@@ -148,8 +148,8 @@ def test_the_page_shows_the_real_errors(reader: Reader) -> None:
         reader.server.wait_line(re.escape(line).replace("/home/ada/", ".*/"))
 
 
-def test_the_readmes_app_runs(reader: Reader) -> None:
-    (text,) = re.findall(r"^```python\n(import tailrace\n.*?)^```", README, re.DOTALL | re.MULTILINE)
+def test_the_app_of_the_first_five_minutes_runs(reader: Reader) -> None:
+    (text,) = re.findall(r"^```python\n(import tailrace\n.*?)^```", START, re.DOTALL | re.MULTILINE)
     (reader.directory / "teller.py").write_text(text.replace("smollm2", "scripted"), "utf-8")
     shown = "Starting teller:app …\ndefault runs at http://127.0.0.1:8000/ (Storyteller).\n"
     reader.type("tailrace run teller:app", f"{shown}Started in 1.0 s. Ctrl-C stops it.\n")

@@ -113,10 +113,10 @@ def test_every_code_in_the_source_is_documented() -> None:
     assert used <= set(error_rows()), used - set(error_rows())
 
 
-def test_readme_names_every_command() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_of_commands_names_every_command() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
     for verb in main.commands if hasattr(main, "commands") and main.commands else ["bench", "pull", "serve"]:
-        assert f"tailrace {verb}" in readme
+        assert f"tailrace {verb}" in page
 
 
 def test_the_size_of_an_installation_is_the_same_on_all_pages() -> None:
@@ -124,14 +124,14 @@ def test_the_size_of_an_installation_is_the_same_on_all_pages() -> None:
     (weight,) = re.findall(r"installation for serving is (\d+ MB) on disk", explained)
     assert f"to download, {weight} on disk" in (ROOT / "Makefile").read_text()
     assert f"`.venv` ({weight})" in (ROOT / "README.md").read_text()
+    assert f"the packages ({weight};" in (ROOT / "docs" / "files.md").read_text()
 
 
 def test_the_size_of_the_default_model_is_the_same_on_all_pages() -> None:
     model = CATALOGUE["smollm2"]
     to_fetch, unpacked = (f"{num_bytes / 1e6:.0f} MB" for num_bytes in (model.wheel_bytes, model.file_bytes))
-    readme = (ROOT / "README.md").read_text()
-    assert f"(SmolLM2-135M, {to_fetch})" in readme
-    assert f"(smollm2: {to_fetch} to fetch, {unpacked} unpacked)" in readme
+    assert f"(SmolLM2-135M, {to_fetch})" in (ROOT / "README.md").read_text()
+    assert f"(smollm2: {to_fetch} to fetch, {unpacked} unpacked)" in (ROOT / "docs" / "files.md").read_text()
 
 
 def test_dependencies_are_explained() -> None:
