@@ -149,8 +149,6 @@ class _Origin:
     """The process that is forked."""
 
     def __init__(self) -> None:
-        # A fork's parent ends at once, so that this process becomes the fork's parent: it can wait for it.
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MOST_BYTES)
         self._environment = _read_at_the_start(os.environ)
@@ -175,8 +173,12 @@ class _Origin:
         """Return the process id of a fork. The descriptors become its stdin, stdout and stderr."""
         wanted = [list(command), dict(environment), str((directory or Path()).absolute())]
         with self._asking:
+            # A fork's parent ends at once, so that this process becomes the fork's parent: it can wait for it. Processes
+            # that lose their parents later are not for this process to wait for.
+            _adopt_orphans(True)
             socket.send_fds(self._socket, [json.dumps(wanted).encode()], descriptors)
             pid = self._socket.recv(100)
+            _adopt_orphans(False)
         assert pid, f"the process that is forked ended with {self._process.wait()}"
         return int(pid)
 
@@ -192,6 +194,10 @@ def _origin_of(command: Sequence[str], environment: Mapping[str, str]) -> _Origi
 @cache
 def _origin(_pid: int) -> _Origin:
     return _Origin()
+
+
+def _adopt_orphans(is_on: bool) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_on), 0, 0, 0)
 
 
 def _read_at_the_start(environment: Mapping[str, str]) -> dict[str, str]:
