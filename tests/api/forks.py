@@ -173,7 +173,7 @@ class _Origin:
         """Return the process id of a fork. The descriptors become its stdin, stdout and stderr."""
         wanted = [list(command), dict(environment), str((directory or Path()).absolute())]
         with self._asking:
-            # A fork's parent ends at once, so that this process becomes the fork's parent: it can wait for it. Processes
+            # A fork's parent ends at once. So this process becomes the parent, and can wait for the fork. Processes
             # that lose their parents later are not for this process to wait for.
             _adopt_orphans(True)
             socket.send_fds(self._socket, [json.dumps(wanted).encode()], descriptors)
