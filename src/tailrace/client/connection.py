@@ -33,6 +33,7 @@ _BACK_OFF_S = (0.2, 2.0)  # first and longest
 _CANCEL_S = 3.0
 _RETRY_STATUSES = frozenset({429, 502, 503, 504})
 _TERMINAL = frozenset({"done", "cancelled", "error", "interrupted"})
+_RESPONSE_ENDS = frozenset({"response.completed", "response.incomplete"})
 _ERROR_LENGTH = 500
 _WITH_PROGRESS = {"return_progress": True}
 
@@ -79,6 +80,55 @@ class Client:
     def follow(self, stream_id: str, choice: int = 0) -> AsyncGenerator[str, None]:
         """Yield the pieces of one of tailrace's streams, from its beginning to its end. Raises: AnswerFailed."""
         return self._resumable(None, stream_id, choice)
+
+    async def respond(self, body: Json) -> AsyncGenerator[Json, None]:
+        """Yield the events of a response of tailrace, on OpenAI's wire. After a lost connection, it continues after the
+        last received event.
+
+        Cancellation: cancels the response. Raises: AnswerFailed, also if the response fails.
+        """
+        key, response_id, num_seen = secrets.token_urlsafe(16), "", 0
+        retries = _Retries()
+        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_TIMEOUT_S)
+        path = f"{self.base}/responses"
+        try:
+            while True:
+                if response_id:
+                    after = {"stream": "true", "starting_after": str(num_seen - 1)}
+                    asked = self._stream("GET", f"{path}/{response_id}", params=after, timeout=timeout)
+                else:
+                    whole = {**body, "stream": True, "background": True}
+                    headers = {"idempotency-key": key}
+                    asked = self._stream("POST", path, json=whole, headers=headers, timeout=timeout)
+                try:
+                    async with asked as response:
+                        async for sent in _events(response):
+                            event = _json(sent.data)
+                            if event.get("type") in ("keepalive", "error"):
+                                continue
+                            retries.reset()
+                            num_seen = int(event["sequence_number"]) + 1
+                            whole = event.get("response") or {}
+                            response_id = str(whole.get("id") or response_id)
+                            if event["type"] == "response.failed":
+                                raise AnswerFailed(_error_in(whole) or "the answer failed")
+                            yield event
+                            if event["type"] in _RESPONSE_ENDS:
+                                return
+                    reason = "the server has closed the connection"
+                except httpx.TransportError:
+                    reason = "the connection was lost"
+                except ServerRefused as error:
+                    if not response_id or error.status not in _RETRY_STATUSES:
+                        raise
+                    reason = str(error)
+                self.on_wait(reason)
+                await retries.wait(reason)
+        except (asyncio.CancelledError, GeneratorExit):
+            if response_id:
+                with contextlib.suppress(httpx.HTTPError):
+                    await asyncio.shield(self.http.post(f"{path}/{response_id}/cancel", timeout=_CANCEL_S))
+            raise
 
     def require_tailrace(self) -> None:
         """Raises: AnswerFailed."""

@@ -51,6 +51,10 @@ def _check_temperature(
 )  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens. By default, the server decides.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Repeats an answer, as far as the engine can.")
+@click.option(
+    "--tools", "tool_servers", multiple=True, metavar="NAME",
+    help="Let the model use the tools of this MCP server, which the server knows. Repeatable.",
+)  # fmt: skip
 @click.option("--plain", is_flag=True, help="Print the text as it is, without rendering Markdown.")
 @server_options
 def chat(
@@ -60,6 +64,7 @@ def chat(
     temperature: float | None,
     max_tokens: int | None,
     seed: int | None,
+    tool_servers: tuple[str, ...],
     plain: bool,
     url: str | None,
     key: str,
@@ -92,9 +97,8 @@ def chat(
         raise click.UsageError(f"The prompt is empty.{hint}")
     given = {"temperature": temperature, "max_tokens": max_tokens, "seed": seed}
     sampling = {name: value for name, value in given.items() if value is not None}
-    raise SystemExit(
-        asyncio.run(_chat("" if model == "-" else model, question, system, sampling, plain=plain, url=url, key=key))
-    )
+    name = "" if model == "-" else model
+    raise SystemExit(asyncio.run(_chat(name, question, system, sampling, tool_servers, plain=plain, url=url, key=key)))
 
 
 def _question(words: list[str]) -> str:
@@ -107,9 +111,18 @@ def _question(words: list[str]) -> str:
 
 
 async def _chat(
-    model: str, question: str, system: str, sampling: dict[str, Any], *, plain: bool, url: str | None, key: str
-) -> int:  # Any: numbers
-    from tailrace_plugins.terminal_chat.session import Chat, converse, new_screen
+    model: str,
+    question: str,
+    system: str,
+    sampling: dict[str, Any],  # Any: numbers
+    tool_servers: tuple[str, ...],
+    *,
+    plain: bool,
+    url: str | None,
+    key: str,
+) -> int:
+    from tailrace_plugins.terminal_chat.session import Chat, ask_at_terminal, converse, new_screen
+    from tailrace_plugins.terminal_chat.tools import Tools
 
     with server_failures():
         try:
@@ -120,10 +133,19 @@ async def _chat(
                 if client.is_tailrace:
                     sampling.setdefault("temperature", _TEMPERATURE)
                 chat = Chat(client, name, say, say_error, system, sampling)
+                if tool_servers:
+                    client.require_tailrace()
+                    chat.tools = Tools(list(tool_servers), say)
+                    if sys.stdin.isatty() and sys.stdout.isatty():
+                        chat.tools.allow = ask_at_terminal
                 if not question:
                     await converse(chat, history=data_path() / "chat_history", is_plain=plain)
                     return 0
-                return 0 if await chat.ask(question, new_screen(is_plain=plain)) else INTERRUPTED
+                if chat.tools is not None:
+                    is_whole = await chat.ask_with_tools(question, chat.tools, lambda: new_screen(is_plain=plain))
+                else:
+                    is_whole = await chat.ask(question, new_screen(is_plain=plain))
+                return 0 if is_whole else INTERRUPTED
         except BrokenPipeError:
             with contextlib.suppress(OSError):
                 os.dup2(

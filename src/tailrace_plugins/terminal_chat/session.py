@@ -17,22 +17,24 @@ from typing import TYPE_CHECKING
 from tailrace.cli.commands import PlainScreen, printable_text, until_interrupted
 from tailrace.client import AnswerFailed, Client, Turn
 from tailrace_plugins.terminal_chat.screen import MarkdownScreen, Screen
+from tailrace_plugins.terminal_chat.tools import Tools
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-__all__ = ["Chat", "converse", "new_screen"]
+__all__ = ["Chat", "ask_at_terminal", "converse", "new_screen"]
 
 _HELP = """\
 /model [NAME]    show the models, or switch to another one
 /image PATH      send an image with the next question
 /system [TEXT]   show or set the system message; "" removes it
+/tools [NAMES]   show the MCP servers of the server, or use those with these names; "" uses none
 /new             begin a new conversation
 /help            show this
 /exit            exit, like Ctrl-D
 
 Ctrl-C stops an answer. Alt-Enter begins a new line."""
-_COMMANDS = ["/exit", "/help", "/image", "/model", "/new", "/system"]
+_COMMANDS = ["/exit", "/help", "/image", "/model", "/new", "/system", "/tools"]
 
 
 @dataclass(slots=True)
@@ -47,6 +49,22 @@ class Chat:
     sampling: Mapping[str, float] = field(default_factory=dict)
     turns: list[Turn] = field(default_factory=list)
     images: list[str] = field(default_factory=list)  # of the next question, as data URLs
+    tools: Tools | None = None
+
+    async def ask_with_tools(self, question: str, tools: Tools, new_screen: Callable[[], Screen]) -> bool:
+        """As `ask`, with the tools of MCP servers."""
+        question_turn: Turn = {"role": "user", "content": question}
+        pieces: list[str] = []
+        items = [question_turn] if tools.response_id else [*self.turns, question_turn]
+        names = {"max_tokens": "max_output_tokens"}
+        body = {"model": self.model, **{names.get(name, name): value for name, value in self.sampling.items()}}
+        if self.system:
+            body["instructions"] = self.system
+        try:
+            return await tools.answer(self.client, body, items, new_screen, pieces.append)
+        finally:
+            if text := "".join(pieces):
+                self.turns += [question_turn, {"role": "assistant", "content": text}]
 
     async def ask(self, question: str, screen: Screen) -> bool:
         """Send a message and show its answer. A stopped answer stays part of the conversation. If an answer fails
@@ -110,14 +128,57 @@ async def _converse(chat: Chat, prompt: PromptSession[str], *, is_plain: bool) -
         except EOFError:
             return
         if line.startswith("/"):
-            if _run_command(chat, line) == "exit":
+            if line.partition(" ")[0] == "/tools":
+                await _use_tools(chat, line.removeprefix("/tools"))
+            elif _run_command(chat, line) == "exit":
                 return
         elif line:
             try:
-                if not await chat.ask(line, new_screen(is_plain=is_plain)):
+                if not await _ask(chat, line, is_plain=is_plain):
                     chat.say("Stopped.")
             except AnswerFailed as error:
                 chat.say_error(f"{error}.".replace("..", "."))
+
+
+async def _ask(chat: Chat, question: str, *, is_plain: bool) -> bool:
+    if chat.tools is None:
+        return await chat.ask(question, new_screen(is_plain=is_plain))
+    if chat.images:
+        chat.say("The image is left out: tools and images do not go together yet.")
+        chat.images.clear()
+    return await chat.ask_with_tools(question, chat.tools, lambda: new_screen(is_plain=is_plain))
+
+
+async def ask_at_terminal(call: str) -> bool:
+    """Ask whether a call may be made."""
+    from prompt_toolkit import PromptSession
+
+    try:
+        answer = await PromptSession[str]().prompt_async(f"Call {call}? [y/N] ")
+    except (EOFError, KeyboardInterrupt):
+        return False
+    return answer.strip().lower() in ("y", "yes")
+
+
+async def _use_tools(chat: Chat, names: str) -> None:
+    try:
+        listed = await chat.client.get("/v1/mcp/servers") if chat.client.is_tailrace else {}
+    except AnswerFailed as error:
+        chat.say_error(f"{error}.".replace("..", "."))
+        return
+    known = [str(one.get("label")) for one in listed.get("data", ())]
+    wanted = names.replace(",", " ").split()
+    if not wanted:
+        used = ", ".join(chat.tools.labels) if chat.tools is not None else "none"
+        chat.say(f"MCP servers: {printable_text(', '.join(known)) or 'none'}. In use: {used}.")
+    elif wanted in (['""'], ["''"]):
+        chat.tools = None
+        chat.say("No tools are used now.")
+    elif unknown := [name for name in wanted if name not in known]:
+        chat.say_error(f"there is no MCP server {unknown[0]}. There are: {printable_text(', '.join(known)) or 'none'}.")
+    else:
+        chat.tools = Tools(wanted, chat.say, ask_at_terminal)
+        chat.say(f"The model may use the tools of {', '.join(wanted)}. Those that change something are asked for.")
 
 
 def _run_command(chat: Chat, line: str) -> str:
@@ -147,6 +208,8 @@ def _run_command(chat: Chat, line: str) -> str:
             chat.say(chat.system or "There is no system message.")
         case "/new":
             chat.turns.clear()
+            if chat.tools is not None:
+                chat.tools.response_id = ""
             chat.images.clear()
             chat.say("Started a new conversation.")
         case "/help":

@@ -89,6 +89,10 @@ class Loops:
 
     # What clients ask for
 
+    def labels(self, owner: str, key_id: str) -> list[str]:
+        """Return the labels of the operator's servers that a key may use."""
+        return [label for label, spec in self._specs.items() if spec.may_use(owner, key_id)]
+
     async def begin(self, request: Request, body: JsonBody) -> Loop:
         """Begin a response, or find that of the request's Idempotency-Key.
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tailrace.errors import ModelError
 from tailrace.server import LocalNotes, Opened, Options, Server
 from tailrace_plugins.tool_loop.extension import EXTENSION
+from tailrace_plugins.tool_loop.listing import LISTING_TAG, listing_paths, listing_route
 from tailrace_plugins.tool_loop.servers_file import read_servers
 
 __all__ = ["open_tools"]
@@ -25,7 +26,7 @@ async def open_tools(server: Server, options: Options) -> AsyncIterator[Opened]:
     """
     hosts = frozenset(host.strip() for host in options["mcp_hosts"].split(",") if host.strip())
     if not options["mcp_servers"] and not hosts:
-        yield Opened()
+        yield Opened([listing_route(lambda owner, key_id: [])], listing_paths(), LISTING_TAG)
         return
     if importlib.util.find_spec("mcp") is None:
         raise ModelError("--mcp-servers and --mcp-hosts need another package: pip install 'tailrace[mcp]'.")
@@ -42,4 +43,5 @@ async def open_tools(server: Server, options: Options) -> AsyncIterator[Opened]:
         asyncio.TaskGroup() as group,
         takes.open_loops(server, notes, specs, hosts, options, group) as opened,
     ):
-        yield Opened(takes=opened.table, forget=opened.forget)
+        routes = [listing_route(opened.labels)]
+        yield Opened(routes, listing_paths(), LISTING_TAG, forget=opened.forget, takes=opened.table)

@@ -32,6 +32,7 @@ class Takes:
     def __init__(self, loops: Loops) -> None:
         self._loops = loops
         self.forget = loops.forget
+        self.labels = loops.labels
 
     @property
     def table(self) -> Mapping[tuple[str, str], Take]:

@@ -1,0 +1,79 @@
+"""`tailrace chat` with the tools of MCP servers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.api.process import TAILRACE, Server, environment
+from tests.plugins.terminal_chat.pty_process import terminal
+from tests.plugins.tool_loop.tool_servers import Tools
+
+pytest.importorskip("mcp")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Tools]]:
+    tools = Tools(tmp_path_factory.mktemp("tools"), [])
+    rules = [
+        {
+            "when": "Write",
+            "say": "I write.",
+            "calls": [{"name": "count__append", "arguments": {"text": "a\u001b[2Jb"}}],
+        },
+        {"when": "Look", "calls": [{"name": "count__look", "arguments": {"text": "seen"}}]},
+        {"when": r"<tool_response>\n([^\n]*)", "say": "It said: $1"},
+        {"when": ".", "say": "Hello."},
+    ]
+    (tools.path / "script.json").write_text(json.dumps({"rules": rules}))
+    with contextlib.closing(tools.start()) as server:
+        yield server, tools
+
+
+def _run(server: Server, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [TAILRACE, "chat", "--url", server.url, "--tools", "count", "scripted", *arguments]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, env=environment(), capture_output=True, text=True, timeout=50, check=False
+    )
+
+
+def test_in_a_pipe_only_what_reads_is_called(served: tuple[Server, Tools]) -> None:
+    server, tools = served
+    before = len(tools.counted())
+    done = _run(server, "Look.")
+    assert (done.returncode, done.stdout) == (0, "It said: seen\n")
+    assert 'count: look {"text": "seen"}: seen' in done.stderr
+    done = _run(server, "Write.")
+    assert (done.returncode, done.stdout) == (0, "I write.\nIt said: The user did not allow this call.\n")
+    assert tools.counted()[before:] == ["look"]
+    assert _run(server, "--tools", "other", "Look.").returncode == 1
+
+
+def test_at_a_terminal_calls_are_asked_for(served: tuple[Server, Tools], tmp_path: Path) -> None:
+    server, tools = served
+    before = len(tools.counted())
+    with terminal("chat", "--url", server.url, "scripted", TAILRACE_HOME=str(tmp_path)) as at:
+        at.wait_for(">>>")
+        at.type("/tools\r")
+        at.wait_for("MCP servers: count. In use: none.")
+        at.type("/tools nothing\r")
+        at.wait_for("there is no MCP server nothing")
+        at.type("/tools count\r")
+        at.wait_for("The model may use the tools of count")
+        at.type("Write.\r")
+        at.wait_for("[y/N]")
+        at.type("n\r")
+        at.wait_for("did not allow this call")
+        assert len(tools.counted()) == before
+        at.type("Write.\r")
+        at.wait_for("[y/N]", count=2)
+        at.type("y\r")
+        at.wait_for("It said: a")
+        assert tools.counted()[before:] == ["append"]
+        assert "\x1b[2Jb" not in at.raw.replace("\x1b[2J\x1b", "")
+        at.type('/tools ""\r')
+        at.wait_for("No tools are used now.")
