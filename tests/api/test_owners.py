@@ -92,7 +92,7 @@ def _on_streams() -> list[tuple[Wire, Operation]]:
         (wire, operation)
         for wire in ServedWires().all
         for operation in wire.operations
-        if isinstance(operation.act, Follow | OnStream) and "{chat" not in operation.path
+        if isinstance(operation.act, Follow | OnStream) and operation.act.topic is None
     ]
 
 
@@ -144,6 +144,25 @@ async def test_an_answer_is_not_found_by_the_chat_of_another_owner(tmp_path: Pat
             assert (await other.delete(f"{path}/c/stream")).status_code == 404
         assert (await house.mine.delete(f"{path}/c/stream")).status_code == 200
         assert b'"type":"abort"' in (await asking).content
+
+
+async def test_a_run_is_not_found_by_another_owner(tmp_path: Path) -> None:
+    """Not by its id, nor by that of one of its events, nor by its thread; also not when it has ended."""
+    path = "/v1/ag-ui"
+    run = {
+        "threadId": "t", "runId": "r", "messages": [{"id": "1", "role": "user", "content": "Hi"}],
+        "forwardedProps": {"max_tokens": 3},
+    }  # fmt: skip
+    async with _serving(tmp_path) as house, asyncio.timeout(60):
+        begun = await house.mine.post(path, json=run)
+        last = {"last-event-id": f"{begun.headers['x-stream-id']}.1.0"}
+        for other in house.others:
+            never = await other.get(f"{path}?runId=never")
+            for answer in (await other.get(f"{path}?runId=r"), await other.post(path, json=run, headers=last)):
+                assert (answer.status_code, answer.content) == (404, never.content)
+            assert (await other.get(f"{path}/t/events")).status_code == 204
+        for answer in (await house.mine.get(f"{path}?runId=r"), await house.mine.post(path, json=run, headers=last)):
+            assert (answer.status_code, answer.content) == (200, begun.content)
 
 
 async def test_an_event_id_does_not_find_streams_of_other_owners(tmp_path: Path) -> None:
