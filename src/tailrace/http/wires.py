@@ -79,7 +79,8 @@ class ServedWires:
             if not path.startswith("/") or not _LITERAL.fullmatch(_PARAMETER.sub("", path)):
                 return f"{path!r} is not a path"
             shared = {path} if self._is_told_apart(operation, served) else set()
-            if other := next((other for other in taken if other not in shared and overlap(path, other)), None):
+            near = [other for other in taken if other == path or "{" in other or "{" in path]
+            if other := next((other for other in near if other not in shared and overlap(path, other)), None):
                 return f"its path {path} conflicts with {other}"
         sockets = self._sockets.union(*((*other.sockets, *other.lanes) for other in served))
         for path in (*wire.sockets, *wire.lanes):
@@ -135,8 +136,6 @@ def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[st
 
 def overlap(one: str, other: str) -> bool:
     """Return whether a request could match both paths."""
-    if "{" not in one and "{" not in other:
-        return one == other
     for left, right in zip(one.split("/"), other.split("/"), strict=False):
         if ":path}" in left or ":path}" in right:
             return True
