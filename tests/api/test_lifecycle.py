@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.api.forks import run_text
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
 from tests.http.wire import Wire, as_json, sse_data
@@ -79,9 +80,7 @@ def _overloaded(wire: Wire, name: str, status: int, code: str) -> None:
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TAILRACE, "serve", *arguments], capture_output=True, text=True, timeout=LONG_S, env=environment(), check=False
-    )
+    return run_text([TAILRACE, "serve", *arguments], environment())
 
 
 # Starting

@@ -111,7 +111,14 @@ def _check(command: _Command) -> None:
     assert status == 130
 
 
-@pytest.mark.parametrize("verb", ["serve", "pull", "doctor smollm2", "certify", "bench --streams 1"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        "serve",
+        "pull",
+        *(pytest.param(one, marks=pytest.mark.deep) for one in ("doctor smollm2", "certify", "bench --streams 1")),
+    ],
+)
 def test_while_a_model_is_fetched(verb: str, start: Callable[..., _Command], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts a connection and never answers
         silent.settimeout(LONG_S)
@@ -199,7 +206,7 @@ def test_while_the_server_of_bench_starts(start: Callable[..., _Command]) -> Non
     _check(command)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.deep)])
 def test_bench_leaves_no_server_after_a_signal(number: int, start: Callable[..., _Command]) -> None:
     command = start("bench scripted:tokens_per_s=2 --streams 1 --rounds 1 --server-streams 0")
     # The server listens then: nothing that it writes fails from now on.
