@@ -110,6 +110,9 @@ class Loops:
         tools = {tool.server_label: await self._tools_of(request, sender.owner, tool) for tool in asked.tools}
         previous_id = loop_id_of(asked.previous)
         previous = await self.find(sender.owner, previous_id) if previous_id is not None else None
+        if previous is not None and body.get("conversation") is not None:
+            text = "conversation and previous_response_id cannot be used together."
+            raise RequestError(text, param="conversation")
         if previous is not None and not previous.has_ended:
             raise UnknownLoop("The previous response has not ended.", param="previous_response_id")
         calls = await self._calls_in(sender.owner, body)

@@ -220,6 +220,14 @@ def test_a_response_in_a_conversation(client: OpenAI) -> None:
     _ask(client, "one look first", conversation=conversation.id)
     items = client.conversations.items.list(conversation.id, order="asc").data
     assert [item.type for item in items] == ["message", "function_call", "function_call_output", "message"]
+    asked = _ask(client, "one append second", ASK, conversation=conversation.id)
+    (ask,) = asks_of(asked)
+    answer = [{"type": "mcp_approval_response", "approval_request_id": ask.id, "approve": True}]
+    with pytest.raises(openai.BadRequestError):
+        _ask(client, answer, ASK, conversation=conversation.id, previous_response_id=asked.id)
+    assert _ask(client, answer, ASK, conversation=conversation.id).output_text == "It said: second"
+    items = client.conversations.items.list(conversation.id, order="asc").data
+    assert [item.type for item in items[4:]] == ["message", "function_call", "function_call_output", "message"]
 
 
 def test_an_idempotency_key_makes_no_second_response(rig: Rig, client: OpenAI) -> None:

@@ -6,6 +6,7 @@ import { at, explain } from "./api.js";
 import { html } from "./html.js";
 import { MAX_SYSTEM, NO_SETTINGS, PRESETS } from "./settings.js";
 import { keep, recall } from "./storage.js";
+import { servers } from "./tools.js";
 import { changeSettings, fail, isSignedOut, openId, settings, signIn } from "./store.js";
 
 export const dialog = signal(""); // settings, shortcuts, or none
@@ -44,6 +45,8 @@ function Settings() {
   const all = [...PRESETS, ...presets.value];
   const isOn = (preset) => Object.entries(preset).every(([key, value]) => key === "name" || values[key] === value);
   const number = (key) => (event) => set({ [key]: event.target.value === "" ? NO_SETTINGS[key] : Number(event.target.value) });
+  const toggle = (label) => (event) =>
+    set({ tools: [...values.tools.filter((one) => one !== label), ...(event.target.checked ? [label] : [])] });
   const apply = ({ name: _, ...preset }) => set(preset);
   const save = (event) => {
     event.preventDefault();
@@ -51,7 +54,7 @@ function Settings() {
     changeSettings(values).catch(fail);
   };
   const savePreset = () => {
-    const { model, ...kept } = values;
+    const { model, tools, ...kept } = values;
     const mine = presets.value.filter((preset) => preset.name !== name.trim());
     presets.value = [...mine, { name: name.trim(), ...kept }];
     keep("presets", presets.value);
@@ -82,6 +85,13 @@ function Settings() {
           <label>Top p <input type="number" min="0.01" max="1" step="0.01" value=${values.top_p} onInput=${number("top_p")} /></label>
           <label>Longest answer <input type="number" min="0" step="1" placeholder="tokens" value=${values.max_tokens || ""} onInput=${number("max_tokens")} /></label>
         </div>
+        ${servers.value.length > 0 &&
+        html`<fieldset class="tools">
+          <legend>Tools that the model may use</legend>
+          ${servers.value.map(
+            (label) => html`<label><input type="checkbox" checked=${values.tools.includes(label)} onChange=${toggle(label)} /> ${label}</label>`,
+          )}
+        </fieldset>`}
         <div class="row">
           <input aria-label="Name of a new preset" placeholder="Name of a preset" maxlength="40" value=${name} onInput=${(event) => setName(event.target.value)} />
           <button type="button" disabled=${!name.trim()} onClick=${savePreset}>Save as preset</button>

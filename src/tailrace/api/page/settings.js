@@ -5,7 +5,7 @@ const PIECES = 8;
 export const MAX_SYSTEM = PIECE * PIECES;
 
 /** At a temperature of 1 small models ramble. `max_tokens` 0 leaves the length to the server. */
-export const NO_SETTINGS = Object.freeze({ system: "", temperature: 0.6, top_p: 1, max_tokens: 0, model: "" });
+export const NO_SETTINGS = Object.freeze({ system: "", temperature: 0.6, top_p: 1, max_tokens: 0, model: "", tools: [] });
 
 export const PRESETS = [
   { name: "Balanced", temperature: 0.6, top_p: 1 },
@@ -21,13 +21,14 @@ export function settingsOf(metadata) {
     top_p: within(metadata.top_p, 0.01, 1, NO_SETTINGS.top_p),
     max_tokens: Math.floor(within(metadata.max_tokens, 0, 1e9, 0)),
     model: metadata.model ?? "",
+    tools: (metadata.tools ?? "").split(",").filter(Boolean),
   };
 }
 
 /** `before` may have entries of others, which stay. */
-export function metadataOf({ system, temperature, top_p, max_tokens, model }, before = {}) {
-  const others = Object.entries(before).filter(([name]) => !/^(system\.[1-8]|temperature|top_p|max_tokens|model)$/.test(name));
-  const entries = [["temperature", temperature], ["top_p", top_p], ["max_tokens", max_tokens], ["model", model]];
+export function metadataOf({ system, temperature, top_p, max_tokens, model, tools }, before = {}) {
+  const others = Object.entries(before).filter(([name]) => !/^(system\.[1-8]|temperature|top_p|max_tokens|model|tools)$/.test(name));
+  const entries = [["temperature", temperature], ["top_p", top_p], ["max_tokens", max_tokens], ["model", model], ["tools", tools.join(",")]];
   const characters = Array.from(system); // not to cut one in two
   const pieces = Array.from({ length: PIECES }, (_, place) => [
     `system.${place + 1}`,

@@ -5,11 +5,13 @@ import { at, call, explain, randomName, whenSignedOut } from "./api.js";
 import { keep, keepQuestion, recallQuestion } from "./storage.js";
 import { LiveAnswer } from "./live.js";
 import { NO_SETTINGS, metadataOf, settingsOf } from "./settings.js";
+import { followResponse, forgetResponse, isCalling, loadServers, response, stopResponse, toolsOf } from "./tools.js";
 import { Tree } from "./tree.js";
 
 const ID = /^[\w-]{1,64}$/;
 const PAGE = 30; // conversations at once
 const NOTE_MS = 12_000;
+const RESPONSE = "mcp_response"; // in the metadata of a conversation: the newest response with tools
 
 export const account = signal(null); // {owner, key_id}; null until the server has said, and while signed out
 export const isAdmin = computed(() => account.value !== null && (account.value.scopes?.includes("admin") ?? true));
@@ -34,7 +36,10 @@ export const model = computed(() => models.value.find(({ id }) => id === setting
 /** The answer that the open branch ends in, if it is being written. */
 export const running = computed(() => live.value.get(tree.value.last?.stream_id) ?? null);
 export const isBusy = computed(
-  () => (asking.value !== null && asking.value.conversationId === openId.value) || (running.value !== null && running.value.phase.value !== "over"),
+  () =>
+    (asking.value !== null && asking.value.conversationId === openId.value) ||
+    (running.value !== null && running.value.phase.value !== "over") ||
+    isCalling.value,
 );
 
 const measured = new Map(); // facts of answers that this page has seen, by the id of the stream
@@ -88,7 +93,7 @@ export async function signOut() {
 export async function start() {
   try {
     account.value = await call("GET", "/v1/session");
-    await Promise.all([loadModels(), loadList(), open(location.hash.slice(1))]);
+    await Promise.all([loadModels(), loadList(), loadServers(), open(location.hash.slice(1))]);
     await resendQuestion();
   } catch (error) {
     if (!isSignedOut.value) fail(error);
@@ -151,6 +156,7 @@ export function go(id) {
 export async function open(given) {
   const id = ID.test(given) ? given : ""; // an address may come from anybody, and must not become another path
   for (const answer of live.value.values()) answer.close(); // the server goes on with them
+  forgetResponse();
   batch(() => {
     live.value = new Map();
     alarm.value = "";
@@ -192,6 +198,56 @@ export async function load() {
     settings.value = settingsOf(found.metadata);
     show(new Tree(all.data, all.head, all.answers));
   });
+  const responseId = found.metadata[RESPONSE];
+  if (responseId && response.value?.id !== responseId) followResponse(responseId, id, onItems);
+}
+
+const onItems = () => load().catch(() => {});
+
+/** Keep which response with tools is the newest, for a page that is loaded again. */
+async function keepResponse(conversationId, responseId) {
+  const { metadata } = await call("GET", `/v1/conversations/${conversationId}`);
+  const { [RESPONSE]: before, ...others } = metadata;
+  if ((before ?? "") === responseId) return;
+  await call("POST", `/v1/conversations/${conversationId}`, { metadata: responseId ? { ...others, [RESPONSE]: responseId } : others });
+}
+
+/** Ask with tools. Returns when the conversation has the question. */
+async function askWithTools(body, key, conversationId, hurry) {
+  const headers = { "idempotency-key": key };
+  const made = await untilReached(() => call("POST", "/v1/responses", body, { headers, wait_ms: 120_000 }), hurry);
+  await keepResponse(conversationId, made.id);
+  if (openId.value !== conversationId) return;
+  await followResponse(made.id, conversationId, onItems);
+  await load();
+}
+
+/** Say which calls may be made, as items of a response. */
+export async function answerCalls(items) {
+  const conversationId = openId.value;
+  const chosen = settings.value;
+  if (isBusy.value) return;
+  alarm.value = "";
+  response.value = { ...response.value, asks: [] };
+  const hurry = new AbortController();
+  asking.value = {
+    conversationId,
+    parentId: tree.value.last?.id ?? null,
+    text: null,
+    settings: chosen,
+    state: signal("sending"),
+    stop: () => hurry.abort(),
+  };
+  try {
+    const body = { ...responseOf(chosen, null), conversation: conversationId, input: items };
+    await askWithTools(body, randomName(), conversationId, hurry.signal);
+  } catch (error) {
+    if (error !== STOPPED) fail(error);
+    forgetResponse();
+    load().catch(() => {});
+  } finally {
+    asking.value = null;
+  }
 }
 
 function show(next) {
@@ -306,6 +362,15 @@ async function send(question, pictures = []) {
     if (pictures.length) keepQuestion({ ...question, numUnsent: pictures.length });
     await sendPictures(question, pictures, hurry.signal);
     keepQuestion(question);
+    if (question.settings.tools.length) {
+      await askWithTools(toolsBodyOf(question), question.key, question.conversationId, hurry.signal);
+      loadList().catch(() => {});
+      return true;
+    }
+    if (response.value) {
+      forgetResponse();
+      await keepResponse(question.conversationId, "");
+    }
     const headers = { "idempotency-key": question.key };
     const asked_ms = performance.now();
     const created = await untilReached(
@@ -398,6 +463,29 @@ function bodyOf({ conversationId, parentId, text, modelId, images = [], settings
   };
 }
 
+function toolsBodyOf({ conversationId, parentId, text, modelId, images = [], settings: chosen }) {
+  const parts = images.map((id) => ({ type: "input_image", file_id: id }));
+  const content = images.length ? [...parts, ...(text ? [{ type: "input_text", text }] : [])] : text;
+  return {
+    ...responseOf(chosen, modelId),
+    conversation: { id: conversationId, parent_id: parentId },
+    input: text === null ? [] : [{ role: "user", content }],
+  };
+}
+
+function responseOf(chosen, modelId) {
+  const name = modelId ?? chosen.model;
+  return {
+    tools: toolsOf(chosen.tools),
+    background: true,
+    ...(chosen.system && { instructions: chosen.system }),
+    ...(models.value.some(({ id }) => id === name) && { model: name }),
+    temperature: chosen.temperature,
+    top_p: chosen.top_p,
+    ...(chosen.max_tokens && { max_output_tokens: chosen.max_tokens }),
+  };
+}
+
 function contentOf(text, images) {
   if (!images.length) return text;
   const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
@@ -417,6 +505,7 @@ async function resendQuestion() {
 export function stop() {
   asking.value?.stop();
   running.value?.stop();
+  stopResponse();
 }
 
 addEventListener("hashchange", () => {

@@ -4,7 +4,8 @@ import { useEffect, useLayoutEffect, useRef, useState } from "./lib/preact-hooks
 import { html } from "./html.js";
 import { MarkdownView } from "./markdown.js";
 import { unwatchSight, watchSight } from "./frames.js";
-import { ask, asking, factsOf, imagePath, imagesOf, isBusy, live, models, showBranch, textOf, tree } from "./store.js";
+import { ToolCalls } from "./tools.js";
+import { answerCalls, ask, asking, factsOf, imagePath, imagesOf, isBusy, live, models, showBranch, textOf, tree } from "./store.js";
 
 const COPIED_MS = 1500;
 const LONG = 4000; // characters of an answer from which on it is not kept as nodes out of sight
@@ -17,6 +18,7 @@ export function Turns() {
   return html`
     ${shown.map((item, index) => html`<${Item} key=${item.id} item=${item} isLast=${index === shown.length - 1} />`)}
     ${question && html`<${Asking} question=${question} />`}
+    <${ToolCalls} answer=${answerCalls} isBusy=${isBusy.value} />
   `;
 }
 
