@@ -359,6 +359,23 @@ def test_streams_of_a_model_without_memory_wait_for_it(serve: Serve, tmp_path: P
 
 
 @pytest.mark.deep
+def test_a_model_whose_requests_can_wait_makes_room(serve: Serve) -> None:
+    """A request in the background leaves the memory to a live one for another model, and goes on afterwards."""
+    server = serve("scripted:tokens_per_s=50", "--model", "b=scripted", "--load", "all")
+    worker_bytes = max(one.memory_info().rss for one in psutil.Process(server.process.pid).children())
+    server = serve(
+        "scripted:tokens_per_s=50", "--model", "b=scripted", "--memory-bytes", str(worker_bytes + 40 * 2**20)
+    )
+    body = {"prompt": "Hi", "max_tokens": 400, "seed": 3, "on_disconnect": "detach"}
+    background = server.create(body, x_tailrace_priority="background")
+    until(lambda: server.state(background)["text"] != "")
+    answer = server.post("/v1/completions", {"model": "b", "prompt": "Hi", "max_tokens": 5, "seed": 1})
+    assert answer.json()["choices"][0]["text"] == Answer("Hi", 5, 1).text
+    assert server.state(background)["status"] in ("queued", "running")
+    assert server.wait_state(background, "done")["text"] == Answer("Hi", 400, 3).text
+
+
+@pytest.mark.deep
 def test_draining_hands_over_the_streams_of_all_models(serve: Serve, tmp_path: Path) -> None:
     flags = ("--model", "b=scripted:tokens_per_s=100", "--data-dir", str(tmp_path))
     server = serve("scripted:tokens_per_s=100", *flags, "--load", "all")

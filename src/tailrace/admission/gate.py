@@ -127,6 +127,16 @@ class Gate:
             self._refusal = reason
         self._changed.set()
 
+    async def clear(self) -> None:
+        """Shut, take background requests off the engine, and return when nothing runs."""
+        self.shut()
+        for one in reversed(list(self._preemptible)):
+            assert one.preempt is not None
+            one.preempt()
+        while self._num_running:
+            self._changed.clear()
+            await self._changed.wait()
+
     async def wait_open(self) -> None:
         """Wait until requests may start. Raises: Draining, EngineLost if they are refused."""
         while not self._is_open:
@@ -258,6 +268,7 @@ class Gate:
             self._mean_service_s += 0.1 * (time.monotonic() - entry.admitted_s - self._mean_service_s)
         if self._unsettled is entry:
             self._unsettled = None
+        self._changed.set()
         self._admit()
 
     @property

@@ -14,7 +14,15 @@ from tailrace.dialects.shapes import path_of
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import GenerateRequest
 
-__all__ = ["ignored_header", "is_cross_origin", "is_own_address", "may_generate", "with_headers", "with_priority"]
+__all__ = [
+    "ignored_header",
+    "is_background",
+    "is_cross_origin",
+    "is_own_address",
+    "may_generate",
+    "with_headers",
+    "with_priority",
+]
 
 _MAX_NAMED = 10
 _LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
@@ -51,12 +59,17 @@ def may_generate(request: HTTPConnection) -> bool:
     return method != "HEAD" and (method != "GET" or not is_cross_origin(request))
 
 
-def with_priority(call: RequestT, request: HTTPConnection) -> RequestT:
-    """Apply the header X-Tailrace-Priority to a call. Raises: RequestError."""
+def is_background(request: HTTPConnection) -> bool:
+    """Return whether a request waits for others. Raises: RequestError."""
     priority = request.headers.get("x-tailrace-priority", "live")
     if priority not in ("live", "background"):
         raise RequestError("X-Tailrace-Priority must be live or background.", param="x-tailrace-priority")
-    return replace(call, is_background=True) if priority == "background" else call
+    return priority == "background"
+
+
+def with_priority(call: RequestT, request: HTTPConnection) -> RequestT:
+    """Apply the header X-Tailrace-Priority to a call. Raises: RequestError."""
+    return replace(call, is_background=True) if is_background(request) else call
 
 
 def with_headers(call: GenerateRequest, request: HTTPConnection) -> GenerateRequest:

@@ -22,6 +22,7 @@ from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_b
 from tailrace.api.fitting import cut_inputs, fitted_inputs
 from tailrace.api.request_headers import (
     ignored_header,
+    is_background,
     with_priority,
 )
 from tailrace.api.stream_starts import BegunStream, OverflownPrompt, StreamStarts, claim_of, num_image_bytes
@@ -199,7 +200,7 @@ class Routes:
                 return self._reply(call)
             ignored_header(call.ignored, is_strict=self._settings.strict)
             if not served.is_loaded:
-                await self._models.load(served)
+                await self._models.load(served, is_background=is_background(request))
             wanted = with_priority(fitted_inputs(call.request, is_strict=self._settings.strict), request)
             try:
                 run = await served.embedder.begin(sent_by(request.scope, wanted, wire=wire.name, model=named.model))

@@ -19,6 +19,7 @@ from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_b
 from tailrace.api.fitting import fitted, left_open, shortened
 from tailrace.api.request_headers import (
     ignored_header,
+    is_background,
     is_cross_origin,
     is_own_address,
     may_generate,
@@ -172,7 +173,7 @@ class StreamStarts:
         served = named.served
         with served.arriving(arrival_of(sender.scope, wire=wire.name, model=named.model)):
             if meant is not None and not served.is_loaded and may_generate(sender):
-                await self._models.load(served)
+                await self._models.load(served, is_background=is_background(sender))
             call = act.parse(parsed)
             if not isinstance(call, GenerateCall):
                 return call

@@ -3,13 +3,15 @@
 All models are served from the start: they are listed, their tokenizers are loaded, and their streams can be followed.
 Only their engines, which are processes, are loaded and unloaded. The first model is loaded before requests are
 accepted. Another model is loaded by the first request for it, which waits. With `--idle-unload-s` a model that was not
-used for so long is unloaded. With `--memory-bytes` idle models are unloaded to make room, the longest unused first.
+used for so long is unloaded. With `--memory-bytes` idle models are unloaded to make room, the longest unused first, and
+then those that only have requests in the background. These wait until their model has room again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
@@ -31,6 +33,8 @@ _T = TypeVar("_T")
 logger = logging.getLogger("tailrace.server")
 
 _RETRY_S = 2.0  # Retry-After while a model is loading or has no memory
+_SETTLED_S = 10.0  # how long a model was not used that leaves its room to requests in the background
+_NO_MEMORY = "There is no memory for this model while others are busy."
 
 
 class Models:
@@ -86,9 +90,9 @@ class Models:
         named = self._by_name.get(log.record.model)
         return named.served if named is not None else self.first
 
-    async def load(self, served: Served, *, within_s: float | None = None) -> None:
+    async def load(self, served: Served, *, within_s: float | None = None, is_background: bool = False) -> None:
         """Load a model, and return when it is loaded. Concurrent calls wait for the same load. `within_s` is by default
-        the longest time in the queue.
+        the longest time in the queue. In the background, it takes no room from a model that was in use a moment ago.
 
         Raises: EngineLost if it cannot be loaded now; AdmissionError if too many requests wait, or the server drains.
         """
@@ -97,8 +101,13 @@ class Models:
         served.generator.gate.check_open()
         if served.num_waiting >= served.settings.max_concurrent_requests:
             raise QueueFull("Too many requests wait for this model to be loaded.", retry_after_s=_RETRY_S)
+        if served.loading is not None and served.is_loading_behind and not is_background:
+            await asyncio.wait([served.loading])  # it may be refused, where this one is not
+            await self.load(served, within_s=within_s)
+            return
         if served.loading is None:
             self._check_backoff(served)
+            served.is_loading_behind = is_background
             served.loading = self._start_task(self._load(served))
         loading = served.loading
         served.num_waiting += 1
@@ -115,6 +124,7 @@ class Models:
     def preload(self, served: Served) -> None:
         """Start to load a model before the first request for it."""
         if not served.takes_memory:
+            served.is_loading_behind = False
             served.loading = self._start_task(self._load(served))
 
     def unload(self, served: Served) -> None:
@@ -188,7 +198,8 @@ class Models:
             served.loading = None
 
     async def _make_room(self, served: Served) -> None:
-        """Unload idle models, the longest unused first, until this model fits. It always fits if no other is loaded.
+        """Unload models that are idle, the longest unused first, or can wait, until this model fits. It always fits if
+        no other is loaded.
 
         Raises: EngineLost if busy models leave no room.
         """
@@ -197,15 +208,24 @@ class Models:
             return
         others = [one for one in self if one is not served and one.takes_memory]
         excess_bytes = served.num_bytes() + sum(one.num_bytes() for one in others) - budget_bytes
-        idle = sorted((one for one in others if one.is_idle), key=lambda one: one.generator.used_s)
+        waiting = [] if served.is_loading_behind else [one for one in others if one.is_behind and not one.is_idle]
+        latest_s = time.monotonic() - _SETTLED_S if served.is_loading_behind else math.inf
+        idle = [one for one in others if one.is_idle and one.generator.used_s <= latest_s]
+        may_leave = sorted(idle, key=lambda one: one.generator.used_s) + waiting
         leaving = []
-        while excess_bytes > 0 and idle:
-            leaving.append(idle.pop(0))
+        while excess_bytes > 0 and may_leave:
+            leaving.append(may_leave.pop(0))
             excess_bytes -= leaving[-1].num_bytes()
         if excess_bytes > 0 and len(leaving) < len(others):
-            raise EngineLost("There is no memory for this model while others are busy.", retry_after_s=_RETRY_S)
+            raise EngineLost(_NO_MEMORY, retry_after_s=_RETRY_S)
         for one in leaving:
-            self._unload(one, "to make room")
+            if one.is_idle:
+                self._unload(one, "to make room")
+            elif await one.generator.leave():
+                self._unload(one, "to make room: what it does can wait")
+                self._start_task(self._load_for_recovery(one))
+            else:
+                raise EngineLost(_NO_MEMORY, retry_after_s=_RETRY_S)
         if self._leaving:
             await asyncio.wait(list(self._leaving.values()))
 
@@ -233,9 +253,9 @@ class Models:
             self._unload(served, f"after {idle_s:g} s without a stream")
 
     async def _load_for_recovery(self, served: Served) -> None:
-        """Try to load a model until it is loaded, or no stream waits for it."""
-        while served.generator.live and not served.is_loaded:
+        """Try to load a model until it is loaded, or nothing waits for it."""
+        while served.generator.is_busy and not served.is_loaded:
             try:
-                await self.load(served)
+                await self.load(served, is_background=served.generator.is_behind)
             except (EngineLost, AdmissionError) as error:
                 await asyncio.sleep(error.retry_after_s or _RETRY_S)

@@ -47,6 +47,7 @@ class Served:
         self.is_loaded = False
         self.replay: Verdict | None = None  # how exact replays of this engine are, if that was measured
         self.loading: asyncio.Task[TailraceError | None] | None = None
+        self.is_loading_behind = False  # without taking the room of a model that was just in use
         self.num_arriving = 0  # requests that are not streams yet
         self.num_waiting = 0  # requests that wait until it is loaded
         self.refusal = ""  # why it could not be loaded
@@ -69,6 +70,11 @@ class Served:
     def is_idle(self) -> bool:
         """Whether it is loaded, but not in use."""
         return self.is_loaded and not self.num_arriving and not self.generator.is_busy
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is loaded, and all that it does can wait for another model."""
+        return self.is_loaded and not self.num_arriving and self.generator.is_behind
 
     @property
     def takes_memory(self) -> bool:

@@ -66,6 +66,7 @@ from tailrace.types import (
 __all__ = ["Generator", "Limits"]
 
 _FOUND_AT_ONCE = 4  # requests whose images are read from where they are kept
+_LEAVE_S = 5.0  # in which what runs in the background leaves the engine
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
 _TASKS: dict[Task, str] = {
     "generate": "write text", "embed": "make embeddings", "rank": "rank documents",
@@ -193,6 +194,13 @@ class Generator:
         """Whether any request waits, runs, or is still on the engine."""
         is_used = self.live or self.vector_runs or self.gate.num_running or self.gate.num_waiting
         return bool(is_used or self.recovery.is_trying or self._vector_trials.is_trying)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether all that waits and runs is in the background, and can wait."""
+        every: list[Run | VectorRun] = [*self.live, *self.vector_runs]
+        is_trying = self.recovery.is_trying or self._vector_trials.is_trying
+        return not is_trying and all(run.record.is_background for run in every)
 
     @property
     def num_restarts(self) -> int:
@@ -450,6 +458,18 @@ class Generator:
         self.gate.shut(EngineLost("The engine cannot be started.", retry_after_s=retry_after_s) if is_broken else None)
         if self._give_up_timer is None and not self._has_given_up:
             self._give_up_timer = asyncio.get_running_loop().call_later(self.limits.recover_s, self._give_up)
+
+    async def leave(self) -> bool:
+        """Take all that is in the background off the engine. Returns whether nothing else came meanwhile, so that the
+        engine is free; otherwise all go on."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                await self.gate.clear()
+        if self.is_behind and not self.gate.num_running:
+            return True
+        self._open_gate(0.0)
+        self.gate.caught_up()
+        return False
 
     def on_unload(self) -> None:
         """The engine is unloaded on purpose, until the next request."""
