@@ -24,13 +24,14 @@ from tailrace.dialects.bodies import JsonBody, require_plain_utf8
 from tailrace.dialects.native import event_json
 from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import HEARTBEAT
-from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError, StreamError, Unauthenticated
+from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError, StreamError, TailraceError, Unauthenticated
 from tailrace.extensions import Extension, installed_extensions
 from tailrace.generation.observers import Observer, Observers, Times
 from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.inner_requests import InnerAnswer, InnerStream, begin, post
 from tailrace.http.stream_actions import StreamActions
+from tailrace.http.wires import ServedWires
 from tailrace.records.service import Records
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
@@ -38,6 +39,7 @@ from tailrace.streams._index import LocalLogStore
 from tailrace.streams.damage import missing_stream_error
 from tailrace.streams.notes import Answer, Entry, EntryId, LoadedLog, LocalNotes, LogListener, Note, SharedLog
 from tailrace.streams.opening import Store
+from tailrace.streams.tables import LocalTable, Table, TableLease
 from tailrace.system.follower import Follower
 from tailrace.text.templates import is_deeper
 from tailrace.types import Record
@@ -55,6 +57,7 @@ __all__ = [
     "InnerStream",
     "LoadedLog",
     "LocalNotes",
+    "LocalTable",
     "LogListener",
     "Note",
     "Observer",
@@ -66,6 +69,8 @@ __all__ = [
     "Settings",
     "SharedLog",
     "StreamLog",
+    "Table",
+    "TableLease",
     "Take",
     "Times",
     "client_disconnected",
@@ -88,9 +93,10 @@ Options: TypeAlias = Mapping[str, Any]  # Any: of each setting's type
 class Server:
     """What the routes of a server share.
 
-    `bodies` limits the memory for request bodies; `streams` finds the streams of models; `notes_of` returns what an
-    extension keeps in the log store: a `SharedLog` where servers share one, else `LocalNotes`. `ask` sends a request to
-    the server itself. `observe` calls an observer of all requests.
+    `bodies` limits the memory for request bodies; `streams` finds the streams of models. An extension keeps in the log
+    store what `table_of` returns, a `Table`, or what `notes_of` returns: a `SharedLog` where servers share one, else
+    `LocalNotes`. `ask` sends a request to
+    the server itself; `error_answer` is how it answers with an error. `observe` calls an observer of all requests.
     """
 
     def __init__(
@@ -110,6 +116,7 @@ class Server:
         self._keyring = records.keyring if records is not None else Keyring()
         self._observers = tuple(observers)
         self._app: ASGIApp | None = None
+        self._wires = ServedWires()
         self._answers = asyncio.Event()
 
     def observe(self, observer: Observer) -> None:
@@ -122,9 +129,9 @@ class Server:
         """Add headers to each answer with a stream."""
         self.streams.more_headers.append(headers)
 
-    def answer_with(self, app: ASGIApp) -> None:
-        """Set the application that answers `ask`."""
-        self._app = app
+    def answer_with(self, app: ASGIApp, wires: ServedWires) -> None:
+        """Set the application that answers `ask`, and its wires."""
+        self._app, self._wires = app, wires
         self._answers.set()
 
     async def drop(self, log: StreamLog) -> None:
@@ -170,9 +177,19 @@ class Server:
             raise Unauthenticated("The key of this request is not valid any more.")
         return self._app, principal
 
+    def error_answer(self, path: str, error: TailraceError) -> InnerAnswer:
+        """Return what a request to a path gets for an error: in the form of the path's wire."""
+        wire = self._wires.of({"path": path, "query_string": b"", "headers": []})
+        status, body = wire.encode_error(error)
+        return InnerAnswer(status, {}, body)
+
     async def notes_of(self, name: str) -> LocalNotes | SharedLog:
         """Raises: StorageError."""
         return await self.store.notes_of(name)
+
+    async def table_of(self, name: str) -> Table:
+        """Raises: StorageError."""
+        return await self.store.table_of(name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,19 +12,23 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-__all__ = ["DEFECTS", "HIDDEN", "Defect", "plant"]
+__all__ = ["DEFECTS", "EVERY_BATCH", "FIRST_WITH_BATCH", "HIDDEN", "Defect", "plant"]
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A text of a module, and what takes its place. Some seed below `seeds` finds it."""
+    """A text of a module, and what takes its place. One of `seeds` seeds finds it: `first`, `first + step`, …"""
 
     name: str
     module: str
     old: str
     new: str
     seeds: int = 400
+    first: int = 0
+    step: int = 1
 
+
+FIRST_WITH_BATCH, EVERY_BATCH = 10_009, 16  # seeds whose schedules have a batch
 
 _STORE = "tailrace_outer.redis."
 _SCRIPTS = _STORE + "_scripts"
@@ -217,6 +221,34 @@ DEFECTS = (
         "        elif self._has_begun:\n",
         seeds=20,
     ),
+    # Of batches.
+    Defect(
+        "results of a server that has lost its batch are kept",
+        _STORE + "shared_table",
+        "if ARGV[2] ~= '' and redis.call('HGET', KEYS[4], ARGV[2]) ~= ARGV[3] then return 0 end\n",
+        "",
+        seeds=100,
+        first=FIRST_WITH_BATCH,
+        step=EVERY_BATCH,
+    ),
+    Defect(
+        "nobody takes the batches of a dead server",
+        "tailrace_plugins.batches.batches",
+        "            if run is None and row is not None:\n",
+        "            if run is None and row is not None and not self._table.is_shared:\n",
+        seeds=100,
+        first=FIRST_WITH_BATCH,
+        step=EVERY_BATCH,
+    ),
+    Defect(
+        "a row that has a result is run again",
+        "tailrace_plugins.batches.results",
+        "                self.done.add(int(key[len(prefix) : -1], 16))\n",
+        "",
+        seeds=100,
+        first=FIRST_WITH_BATCH,
+        step=EVERY_BATCH,
+    ),
 )
 
 # Some that no seed below 400 has found. The first two need many: seed 7607 finds the first one.
@@ -317,7 +349,8 @@ def main(name: str) -> int:
     plant(defect)
     from tests.simulation.schedule import run
 
-    for seed in range(defect.seeds):
+    for number in range(defect.seeds):
+        seed = defect.first + defect.step * number
         outcome = run(seed)
         if outcome.violation:
             sys.stdout.write(f"{seed}\t{outcome.violation}\n")

@@ -9,6 +9,7 @@
    that was deleted is not found any more, but for its beginning at a server that was writing it, and of which Redis has
    not told it yet that it has ended.
 7. A server observes the end of a stream once.
+9. Each row of a batch has one result, which does not change, and is that of the engine. A batch ends with all of them.
 
 Where Redis itself loses what it has confirmed (`may_lose`), law 4 and those on ids cannot hold, and a stream may end in
 another way than some have seen. The other events that a reader has seen still do not change.
@@ -64,6 +65,7 @@ class Ledger:
     def __init__(self, *, may_lose: bool) -> None:
         self.may_lose = may_lose
         self.streams: dict[str, _Stream] = {}
+        self._results: dict[bytes, tuple[bytes, bytes]] = {}  # of rows
         self.digest = 0  # of everything that happened, in order
 
     def _note(self, *what: object) -> None:
@@ -179,6 +181,15 @@ class Ledger:
         """A server shows a stream that was deleted."""
         if server not in self.of(stream_id).writers:
             raise Violation(f"law 6: {stream_id} can be read after it was deleted, at {server.name}")
+
+    def on_row(self, rows: Mapping[bytes, bytes]) -> None:
+        """Rows of the table of batches are written. A write that got no answer may come again."""
+        for key, row in rows.items():
+            if key[:2] in (b"o/", b"e/"):
+                self._note("result", key)
+                before = self._results.setdefault(key[2:-1], (key, row))
+                if before != (key, row) and not self.may_lose:
+                    raise Violation(f"law 9: {key.decode()} has the result {row!r}, and had {before}")
 
     # At the end
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import bisect
 import fnmatch
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -202,6 +203,14 @@ class RedisModel:
         has = self._get(key) or {}
         return [has.get(name) for name in names]
 
+    def hexists(self, key: bytes, name: bytes) -> Reply:
+        return int(name in (self._get(key) or {}))
+
+    def hincrby(self, key: bytes, name: bytes, number: bytes) -> Reply:
+        has = self._of(key, dict)
+        has[name] = b"%d" % (int(has.get(name, b"0")) + int(number))
+        return int(has[name])
+
     def hgetall(self, key: bytes) -> Reply:
         return [part for pair in (self._get(key) or {}).items() for part in pair]
 
@@ -246,6 +255,9 @@ class RedisModel:
         self._drop_if_empty(key)
         return count
 
+    def sismember(self, key: bytes, member: bytes) -> Reply:
+        return int(member in (self._get(key) or ()))
+
     def sunion(self, *keys: bytes) -> Reply:
         return sorted(set().union(*(self._get(key) or () for key in keys)))
 
@@ -267,6 +279,13 @@ class RedisModel:
         assert (first, last, options) == (b"0", b"-1", (b"WITHSCORES",))
         ordered = sorted((self._get(key) or {}).items(), key=lambda pair: (pair[1], pair[0]))
         return [part for member, score in ordered for part in (member, b"%.17g" % score)]
+
+    def zrangebylex(self, key: bytes, first: bytes, last: bytes, *options: bytes) -> Reply:
+        """All members have one score. `last` is exclusive."""
+        assert (options[:2], last[:1]) == ((b"LIMIT", b"0"), b"(")
+        begin, members = bisect.bisect_left if first[:1] == b"[" else bisect.bisect_right, sorted(self._get(key) or ())
+        found = members[begin(members, first[1:]) : bisect.bisect_left(members, last[1:])]
+        return found[: int(options[2])]
 
     # Streams
 
@@ -317,17 +336,21 @@ _COMMANDS: Mapping[str, Callable[..., Reply]] = {
     "PTTL": RedisModel.pttl,
     "HGET": RedisModel.hget,
     "HMGET": RedisModel.hmget,
+    "HEXISTS": RedisModel.hexists,
+    "HINCRBY": RedisModel.hincrby,
     "HGETALL": RedisModel.hgetall,
     "HSET": RedisModel.hset,
     "HSETNX": RedisModel.hsetnx,
     "HDEL": RedisModel.hdel,
     "SADD": RedisModel.sadd,
     "SREM": RedisModel.srem,
+    "SISMEMBER": RedisModel.sismember,
     "SUNION": RedisModel.sunion,
     "ZADD": RedisModel.zadd,
     "ZREM": RedisModel.zrem,
     "ZCARD": RedisModel.zcard,
     "ZRANGE": RedisModel.zrange,
+    "ZRANGEBYLEX": RedisModel.zrangebylex,
     "XADD": RedisModel.xadd,
     "XRANGE": RedisModel.xrange,
 }

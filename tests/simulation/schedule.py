@@ -8,13 +8,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from tests.simulation.batches import BatchClient, open_batches
 from tests.simulation.clients import Client, Wish
+from tests.simulation.defects import EVERY_BATCH, FIRST_WITH_BATCH
 from tests.simulation.laws import Ledger
 from tests.simulation.network import PARTS, Line, RedisHost
 from tests.simulation.servers import Server
 from tests.simulation.simulated_time import Process, Simulation, Violation
 
-__all__ = ["Outcome", "Schedule", "run"]
+from tailrace_plugins.batches.keys import OPEN
+
+__all__ = ["Outcome", "Schedule", "has_batch", "run"]
+
 
 _FAULTS_S = 15.0  # how long things go wrong
 _PATIENCE_S = 240.0  # how long clients may take from then on
@@ -35,6 +40,11 @@ class Outcome:
     simulated_s: float
     faults: Sequence[str]
     may_lose: bool
+
+
+def has_batch(seed: int) -> bool:
+    """Return whether a schedule has a batch."""
+    return seed >= FIRST_WITH_BATCH and (seed - FIRST_WITH_BATCH) % EVERY_BATCH == 0
 
 
 def run(seed: int) -> Outcome:
@@ -84,10 +94,11 @@ class Schedule:
         self._lease_s = random.choice((4.0, 10.0, 10.0))
         self._token_s = random.choice((0.02, 0.1, 0.3))
         self._is_crowded = seed % _CROWDED == _CROWDED - 1
+        self._has_batch = has_batch(seed)
         self._delay_s = random.choice((0.01, 0.1, 0.3) if self._is_crowded else (0.0005, 0.0005, 0.01, 0.1))
         self._lives: list[list[Server]] = [[] for _ in range(random.choice((2, 2, 3)))]  # of each server
         self._clients_process = Process(self.simulation, "clients")
-        self._clients: list[Client] = []
+        self._clients: list[Client | BatchClient] = []
         self._num_left = 0
         self._is_calm = False
         self._has_failed = False  # a server could not reach Redis
@@ -98,7 +109,7 @@ class Schedule:
     def outcome(self) -> Outcome:
         """Run it."""
         violation = ""
-        with self.simulation.entered(), _errors_of(self.simulation):
+        with _errors_of(self.simulation), self.simulation.entered():
             try:
                 self._live()
             except Violation as error:
@@ -116,6 +127,9 @@ class Schedule:
         latest_s = _FAULTS_S if self._is_crowded else _FAULTS_S / 2
         for number in range(simulation.random.randint(10, 20) if self._is_crowded else simulation.random.randint(1, 4)):
             simulation.after(simulation.random.uniform(0.0, latest_s), self._start_client, number)
+            self._num_left += 1
+        if self._has_batch:
+            simulation.after(simulation.random.uniform(0.0, 2.0), self._start_batch)
             self._num_left += 1
         for _ in range(simulation.random.choice((4, 6, 8) if self._is_crowded else (0, 1, 1, 2, 2, 3, 4, 6))):
             simulation.after(simulation.random.uniform(0.5, _FAULTS_S), self._fault)
@@ -156,7 +170,15 @@ class Schedule:
             wall_offset_s=random.choice((0.0, 0.0, 840.0, -840.0)),
         )
         line = Line(self._delay_s)
-        server = Server(self.simulation, self.host, process, line, lease_s=self._lease_s, token_s=self._token_s)
+        server = Server(
+            self.simulation,
+            self.host,
+            process,
+            line,
+            lease_s=self._lease_s,
+            token_s=self._token_s,
+            open_batches=open_batches if self._has_batch else None,
+        )
         lives.append(server)
         self._watch(number, server)
 
@@ -186,6 +208,13 @@ class Schedule:
         client = Client(self.simulation, self._clients_process, self.ledger, self._answering, wish)
         if self._has_failed:
             client.expected.may_end.add("error")
+        self._begin(client)
+
+    def _start_batch(self) -> None:
+        num_rows = self.simulation.random.choice((1, 10, 40))
+        self._begin(BatchClient(self.simulation, self._clients_process, self.ledger, self._answering, num_rows))
+
+    def _begin(self, client: Client | BatchClient) -> None:
         self._clients.append(client)
 
         async def live() -> None:
@@ -219,7 +248,8 @@ class Schedule:
     def _may_end_as_error(self) -> None:
         self._has_failed = True
         for client in self._clients:
-            client.expected.may_end.add("error")
+            if isinstance(client, Client):
+                client.expected.may_end.add("error")
 
     def _kill(self, server: Server) -> None:
         self._note(f"kill {server.process.name}")
@@ -301,6 +331,11 @@ class Schedule:
     # What Redis keeps
 
     def _on_hset(self, key: bytes, fields: Mapping[bytes, bytes]) -> None:
+        if key.endswith(b":batches:rows"):
+            try:
+                self.ledger.on_row(fields)
+            except Violation as error:
+                self.simulation.failures.append(str(error))
         if b"epoch" in fields:
             stream_id, epoch = key.rpartition(b":")[2], fields[b"epoch"]
             self._writers[stream_id, epoch] = self.host.actor
@@ -345,6 +380,9 @@ class Schedule:
             if server.engine.receivers:
                 left.append(f"the engine of {server.process.name} runs")
         model = self.host.model
+        for table in model.keys_like(b"*:batches:rows"):
+            keys = model.hgetall(table)[::2]
+            left += [f"{one.decode()} has not ended" for one in keys if one.startswith(OPEN + b"/")]
         # A stream that Redis has lost may leave its key, which no server ends; it is kept as that of one that runs.
         most_ms = 30 * _DAY_MS if self.may_lose else _DAY_MS
         for key in map(bytes.decode, model.keys()):

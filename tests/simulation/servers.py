@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache
-from typing import Any, assert_never
+from typing import Any, TypeAlias, assert_never
 
 from tests.generation.harness import HandStepped, tokenizer
 from tests.simulation.network import Line, RedisHost, SimulatedClient
@@ -20,10 +20,12 @@ from tailrace.errors import ClaimTaken, Draining, EngineLost, StorageError, Tail
 from tailrace.generation import Generator, Limits, PromptEncoder
 from tailrace.generation.observers import Observer, Times
 from tailrace.streams import Reader, StreamLog
+from tailrace.streams.tables import Table
 from tailrace.types import ANONYMOUS, Claim, End, Event, GenerateRequest, Record, Released
 from tailrace_outer.redis.redis_store import RedisLogStore, open_redis
+from tailrace_plugins.batches.batches import RowBatches
 
-__all__ = ["MODEL", "Answer", "Message", "Server"]
+__all__ = ["MODEL", "Answer", "Message", "OpenBatches", "Server"]
 
 MODEL = "scripted"
 Message = str | Event | Released | TailraceError | None
@@ -33,6 +35,9 @@ _SPEC = EngineSpec("scripted", context_tokens=1_000, kv_tokens=10_000, max_seque
 @lru_cache(maxsize=1)
 def _prompts() -> PromptEncoder:
     return PromptEncoder(tokenizer=tokenizer(), chat=None, context_tokens=1_000, add_bos=False)
+
+
+OpenBatches: TypeAlias = Callable[["Server", Table, asyncio.TaskGroup], Awaitable[RowBatches]]
 
 
 class _Engine(HandStepped):
@@ -102,7 +107,15 @@ class Server(Observer):
     """One life of a server, from its start to its death or its stop."""
 
     def __init__(
-        self, simulation: Simulation, host: RedisHost, process: Process, line: Line, *, lease_s: float, token_s: float
+        self,
+        simulation: Simulation,
+        host: RedisHost,
+        process: Process,
+        line: Line,
+        *,
+        lease_s: float,
+        token_s: float,
+        open_batches: OpenBatches | None = None,
     ) -> None:
         self.simulation = simulation
         self.host = host
@@ -116,10 +129,12 @@ class Server(Observer):
         self.error: BaseException | None = None
         self._lease_s = lease_s
         self._token_s = token_s
+        self._open_batches = open_batches
         self._answers: set[int] = set()
         self._open_answers: dict[int, Answer] = {}
         self._keys_in_use: dict[str, asyncio.Lock] = {}
         self._stopping: asyncio.Future[None] = process.create_future()
+        self.batches: RowBatches
         self.store: RedisLogStore
         self.generator: Generator
         self.engine: _Engine
@@ -137,9 +152,13 @@ class Server(Observer):
                 self.generator.recover(leases)
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._take_over()), group.create_task(self._step())]
+                    if self._open_batches is not None:
+                        self.batches = await self._open_batches(self, await store.table_of("batches"), group)
                     self.is_open = True
                     await self._stopping
                     self.is_open = False
+                    if self._open_batches is not None:
+                        self.batches.close()
                     await self._drain()
                     for task in tasks:
                         task.cancel()
@@ -255,7 +274,7 @@ class Server(Observer):
 
     def create(self, client: Process, request: GenerateRequest, claim: Claim | None) -> Answer:
         async def work(answer: Answer) -> None:
-            log = await self._recall_or_create(request, claim)
+            log = await self.recall_or_create(request, claim)
             answer.send(log.stream_id)
             await self._write(answer, log, 0)
 
@@ -296,7 +315,15 @@ class Server(Observer):
 
         return self._serve(client, work)
 
-    async def _recall_or_create(self, request: GenerateRequest, claim: Claim | None) -> StreamLog:
+    def ask_batches(self, client: Process, work: Callable[[RowBatches], Coroutine[Any, Any, str]]) -> Answer:
+        """Sends what the work returns."""
+
+        async def ask(answer: Answer) -> None:
+            answer.send(await work(self.batches))
+
+        return self._serve(client, ask)
+
+    async def recall_or_create(self, request: GenerateRequest, claim: Claim | None) -> StreamLog:
         """Do what the routes do (`api/routes.py`)."""
         if claim is None:
             return (await self.generator.create(request)).log

@@ -286,12 +286,17 @@ class Simulation:
         def token_urlsafe(num_bytes: int = 32) -> str:
             return "".join(self.random.choices(_LETTERS, k=(num_bytes * 8 + 5) // 6))
 
+        def token_hex(num_bytes: int = 32) -> str:
+            return f"{self.random.getrandbits(8 * num_bytes):0{2 * num_bytes}x}"
+
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=lambda generator: None)  # those of the dead are not closed
         with (
             patch.object(time, "monotonic", monotonic_s),
             patch.object(time, "time", time_s),
+            patch.object(time, "time_ns", lambda: int(time_s() * 1e9)),
             patch.object(secrets, "token_urlsafe", token_urlsafe),
+            patch.object(secrets, "token_hex", token_hex),
             patch.object(secrets, "randbits", self.random.getrandbits),
         ):
             try:

@@ -9,11 +9,12 @@ from typing import Any
 
 import hiredis
 import pytest
+from tests.simulation.defects import EVERY_BATCH, FIRST_WITH_BATCH
 from tests.simulation.redis_model import Argument, as_bytes
 from tests.simulation.schedule import Schedule
 from tests.testing.redis_server import own_redis
 
-_SEEDS = 6
+_SEEDS = (*range(6), FIRST_WITH_BATCH, FIRST_WITH_BATCH + EVERY_BATCH)
 _WITH_TIME = ("'TIME'",)  # in scripts whose replies depend on it
 
 
@@ -53,7 +54,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Plain]:
         yield client
 
 
-@pytest.mark.parametrize("seed", range(_SEEDS))
+@pytest.mark.parametrize("seed", _SEEDS)
 def test_the_same_commands_have_the_same_replies(client: _Plain, seed: int) -> None:
     commands, state = _recorded(seed)
     client.ask("FLUSHALL")

@@ -7,9 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from tests.simulation.defects import EVERY_BATCH, FIRST_WITH_BATCH
 from tests.simulation.schedule import run
 
 _SEEDS = 320  # about 8 s of a processor
+_WITH_BATCH = 60
 _SHARES = 4
 _REPEATED = range(5000, 5010)
 
@@ -19,6 +21,13 @@ def test_no_law_is_broken(share: int) -> None:
     """`make simulate` tries other seeds."""
     for seed in range(share, _SEEDS, _SHARES):
         outcome = run(seed)
+        assert not outcome.violation, outcome
+
+
+@pytest.mark.parametrize("share", range(_SHARES))
+def test_no_law_of_batches_is_broken(share: int) -> None:
+    for number in range(share, _WITH_BATCH, _SHARES):
+        outcome = run(FIRST_WITH_BATCH + EVERY_BATCH * number)
         assert not outcome.violation, outcome
 
 

@@ -124,7 +124,7 @@ def build_app(
         headers=_HEADERS,
         on_refused=metrics.on_turned_away,
     )
-    server.answer_with(edge)
+    server.answer_with(edge, wires)
     app = let_origins_read(edge, settings, [name for one in extensions for name in one.exposed_headers])
     if settings.access_log:
         app = AccessLog(app, wires)

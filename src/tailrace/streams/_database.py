@@ -348,6 +348,17 @@ class Database:
                 [(key, body, checksum(body, key)) for key, body in notes],
             )
 
+    def change_notes(self, notes: Iterable[tuple[bytes, bytes]], erased: Iterable[bytes]) -> None:
+        """Delete all notes with the keys of `notes` and with those of `erased`, and write `notes`: all or none."""
+        notes = list(notes)
+        with self._writing() as connection:
+            keys = [(key,) for key in (*(key for key, _ in notes), *erased)]
+            connection.executemany("DELETE FROM notes WHERE key = ?", keys)
+            connection.executemany(
+                "INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)",
+                [(key, body, checksum(body, key)) for key, body in notes],
+            )
+
     def erase_notes(self, keys: Iterable[bytes]) -> None:
         """Delete all notes with these keys."""
         with self._writing() as connection:

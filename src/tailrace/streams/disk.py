@@ -286,6 +286,11 @@ class DiskJournal:
         with self._write_now():
             self._database.add_notes([(key, self._rows.encrypt(body, key.hex())) for key, body in notes])
 
+    def change_notes(self, notes: Iterable[tuple[bytes, bytes]], erased: Iterable[bytes]) -> None:
+        """As `add_notes`, in place of all notes with these keys and with those of `erased`. Raises: StorageError."""
+        with self._write_now():
+            self._database.change_notes([(key, self._rows.encrypt(body, key.hex())) for key, body in notes], erased)
+
     def erase_notes(self, keys: Iterable[bytes]) -> None:
         """Raises: StorageError."""
         with self._write_now():

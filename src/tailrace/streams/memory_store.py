@@ -9,6 +9,7 @@ from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import Lease
 from tailrace.streams.notes import LocalNotes
+from tailrace.streams.tables import LocalTable
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event, Record
 
@@ -48,3 +49,6 @@ class MemoryLogStore(LocalLogStore):
 
     async def notes_of(self, name: str) -> LocalNotes:
         return LocalNotes(name)
+
+    async def table_of(self, name: str) -> LocalTable:
+        return LocalTable(LocalNotes.in_memory(name))

@@ -30,6 +30,7 @@ class NoteRows(Protocol):
     """The file that has the notes of all extensions (`streams/disk.py`)."""
 
     def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None: ...
+    def change_notes(self, notes: Iterable[tuple[bytes, bytes]], erased: Iterable[bytes]) -> None: ...
     def erase_notes(self, keys: Iterable[bytes]) -> None: ...
     def note_sizes(self, first: bytes, end: bytes, most: int) -> Iterable[tuple[bytes, int]]: ...
     def notes(self, first: bytes, end: bytes) -> Iterator[Note]: ...
@@ -91,6 +92,12 @@ class LocalNotes:
         if self._rows is not None:
             self._rows.add_notes([(self._prefix + key, body) for key, body in notes])
 
+    def change(self, notes: Mapping[bytes, bytes], erased: Iterable[bytes]) -> None:
+        """Add notes in place of all notes with their keys and with those of `erased`: all or none."""
+        if self._rows is not None:
+            own = [(self._prefix + key, body) for key, body in notes.items()]
+            self._rows.change_notes(own, [self._prefix + key for key in erased])
+
     def erase(self, *keys: bytes) -> None:
         """Delete all notes with these keys."""
         if self._rows is not None:
@@ -134,6 +141,11 @@ class _MemoryRows:
                 bisect.insort(self._keys, key)
                 self._notes[key] = []
             self._notes[key].append(Note(self._num_rows, key, body))
+
+    def change_notes(self, notes: Iterable[tuple[bytes, bytes]], erased: Iterable[bytes]) -> None:
+        notes = list(notes)
+        self.erase_notes([*(key for key, _ in notes), *erased])
+        self.add_notes(notes)
 
     def erase_notes(self, keys: Iterable[bytes]) -> None:
         for key in keys:

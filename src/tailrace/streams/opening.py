@@ -24,6 +24,7 @@ from tailrace.streams.notes import LocalNotes, SharedLog
 from tailrace.streams.old_journals import lifetime_s
 from tailrace.streams.rows import read_key
 from tailrace.streams.sqlite_store import open_sqlite
+from tailrace.streams.tables import Table
 from tailrace.types import Payload
 
 __all__ = ["SharedStore", "Store", "for_apps", "open_log_store"]
@@ -37,6 +38,9 @@ class Store(LogStore, Protocol):
 
     async def notes_of(self, name: str) -> LocalNotes | SharedLog:
         """Return what an extension keeps. Raises: StorageError."""
+
+    async def table_of(self, name: str) -> Table:
+        """Return the rows that an extension keeps. It uses this or `notes_of`. Raises: StorageError."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import Lease, StoreState
 from tailrace.streams.notes import LocalNotes
 from tailrace.streams.producer import Ender
+from tailrace.streams.tables import LocalTable
 from tailrace.types import Event, Record
 
 __all__ = ["SqliteLogStore", "open_sqlite"]
@@ -87,6 +88,9 @@ class SqliteLogStore(LocalLogStore):
 
     async def notes_of(self, name: str) -> LocalNotes:
         return LocalNotes(name, self._journal, lambda: self.index.damaged_until_s)
+
+    async def table_of(self, name: str) -> LocalTable:
+        return await LocalTable.open(await self.notes_of(name))
 
     def _read_damage(self) -> None:
         self.index.damaged_until_s = damaged_until_s(self._journal.damage_age_s(), self.index.retention_s)

@@ -25,6 +25,11 @@ Servers of users' apps have PREFIX:apps in place of PREFIX: they and servers of 
     PREFIX:{0}:LOG:writer       the server that writes a snapshot of it, for a while
     PREFIX:{0}:LOG:new:NAME     list: the snapshot that a server writes
 
+    PREFIX:{0}:TABLE:rows       hash: the rows of an extension, such as `batches` (`shared_table.py`)
+    PREFIX:{0}:TABLE:order      sorted set: their keys
+    PREFIX:{0}:TABLE:used       hash: bytes of each account, and of all
+    PREFIX:{0}:TABLE:holders    hash: epoch of the server that has the lease of a row
+
 When a stream has ended, its events move from `events` into one field of `stream`.
 """
 

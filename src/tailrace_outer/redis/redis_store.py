@@ -34,6 +34,7 @@ from tailrace_outer.redis._topics import Topics
 from tailrace_outer.redis._writer import Writer
 from tailrace_outer.redis.own_streams import OwnStreams
 from tailrace_outer.redis.shared_log import RedisSharedLog
+from tailrace_outer.redis.shared_table import RedisTable
 
 __all__ = ["RedisLogStore", "open_redis", "open_with_settings"]
 
@@ -97,6 +98,7 @@ class RedisLogStore:
         self._inventory = Inventory(self._members, self._finished, self._own, store=self._store)
         self._give_up_after_s = give_up_after_s
         self._shared_logs: dict[str, RedisSharedLog] = {}  # of extensions, by their names
+        self._tables: dict[str, RedisTable] = {}  # the same
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
         self._is_due = asyncio.Event()  # to look after streams
@@ -261,6 +263,13 @@ class RedisLogStore:
             await self._followers.of_shard(0).wake()
         return self._shared_logs[name]
 
+    async def table_of(self, name: str) -> RedisTable:
+        if name not in self._tables:
+            table = RedisTable(name, self._connection, self._members, self._rows)
+            await table.refresh()
+            self._tables[name] = table
+        return self._tables[name]
+
     def _follow_shared_log(self, log: RedisSharedLog) -> None:
         self._followers.of_shard(0).follow(log.tail_key, "0-0", log.take)
 
@@ -362,6 +371,8 @@ class RedisLogStore:
                 if not self._taking_over.locked():
                     await self._inventory.take()
                 await self._mirrors.check()
+                for table in self._tables.values():
+                    await table.refresh()
 
     async def close(self) -> None:
         """Write what waits, and give the lease back. What cannot be written is lost."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from datetime import UTC, datetime
@@ -19,8 +18,8 @@ from tailrace.server import Sender, Server, read_query, require_plain_utf8
 from tailrace_plugins.batches.answers import json_answer, owner_with
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
 from tailrace_plugins.batches.files import PIECE_BYTES, FileWriter
+from tailrace_plugins.batches.keys import RESULTS, result_prefix
 from tailrace_plugins.batches.records import RowBatch
-from tailrace_plugins.batches.results import RESULTS, result_prefix
 
 __all__ = ["AnthropicRoutes", "BatchRequest", "write_rows"]
 
@@ -65,7 +64,7 @@ class AnthropicRoutes:
     async def _create(self, request: Request) -> Response:
         owner = owner_with("generate", request)
         require_plain_utf8(request.headers)
-        self._batches.check_number(owner)
+        await self._batches.check_number(owner)
         with self._server.bodies.reader(request.scope, most_bytes=self._most_bytes) as reader:
             rows = _read(await reader.read(request.headers, request.receive))
             self._check(rows)
@@ -79,13 +78,15 @@ class AnthropicRoutes:
                     sender=Sender.of(request.scope),
                     endpoint=_ENDPOINT,
                     created_s=now_s,
+                    order=time.time_ns(),
                     expires_s=now_s + _WINDOW_S,
                     window="24h",
                     rows=writer.prefix,
+                    num_rows_bytes=writer.num_bytes,
                     status="in_progress",
                     num_rows=len(rows),
                 )
-                self._batches.create(batch)
+                batch = await self._batches.create(batch, upload_key=writer.upload_key)
             except BaseException:
                 await writer.undo()
                 raise
@@ -112,7 +113,7 @@ class AnthropicRoutes:
 
     async def _list(self, request: Request) -> Response:
         owner, query = owner_with("read", request), read_query(request.scope["query_string"])
-        found = self._batches.of(owner, has_file=False)
+        found = await self._batches.of(owner, has_file=False)
         ids = [batch.batch_id for batch in found]
         limit = min(read_count(query, "limit") or _DEFAULT_PAGE, _MAX_PAGE)
         begin, end = 0, len(found)
@@ -128,35 +129,34 @@ class AnthropicRoutes:
         return json_answer({"data": items, "has_more": has_more, "first_id": first, "last_id": last})
 
     async def _show(self, request: Request) -> Response:
-        return self._answer(request, self._batch(request, "read"))
+        return self._answer(request, await self._batch(request, "read"))
 
     async def _cancel(self, request: Request) -> Response:
-        return self._answer(request, self._batches.cancel(self._batch(request, "generate")))
+        return self._answer(request, await self._batches.cancel(await self._batch(request, "generate")))
 
     async def _delete(self, request: Request) -> Response:
-        batch = self._batch(request, "generate")
+        batch = await self._batch(request, "generate")
         if not batch.has_ended:
             raise RequestError("The batch has not ended. Cancel it first.", param="batch_id")
         await self._batches.delete(batch)
         return json_answer({"id": batch.batch_id, "type": "message_batch_deleted"})
 
     async def _results(self, request: Request) -> Response:
-        batch = self._batch(request, "read")
+        batch = await self._batch(request, "read")
         if not batch.has_ended:
             raise RequestError("The batch has not ended, so it has no results yet.", param="batch_id")
-        content = self._batches.files.content(result_prefix(RESULTS, batch))
+        content = self._batches.files.content(result_prefix(RESULTS, batch), batch.num_result_bytes)
         return StreamingResponse(content, media_type="application/x-jsonl")
 
-    def _batch(self, request: Request, action: str) -> RowBatch:
+    async def _batch(self, request: Request, action: str) -> RowBatch:
         batch_id = str(request.path_params["batch_id"])
-        return self._batches.find(owner_with(action, request), batch_id, has_file=False)
+        return await self._batches.find(owner_with(action, request), batch_id, has_file=False)
 
     def _answer(self, request: Request, batch: RowBatch) -> Response:
         return json_answer(self._json(request, batch))
 
     def _json(self, request: Request, batch: RowBatch) -> Json:
-        counts = self._batches.counts_of(batch)
-        shown = {name: counts.get(name, 0) for name in ("succeeded", "errored", "canceled", "expired")}
+        shown = {name: batch.counts.get(name, 0) for name in ("succeeded", "errored", "canceled", "expired")}
         path = f"{self._server.settings.root_path}{_ROOT}/{batch.batch_id}/results"
         ended_s = batch.times.get(batch.status) if batch.has_ended else None
         status = "canceling" if batch.status == "cancelling" else "in_progress"
@@ -191,9 +191,9 @@ async def write_rows(rows: list[BatchRequest], writer: FileWriter) -> None:
         fields = {"custom_id": row.custom_id, "method": "POST", "url": _ENDPOINT, "body": _on_one_line(row.params)}
         line = msgspec.json.encode(fields) + b"\n"
         for begin in range(0, len(line), PIECE_BYTES):
-            if writer.write(line[begin : begin + PIECE_BYTES]):
-                await asyncio.sleep(0)
-    writer.flush()
+            writer.add(line[begin : begin + PIECE_BYTES])
+            await writer.keep_pieces()
+    await writer.flush()
 
 
 def _on_one_line(params: msgspec.Raw) -> msgspec.Raw:

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
+from tailrace.errors import QueueFull, RequestError
 
-from tailrace.errors import QueueFull, RequestError, TailraceError
-
-__all__ = ["NoBatches", "SpaceFull", "TooMany", "UnknownBatch", "UnknownFile", "anthropic_error"]
-
-_KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-
-
-def anthropic_error(error: TailraceError) -> tuple[int, bytes]:
-    """Return the status and the body of an error in Anthropic's form."""
-    kind = _KINDS.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return error.status, msgspec.json.encode({"type": "error", "error": {"type": kind, "message": error.message}})
+__all__ = ["NoBatches", "SpaceFull", "TooMany", "UnknownBatch", "UnknownFile"]
 
 
 class UnknownFile(RequestError):

@@ -1,4 +1,4 @@
-"""Files in notes. Each owner sees only their own. Used from one event loop only."""
+"""Files in a table. Each owner sees only their own. Used from one event loop only."""
 
 from __future__ import annotations
 
@@ -7,39 +7,41 @@ import contextlib
 import math
 import secrets
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable
 
 import msgspec
 
 from tailrace.errors import StorageError
-from tailrace.server import LocalNotes
+from tailrace.server import Table, TableLease
 from tailrace_plugins.batches.errors import SpaceFull, TooMany, UnknownFile
+from tailrace_plugins.batches.keys import FILES, PIECES, UNUSED, account_of, key_of, piece_key
 from tailrace_plugins.batches.records import StoredFile
 
-__all__ = ["PIECE_BYTES", "UPLOADS", "FileWriter", "Files", "new_id", "piece_key"]
+__all__ = ["PIECE_BYTES", "FileWriter", "Files", "new_id", "unused"]
 
 PIECE_BYTES = 2**18
 _FILES_OF_OWNER = 2_000
+_UPLOAD_S = 86_400  # in which an upload ends, on any server
 # What is done without a pause, so that the event loop is not blocked for long:
-_ERASED_AT_ONCE = 64  # notes
+_ERASED_AT_ONCE = 64  # rows
 _LISTED_AT_ONCE = 1_000  # keys
+_READ_AT_ONCE = 256  # rows
 _LINES_AT_ONCE = 500
 _SENT_BYTES = 2**16
-_FILES = b"f/"
-UPLOADS = b"p/"
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(StoredFile).decode
+_decode_unused = msgspec.msgpack.Decoder(tuple[bytes, float]).decode
 
 
 def new_id(kind: str) -> str:
     return kind + secrets.token_hex(16)
 
 
-def piece_key(prefix: bytes, number: int) -> bytes:
-    """Return the key of a piece. Keys are in the order of their numbers."""
-    return b"%b%08x" % (prefix, number)
+def unused(prefix: bytes, last_s: float = 0.0) -> bytes:
+    """Return the row that says that the rows whose keys begin with `prefix` are no file. Something was last added at
+    `last_s`; 0: nothing will be."""
+    return _encode((prefix, last_s))
 
 
 class FileWriter:
@@ -47,7 +49,8 @@ class FileWriter:
 
     def __init__(self, files: Files, owner: str, file_id: str) -> None:
         self.file_id = file_id
-        self.prefix = b"%b%b/" % (UPLOADS, file_id.encode())
+        self.prefix = key_of(PIECES, owner, f"{file_id}/")
+        self.upload_key = key_of(UNUSED, owner, file_id)
         self.num_bytes = 0
         self._files = files
         self._owner = owner
@@ -58,17 +61,18 @@ class FileWriter:
     def has_content(self) -> bool:
         return bool(self.num_bytes or self._buffer)
 
-    def write(self, content: bytes) -> bool:
-        """Return whether a piece was kept. Raises: SpaceFull, StorageError."""
-        before = self._num_pieces
+    def add(self, content: bytes) -> None:
+        """Take content, of which `keep_pieces` keeps what fills a piece."""
         self._buffer += content
-        while len(self._buffer) >= PIECE_BYTES:
-            self._flush(PIECE_BYTES)
-        return self._num_pieces > before
 
-    def close(self, *, filename: str, purpose: str, expires_s: int | None) -> StoredFile:
+    async def keep_pieces(self) -> None:
+        """Raises: SpaceFull, StorageError."""
+        while len(self._buffer) >= PIECE_BYTES:
+            await self._flush(PIECE_BYTES)
+
+    async def close(self, *, filename: str, purpose: str, expires_s: int | None) -> StoredFile:
         """Keep the file. Raises: SpaceFull, StorageError."""
-        self.flush()
+        await self.flush()
         file = StoredFile(
             file_id=self.file_id,
             owner=self._owner,
@@ -76,142 +80,154 @@ class FileWriter:
             purpose=purpose,
             num_bytes=self.num_bytes,
             created_s=int(time.time()),
+            order=time.time_ns(),
             pieces=self.prefix,
             expires_s=expires_s,
         )
-        self._files.add(file)
+        await self._files.add(file, upload_key=self.upload_key)
         return file
 
-    def flush(self) -> None:
-        """Keep all that was written. Raises: SpaceFull, StorageError."""
-        self._flush(len(self._buffer))
+    async def flush(self) -> None:
+        """Keep all that was added. Raises: SpaceFull, StorageError."""
+        await self.keep_pieces()
+        await self._flush(len(self._buffer))
 
     async def undo(self) -> None:
         """Remove what was written."""
-        with contextlib.suppress(StorageError):  # the next process removes it
-            await self._files.erase(self.prefix, self._owner)
+        with contextlib.suppress(StorageError):  # the next process removes it, or another server
+            await self._files.discard(self.upload_key, self.prefix)
 
-    def _flush(self, num_bytes: int) -> None:
+    async def _flush(self, num_bytes: int) -> None:
         if not num_bytes:
             return
         self._files.check_room(self._owner, num_bytes)
-        self._files.notes.add(piece_key(self.prefix, self._num_pieces), bytes(self._buffer[:num_bytes]))
+        piece = bytes(self._buffer[:num_bytes])
         del self._buffer[:num_bytes]
+        rows = {piece_key(self.prefix, self._num_pieces): piece, self.upload_key: unused(self.prefix, time.time())}
+        await self._files.table.change(rows)
         self._num_pieces += 1
         self.num_bytes += num_bytes
-        self._files.used[self._owner] += num_bytes
+        await asyncio.sleep(0)
 
 
 class Files:
-    """All files. `used` counts the bytes of each owner: those of files, and of results that are no file yet. `on_room`
-    is called when there is more room."""
+    """All files."""
 
-    def __init__(self, notes: LocalNotes, *, most_bytes: int) -> None:
-        self.notes = notes
-        self.on_room: Callable[[], object] = lambda: None
-        self.used: Counter[str] = Counter()
+    def __init__(self, table: Table, *, most_bytes: int) -> None:
+        self.table = table
         self._most_bytes = most_bytes
-        self._files: dict[str, StoredFile] = {}
-        for note in notes.read(_FILES):
-            if note.body is not None:
-                file = _decode(note.body)
-                self._files[file.file_id] = file
-                self.used[file.owner] += file.num_bytes
 
     def has_room(self, owner: str, num_bytes: int = 1) -> bool:
         """Return whether an owner may keep more bytes."""
-        return (
-            self.used[owner] + num_bytes <= self._most_bytes // 2 and self.used.total() + num_bytes <= self._most_bytes
-        )
+        used, all_used = self.table.used(account_of(owner)), self.table.used()
+        return used + num_bytes <= self._most_bytes // 2 and all_used + num_bytes <= self._most_bytes
 
     def check_room(self, owner: str, num_bytes: int) -> None:
         """Raises: SpaceFull."""
         if not self.has_room(owner, num_bytes):
             raise SpaceFull("The space for files and results of batches is full. Delete files, or raise --batch-bytes.")
 
-    def check_number(self, owner: str) -> None:
-        """Raises: TooMany."""
-        if sum(file.owner == owner for file in self._files.values()) >= _FILES_OF_OWNER:
+    async def check_number(self, owner: str) -> None:
+        """Raises: TooMany, StorageError."""
+        if len(await self.sizes(key_of(FILES, owner))) >= _FILES_OF_OWNER:
             raise TooMany(f"An owner has at most {_FILES_OF_OWNER} files. Delete some.")
 
-    def add(self, file: StoredFile) -> None:
+    async def add(self, file: StoredFile, *, upload_key: bytes | None = None, lease: TableLease | None = None) -> None:
         """Keep the facts of a file whose pieces are kept. Raises: StorageError."""
-        self.notes.add(_FILES + file.file_id.encode(), _encode(file))
-        self._files[file.file_id] = file
+        rows = {key_of(FILES, file.owner, file.file_id): _encode(file)}
+        await self.table.change(rows, [upload_key] if upload_key is not None else (), lease=lease)
 
-    def of(self, owner: str) -> list[StoredFile]:
-        """Return the files of an owner, the newest first."""
-        return [file for file in reversed(self._files.values()) if file.owner == owner]
+    async def of(self, owner: str) -> list[StoredFile]:
+        """Return the files of an owner, the newest first. Raises: StorageError."""
+        files = [_decode(row) async for _, row in self.rows(key_of(FILES, owner)) if row is not None]
+        return sorted(files, key=lambda file: file.order, reverse=True)
 
-    def has(self, file_id: str) -> bool:
-        return file_id in self._files
-
-    def find(self, owner: str, file_id: str) -> StoredFile:
-        """Raises: UnknownFile."""
-        file = self._files.get(file_id)
-        if file is None or file.owner != owner:
+    async def find(self, owner: str, file_id: str) -> StoredFile:
+        """Raises: UnknownFile, StorageError."""
+        (row,) = await self.table.get(key_of(FILES, owner, file_id))
+        if row is None:
             raise UnknownFile("There is no such file.", param="file_id")
-        return file
+        return _decode(row)
 
     async def delete(self, file: StoredFile) -> None:
         """Raises: StorageError."""
-        self.notes.erase(_FILES + file.file_id.encode())
-        self._files.pop(file.file_id, None)
-        await self.erase(file.pieces, file.owner)
+        key = key_of(FILES, file.owner, file.file_id)
+        await self.discard(key_of(UNUSED, file.owner, file.file_id), file.pieces, [key])
 
     async def sizes(self, prefix: bytes) -> dict[bytes, int]:
-        """Return the keys that begin with `prefix`, in their order, each with the bytes of its note. Raises:
+        """Return the keys that begin with `prefix`, in their order, each with the bytes of its row. Raises:
         StorageError."""
         found: dict[bytes, int] = {}
         after: bytes | None = None
-        while page := self.notes.sizes(prefix, after=after, most=_LISTED_AT_ONCE):
+        while page := await self.table.sizes(prefix, after=after, most=_LISTED_AT_ONCE):
             found |= page
             after = next(reversed(page))
             await asyncio.sleep(0)
         return found
 
-    async def erase(self, prefix: bytes, owner: str | None = None) -> None:
-        """Delete the notes whose keys begin with `prefix`, which were counted as the owner's. Raises: StorageError."""
-        while page := self.notes.sizes(prefix, most=_ERASED_AT_ONCE):
-            self.notes.erase(*page)
-            if owner is not None:
-                self.used[owner] -= sum(page.values())
-                self.on_room()
+    async def rows(self, prefix: bytes) -> AsyncIterator[tuple[bytes, bytes | None]]:
+        """Yield the rows whose keys begin with `prefix`, in the order of their keys. None: it is damaged. Raises:
+        StorageError."""
+        after: bytes | None = None
+        while page := await self.table.page(prefix, after=after, most=_READ_AT_ONCE):
+            for item in page.items():
+                yield item
+            after = next(reversed(page))
             await asyncio.sleep(0)
 
-    def expired(self) -> Sequence[StoredFile]:
+    async def erase(self, prefix: bytes) -> None:
+        """Delete the rows whose keys begin with `prefix`. Raises: StorageError."""
+        while page := await self.table.sizes(prefix, most=_ERASED_AT_ONCE):
+            await self.table.change({}, page)
+            await asyncio.sleep(0)
+
+    async def discard(self, mark: bytes, prefix: bytes, gone: Iterable[bytes] = ()) -> None:
+        """Delete the rows `gone`, and then those whose keys begin with `prefix`. By the row `mark` the sweep finds what
+        is left of them after a death. Raises: StorageError."""
+        await self.table.change({mark: unused(prefix)}, gone)
+        await self.erase(prefix)
+        await self.table.change({}, [mark])
+
+    async def expired(self) -> list[StoredFile]:
+        """Raises: StorageError."""
         now_s = time.time()
-        return [one for one in self._files.values() if one.expires_s is not None and one.expires_s <= now_s]
+        files = [_decode(row) async for _, row in self.rows(FILES + b"/") if row is not None]
+        return [file for file in files if file.expires_s is not None and file.expires_s <= now_s]
 
-    async def erase_unfinished(self, others: Iterable[bytes]) -> None:
-        """Delete what was written of files that never became one; `others` are prefixes in use. Raises:
+    async def erase_unfinished(self, *, after_s: float = _UPLOAD_S) -> None:
+        """Delete what is no file: was discarded, or never became one and was not added to for `after_s`. Raises:
         StorageError."""
-        known = {file.pieces for file in self._files.values()} | set(others)
-        found = {key.rpartition(b"/")[0] + b"/" for key in await self.sizes(UPLOADS)}
-        for prefix in found - known:
-            await self.erase(prefix)
+        async for key, row in self.rows(UNUSED + b"/"):
+            prefix, last_s = _decode_unused(row) if row is not None else (b"", 0.0)
+            if last_s <= time.time() - after_s:
+                if prefix:
+                    await self.erase(prefix)
+                await self.table.change({}, [key])
 
-    async def content(self, prefix: bytes) -> AsyncIterator[bytes]:
-        """Yield the content of a file. Raises: UnknownFile if it is deleted meanwhile."""
+    async def content(self, prefix: bytes, num_bytes: int) -> AsyncIterator[bytes]:
+        """Yield the content of a file that has so many bytes. Raises: UnknownFile if it is deleted meanwhile."""
         parts: list[bytes] = []
-        num_bytes = 0
-        for key in await self.sizes(prefix):
-            piece = self.notes.get(key)
+        num_waiting = 0
+        async for _, piece in self.rows(prefix):
             if piece is None:
-                raise UnknownFile("The file was deleted or damaged.")
+                break
             parts.append(piece)
-            num_bytes += len(piece)
-            if num_bytes >= _SENT_BYTES:
+            num_waiting += len(piece)
+            num_bytes -= len(piece)
+            if num_waiting >= _SENT_BYTES:
                 yield b"".join(parts)
-                parts, num_bytes = [], 0
-                await asyncio.sleep(0)
+                parts, num_waiting = [], 0
         yield b"".join(parts)
+        if num_bytes:
+            raise UnknownFile("The file was deleted or damaged.")
 
-    async def lines(self, prefix: bytes, most_bytes: float = math.inf) -> AsyncIterator[tuple[int, bytes | None]]:
+    async def lines(
+        self, prefix: bytes, num_bytes: int, most_bytes: float = math.inf
+    ) -> AsyncIterator[tuple[int, bytes | None]]:
         """Yield the lines of a file that are not blank, with their numbers from 1. A line that is longer than
         `most_bytes` is None. Raises: as `content`."""
         number, rest, is_long = 0, b"", False
-        async for content in self.content(prefix):
+        async for content in self.content(prefix, num_bytes):
             *whole, rest = (rest + content).split(b"\n")
             for line in whole:
                 number += 1

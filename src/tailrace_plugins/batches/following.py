@@ -79,6 +79,8 @@ async def follow(url: str, key: str, file: Path, output: Path, window: str, *, i
 def _require_three_files(file: Path, output: Path, errors: Path) -> None:
     """Raises: ValueError."""
     for path in (output, errors):
+        if not path.parent.is_dir():
+            raise ValueError(f"There is no directory {path.parent}.")
         if path.exists() and path.samefile(file):
             raise ValueError(f"{path} is the file with the rows. Results need another file.")
     if output.resolve() == errors.resolve():
@@ -160,7 +162,10 @@ def _bar() -> Progress:
 
 
 async def _download(client: Client, file_id: str | None, path: Path) -> Path | None:
-    """Write a file of results: the whole file or none. Returns its path, if there is such a file."""
+    """Write a file of results: the whole file or none. Returns its path, if there is such a file.
+
+    Raises: AnswerFailed.
+    """
     if file_id is None:
         return None
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
@@ -170,8 +175,11 @@ async def _download(client: Client, file_id: str | None, path: Path) -> Path | N
                 async for piece in response.aiter_bytes():
                     target.write(piece)
         os.replace(part, path)
+    except OSError as error:
+        raise AnswerFailed(f"{path} cannot be written: {error.strerror}.") from None
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
     return path
 
 

@@ -75,7 +75,7 @@ class OpenAIRoutes:
 
     async def _upload(self, request: Request) -> Response:
         owner = owner_with("generate", request)
-        self._files.check_number(owner)
+        await self._files.check_number(owner)
         if self._num_uploads >= _UPLOADS_AT_ONCE:  # each has a piece in memory
             raise QueueFull("Too many files are being uploaded.", retry_after_s=1.0)
         self._num_uploads += 1
@@ -83,13 +83,15 @@ class OpenAIRoutes:
         try:
             with self._server.bodies.reader(request.scope, most_bytes=self._file_bytes + _FORM_BYTES) as reader:
                 pieces = reader.pieces(request.headers, request.receive)
-                fields, filename = await read_form(request.headers.get("content-type", ""), pieces, writer.write)
+                fields, filename = await read_form(
+                    request.headers.get("content-type", ""), pieces, writer.add, writer.keep_pieces
+                )
             if fields.get("purpose") != "batch":
                 raise RequestError("purpose must be batch: this server has no other use for files.", param="purpose")
             if not writer.has_content:
                 raise RequestError("The file is empty.", param="file")
             expires_s = int(time.time()) + _kept_s(fields)
-            file = writer.close(filename=filename, purpose="batch", expires_s=expires_s)
+            file = await writer.close(filename=filename, purpose="batch", expires_s=expires_s)
         except BaseException:
             await writer.undo()
             raise
@@ -100,26 +102,26 @@ class OpenAIRoutes:
     async def _list_files(self, request: Request) -> Response:
         owner, query = owner_with("read", request), read_query(request.scope["query_string"])
         purpose = query.get("purpose")
-        found = [file for file in self._files.of(owner) if purpose in (None, file.purpose)]
+        found = [file for file in await self._files.of(owner) if purpose in (None, file.purpose)]
         if query.get("order") == "asc":
             found.reverse()
         page, has_more = _page(found, [file.file_id for file in found], query, most=_MAX_PAGE, usual=_MAX_PAGE)
         return json_answer(_list([file_json(file) for file in page], has_more))
 
     async def _show_file(self, request: Request) -> Response:
-        return json_answer(file_json(self._file(request, "read")))
+        return json_answer(file_json(await self._file(request, "read")))
 
     async def _delete_file(self, request: Request) -> Response:
-        file = self._file(request, "generate")
+        file = await self._file(request, "generate")
         await self._batches.delete_file(file)
         return json_answer({"id": file.file_id, "object": "file", "deleted": True})
 
     async def _content(self, request: Request) -> Response:
-        file = self._file(request, "read")
-        return StreamingResponse(self._files.content(file.pieces), media_type="application/jsonl")
+        file = await self._file(request, "read")
+        return StreamingResponse(self._files.content(file.pieces, file.num_bytes), media_type="application/jsonl")
 
-    def _file(self, request: Request, action: str) -> StoredFile:
-        return self._files.find(owner_with(action, request), str(request.path_params["file_id"]))
+    async def _file(self, request: Request, action: str) -> StoredFile:
+        return await self._files.find(owner_with(action, request), str(request.path_params["file_id"]))
 
     # RowBatches
 
@@ -138,72 +140,75 @@ class OpenAIRoutes:
         if after is not None and after.anchor != "created_at":
             raise RequestError("output_expires_after.anchor must be created_at.", param="output_expires_after.anchor")
         _check_metadata(fields.metadata)
-        file = self._files.find(owner, fields.input_file_id)
+        file = await self._files.find(owner, fields.input_file_id)
         if file.purpose != "batch":
             raise RequestError("The purpose of the file must be batch.", param="input_file_id")
-        self._batches.check_number(owner)
+        await self._batches.check_number(owner)
         now_s = int(time.time())
         batch = RowBatch(
             batch_id=new_batch_id(has_file=True),
             sender=Sender.of(request.scope),
             endpoint=fields.endpoint,
             created_s=now_s,
+            order=time.time_ns(),
             expires_s=now_s + window_s,
             window=fields.completion_window,
             input_file_id=file.file_id,
             rows=file.pieces,
+            num_rows_bytes=file.num_bytes,
             metadata=fields.metadata,
             output_expires_s=after.seconds if after is not None else None,
         )
-        return json_answer(self._batch_json(self._batches.create(batch)))
+        return json_answer(_batch_json(await self._batches.create(batch)))
 
     async def _list_batches(self, request: Request) -> Response:
         owner, query = owner_with("read", request), read_query(request.scope["query_string"])
-        found = self._batches.of(owner, has_file=True)
+        found = await self._batches.of(owner, has_file=True)
         ids = [batch.batch_id for batch in found]
         page, has_more = _page(found, ids, query, most=100, usual=_DEFAULT_PAGE)
-        return json_answer(_list([self._batch_json(batch) for batch in page], has_more))
+        return json_answer(_list([_batch_json(batch) for batch in page], has_more))
 
     async def _show_batch(self, request: Request) -> Response:
-        return json_answer(self._batch_json(self._batch(request, "read")))
+        return json_answer(_batch_json(await self._batch(request, "read")))
 
     async def _cancel(self, request: Request) -> Response:
-        batch = self._batch(request, "generate")
+        batch = await self._batch(request, "generate")
         if batch.has_ended:
             raise RequestError("The batch has ended, so it cannot be cancelled.", param="batch_id")
-        return json_answer(self._batch_json(self._batches.cancel(batch)))
+        return json_answer(_batch_json(await self._batches.cancel(batch)))
 
-    def _batch(self, request: Request, action: str) -> RowBatch:
-        return self._batches.find(owner_with(action, request), str(request.path_params["batch_id"]), has_file=True)
+    async def _batch(self, request: Request, action: str) -> RowBatch:
+        batch_id = str(request.path_params["batch_id"])
+        return await self._batches.find(owner_with(action, request), batch_id, has_file=True)
 
-    def _batch_json(self, batch: RowBatch) -> Json:
-        counts = self._batches.counts_of(batch)
-        completed = counts.get("succeeded", 0)
-        times = {
-            f"{name}_at": batch.times.get(name)
-            for name in ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-        }
-        errors = [msgspec.structs.asdict(error) for error in batch.errors]
-        return {
-            "id": batch.batch_id,
-            "object": "batch",
-            "endpoint": batch.endpoint,
-            "errors": {"object": "list", "data": errors} if errors else None,
-            "input_file_id": batch.input_file_id,
-            "completion_window": batch.window,
-            "status": batch.status,
-            "output_file_id": batch.output_file_id,
-            "error_file_id": batch.error_file_id,
-            "created_at": batch.created_s,
-            "expires_at": batch.expires_s,
-            **times,
-            "request_counts": {
-                "total": batch.num_rows,
-                "completed": completed,
-                "failed": sum(counts.values()) - completed,
-            },
-            "metadata": batch.metadata,
-        }
+
+def _batch_json(batch: RowBatch) -> Json:
+    completed = batch.counts.get("succeeded", 0)
+    times = {
+        f"{name}_at": batch.times.get(name)
+        for name in ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    }
+    errors = [msgspec.structs.asdict(error) for error in batch.errors]
+    return {
+        "id": batch.batch_id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": batch.created_s,
+        "expires_at": batch.expires_s,
+        **times,
+        "request_counts": {
+            "total": batch.num_rows,
+            "completed": completed,
+            "failed": sum(batch.counts.values()) - completed,
+        },
+        "metadata": batch.metadata,
+    }
 
 
 def file_json(file: StoredFile) -> Json:

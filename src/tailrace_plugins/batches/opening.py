@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tailrace.server import LocalNotes, Opened, Options, Server
+from tailrace.server import Opened, Options, Server
 from tailrace_plugins.batches.anthropic_routes import AnthropicRoutes
+from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches
 from tailrace_plugins.batches.errors import NoBatches
 from tailrace_plugins.batches.extension import EXTENSION
@@ -28,18 +29,14 @@ _SHARE = 8  # of the memory for bodies, as other large bodies have
 @asynccontextmanager
 async def open_batches(server: Server, options: Options) -> AsyncIterator[Opened]:
     """Open the files and batches of a server, and continue those of an earlier process. Raises: StorageError."""
-    notes = await server.notes_of(EXTENSION.name)
-    if not options["batch_bytes"] or not isinstance(notes, LocalNotes):
+    if not options["batch_bytes"]:
         yield Opened([Route(path, _refuse) for path in ("/v1/files", "/v1/batches", "/v1/messages/batches")])
         return
-    if not notes.is_kept:
-        notes = LocalNotes.in_memory(EXTENSION.name)
-    files = Files(notes, most_bytes=options["batch_bytes"])
+    files = Files(await server.table_of(EXTENSION.name), most_bytes=options["batch_bytes"])
     rows = RowRunner(server, at_once=options["batch_rows_at_once"], has_room=files.has_room)
     async with asyncio.TaskGroup() as group:
-        batches = RowBatches(
-            notes, files, rows, group, most_rows=options["batch_rows"], row_bytes=server.settings.body_bytes
-        )
+        limits = RowLimits(options["batch_rows"], row_bytes=server.settings.body_bytes)
+        batches = RowBatches(files, rows, group, limits)
         await batches.start()
         file_bytes = options["batch_file_bytes"]
         body_bytes = max(server.settings.body_bytes, min(file_bytes, server.settings.pending_body_bytes // _SHARE))
@@ -52,4 +49,4 @@ async def open_batches(server: Server, options: Options) -> AsyncIterator[Opened
 
 
 async def _refuse(request: Request) -> Response:
-    raise NoBatches("This server takes no batches: --batch-bytes is 0, or it shares its streams with other servers.")
+    raise NoBatches("This server takes no batches: --batch-bytes is 0.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -17,7 +18,7 @@ Status: TypeAlias = Literal[
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file. Its pieces are notes whose keys begin with `pieces`, in the order of their keys."""
+    """A file. Its pieces are rows whose keys begin with `pieces`, in the order of their keys."""
 
     file_id: str
     owner: str
@@ -25,6 +26,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     num_bytes: int
     created_s: int  # since the epoch, like all times here
+    order: int  # in which files were created: ns since the epoch
     pieces: bytes
     expires_s: int | None = None
 
@@ -39,16 +41,18 @@ class LineError(msgspec.Struct, frozen=True):
 
 
 class RowBatch(msgspec.Struct, kw_only=True):
-    """A batch, as it was last kept. `counts` has the rows by their outcome, when all have one."""
+    """A batch, as it was last kept. `counts` has the rows by their outcome."""
 
     batch_id: str
     sender: Sender
     endpoint: str
     created_s: int
+    order: int  # in which batches were created: ns since the epoch
     expires_s: int
     window: str
     input_file_id: str = ""  # "": Anthropic's batches have no file; their rows are kept below `rows`
-    rows: bytes = b""  # the keys of the notes with its rows begin so
+    rows: bytes = b""  # the keys of the pieces with its rows begin so
+    num_rows_bytes: int = 0
     metadata: dict[str, str] | None = None
     output_expires_s: int | None = None  # how long its results are kept
     status: Status = "validating"
@@ -58,10 +62,14 @@ class RowBatch(msgspec.Struct, kw_only=True):
     errors: list[LineError] = []
     output_file_id: str | None = None
     error_file_id: str | None = None
+    num_result_bytes: int = 0
 
     @property
     def has_ended(self) -> bool:
         return self.status in ("completed", "failed", "expired", "cancelled")
+
+    def enter(self, status: Status) -> None:
+        self.status, self.times = status, {**self.times, status: int(time.time())}
 
     @property
     def owner(self) -> str:

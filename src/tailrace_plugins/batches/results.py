@@ -1,23 +1,22 @@
-"""The results of rows: written together, at the end of a turn of the event loop, each exactly once."""
+"""The results of rows: those that come together are written together, each exactly once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 
-from tailrace.dialects import encode_error
-from tailrace.errors import StorageError, TailraceError
-from tailrace.server import InnerAnswer, LocalNotes
-from tailrace_plugins.batches.errors import anthropic_error
-from tailrace_plugins.batches.files import Files, new_id, piece_key
+from tailrace.errors import LeaseLost, StorageError
+from tailrace.server import InnerAnswer, TableLease
+from tailrace_plugins.batches.files import Files, new_id
+from tailrace_plugins.batches.keys import COUNTS, ERRORS, RESULTS, key_of_batch, piece_key, result_prefix
 from tailrace_plugins.batches.records import RowBatch
 from tailrace_plugins.batches.rows import Outcome
 
-__all__ = ["ERRORS", "RESULTS", "RESULT_NAMES", "Results", "result_file_id", "result_of", "result_prefix", "unrun_line"]
+__all__ = ["RESULT_NAMES", "Results", "result_file_id", "result_of", "unrun_line"]
 
-RESULTS, ERRORS = b"o/", b"e/"
 RESULT_NAMES = {RESULTS: "output", ERRORS: "error"}
 _RETRY_S = 1.0
 _LETTERS: dict[Outcome, bytes] = {"succeeded": b"s", "errored": b"e", "expired": b"x", "canceled": b"c"}
@@ -27,11 +26,7 @@ _MESSAGES: dict[Outcome, tuple[str, str]] = {
     "canceled": ("batch_cancelled", "The batch was cancelled before this row was run."),
 }
 
-_read_json = msgspec.json.Decoder(msgspec.Raw).decode
-
-
-def result_prefix(kind: bytes, batch: RowBatch) -> bytes:
-    return b"%b%b/" % (kind, batch.batch_id.encode())
+_encode_counts = msgspec.msgpack.Encoder().encode
 
 
 def result_file_id(kind: bytes, batch: RowBatch) -> str:
@@ -40,66 +35,71 @@ def result_file_id(kind: bytes, batch: RowBatch) -> str:
 
 
 class Results:
-    """Keeps the results of rows. `done` of a batch are the numbers of its rows that have one."""
+    """Keeps the results of a batch's rows while this server has its lease. `done` are the numbers of the rows that have
+    one, `counts` how many have each outcome. `on_lost` is called when another server has the lease."""
 
-    def __init__(self, notes: LocalNotes, files: Files) -> None:
-        self._notes = notes
+    def __init__(self, files: Files, batch: RowBatch, lease: TableLease, on_lost: Callable[[], None]) -> None:
+        self.done: set[int] = set()
+        self.counts: Counter[str] = Counter()
         self._files = files
+        self._batch = batch
+        self._lease = lease
+        self._on_lost = on_lost
         self._waiting: dict[bytes, bytes] = {}
         self._kept: asyncio.Future[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
 
-    async def load(self, batch: RowBatch) -> tuple[set[int], Counter[str]]:
-        """Return the rows of a batch that have a result, and how many have each outcome. Raises: StorageError."""
-        done: set[int] = set()
-        counts: Counter[str] = Counter()
-        num_bytes = 0
+    async def load(self) -> None:
+        """Find the rows that have a result. Raises: StorageError."""
+        self.done, self.counts = set(), Counter()
         for kind in (RESULTS, ERRORS):
-            prefix = result_prefix(kind, batch)
-            sizes = await self._files.sizes(prefix)
-            for key in sizes:
-                done.add(int(key[len(prefix) : -1], 16))
-                counts[_OUTCOMES[key[-1:]]] += 1
-            if not self._files.has(result_file_id(kind, batch)):
-                num_bytes += sum(sizes.values())
-        self._files.used[batch.owner] += num_bytes
-        return done, counts
+            prefix = result_prefix(kind, self._batch)
+            for key in await self._files.sizes(prefix):
+                self.done.add(int(key[len(prefix) : -1], 16))
+                self.counts[_OUTCOMES[key[-1:]]] += 1
 
-    async def keep(self, batch: RowBatch, number: int, outcome: Outcome, line: bytes) -> None:
-        """Return when a result is kept. It waits while the journal cannot be written."""
-        kind = ERRORS if batch.input_file_id and outcome != "succeeded" else RESULTS
-        self._waiting[piece_key(result_prefix(kind, batch), number) + _LETTERS[outcome]] = line
-        self._files.used[batch.owner] += len(line)
+    async def keep(self, number: int, outcome: Outcome, line: bytes) -> None:
+        """Keep the result of a row that has none, and return when it is kept. It waits while the log store cannot be
+        written, and forever if another server has the lease."""
+        if number in self.done:
+            return
+        self.done.add(number)  # now: a row that is stopped while it waits here has its result
+        self.counts[outcome] += 1
+        kind = ERRORS if self._batch.input_file_id and outcome != "succeeded" else RESULTS
+        self._waiting[piece_key(result_prefix(kind, self._batch), number) + _LETTERS[outcome]] = line
         if self._kept is None:
-            loop = asyncio.get_running_loop()
-            self._kept = loop.create_future()
-            loop.call_soon(self._flush)
+            self._kept = asyncio.get_running_loop().create_future()
+        if self._flushing is None:
+            self._flushing = asyncio.create_task(self._flush())
         await asyncio.shield(self._kept)
 
     async def wait_kept(self) -> None:
         """Return when all results are kept."""
-        if self._kept is not None:
-            await asyncio.shield(self._kept)
+        while self._flushing is not None:
+            await asyncio.shield(self._flushing)
 
-    def _flush(self) -> None:
-        assert self._kept is not None
-        try:
-            self._notes.add_all(self._waiting.items())
-        except StorageError:
-            asyncio.get_running_loop().call_later(_RETRY_S, self._flush)
-            return
-        self._waiting.clear()
-        self._kept.set_result(None)
-        self._kept = None
+    async def _flush(self) -> None:
+        """Keep what waits, and what comes meanwhile."""
+        while self._waiting and self._kept is not None:
+            rows, kept = self._waiting, self._kept
+            self._waiting, self._kept = {}, None
+            if self._files.table.is_shared:  # the other servers show how far it is
+                rows[key_of_batch(COUNTS, self._batch)] = _encode_counts(dict(self.counts))
+            while True:
+                try:
+                    await self._files.table.change(rows, lease=self._lease)
+                    break
+                except LeaseLost:
+                    self._on_lost()
+                    return
+                except StorageError:
+                    await asyncio.sleep(_RETRY_S)
+            kept.set_result(None)
+        self._flushing = None
 
 
-def result_of(batch: RowBatch, custom_id: str, answer: InnerAnswer | TailraceError) -> tuple[Outcome, bytes]:
-    """Return the outcome and the line of a row that has an answer."""
-    if isinstance(answer, InnerAnswer) and not _is_json(answer.body):
-        answer = TailraceError("The answer to this row is not JSON.")
-    if isinstance(answer, TailraceError):
-        encode = anthropic_error if not batch.input_file_id else encode_error
-        status, body = encode(answer)
-        answer = InnerAnswer(status, {}, body)
+def result_of(batch: RowBatch, custom_id: str, answer: InnerAnswer) -> tuple[Outcome, bytes]:
+    """Return the outcome and the line of a row that has an answer, which is JSON."""
     outcome: Outcome = "succeeded" if answer.status < 400 else "errored"
     body = msgspec.Raw(answer.body)
     if not batch.input_file_id:
@@ -108,14 +108,6 @@ def result_of(batch: RowBatch, custom_id: str, answer: InnerAnswer | TailraceErr
     request_id = answer.headers.get("x-request-id", "")
     response = {"status_code": answer.status, "request_id": request_id, "body": body}
     return outcome, _line(_openai_line(custom_id, response, None))
-
-
-def _is_json(body: bytes) -> bool:
-    try:
-        _read_json(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
 
 
 def unrun_line(batch: RowBatch, custom_id: str, outcome: Outcome) -> bytes:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 
+import msgspec
+
 from tailrace.dialects import failure_of
-from tailrace.errors import RequestError, StorageError
+from tailrace.errors import RequestError, StorageError, TailraceError
 from tailrace.server import InnerAnswer, Server, StreamLog
 from tailrace_plugins.batches.records import RowBatch
 from tailrace_plugins.batches.rows import BatchRow, body_of
@@ -19,10 +22,14 @@ from tailrace_plugins.batches.slots import RowQueue, Slots
 
 __all__ = ["RowRunner", "RowsInProgress"]
 
+logger = logging.getLogger("tailrace.batches")
+
 _ATTEMPTS = 3  # of a row whose stream ended with an error that may not come again
 _LONGEST_WAIT_S = 60.0
 _LINGER_S = 600  # how long the stream of a row goes on while its server starts again
 _FOR_NOW = (408, 429, 503, 507)  # with Retry-After
+
+_read_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class RowRunner:
@@ -35,13 +42,14 @@ class RowRunner:
         self.is_closing = False  # streams go on, for the next process
 
     @contextlib.asynccontextmanager
-    async def rows_of(self, batch: RowBatch) -> AsyncIterator[RowsInProgress]:
-        """Context of a batch that runs rows. Rows that are not done at its end are stopped."""
+    async def rows_of(self, batch: RowBatch, *, is_left: Callable[[], bool]) -> AsyncIterator[RowsInProgress]:
+        """Context of a batch that runs rows. Rows that are not done at its end are stopped. If the batch `is_left` to
+        another server, or this one closes, their streams go on."""
         rows = RowsInProgress(self, batch)
         try:
             yield rows
         finally:
-            await rows.stop()
+            await rows.stop(goes_on=self.is_closing or is_left())
 
 
 class RowsInProgress:
@@ -75,15 +83,15 @@ class RowsInProgress:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def stop(self) -> None:
-        """End all rows. Their streams end, too, unless the server closes."""
+    async def stop(self, *, goes_on: bool) -> None:
+        """End all rows. Their streams end, too, unless another server goes on with them."""
         self._queue.leave()
         left = dict(self._tasks)
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left)
-        if not self._runner.is_closing:
+        if not goes_on:
             for logs in left.values():
                 await self.drop(logs)
 
@@ -93,25 +101,39 @@ class RowsInProgress:
             with contextlib.suppress(StorageError):
                 await self._runner.server.drop(log)
 
-    async def answer(self, row: BatchRow, number: int, logs: list[StreamLog]) -> InnerAnswer | RequestError:
-        """Return the answer to a row, once it is final. An error is one of the batch itself."""
+    async def answer(self, row: BatchRow, number: int, logs: list[StreamLog]) -> InnerAnswer:
+        """Return the answer to a row, once it is final. It is JSON."""
+        try:
+            answer = await self._final_answer(row, number, logs)
+            _read_json(answer.body)
+        except RequestError as error:
+            return self._error(error)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return self._error(TailraceError("The answer to this row is not JSON."))
+        except Exception:  # a defect must end only this row
+            logger.exception("A row of a batch failed.")
+            return self._error(TailraceError("Internal server error. See the server's log."))
+        return answer
+
+    def _error(self, error: TailraceError) -> InnerAnswer:
+        return self._runner.server.error_answer(self.batch.endpoint, error)
+
+    async def _final_answer(self, row: BatchRow, number: int, logs: list[StreamLog]) -> InnerAnswer:
+        """Raises: RequestError, if the key of the batch is not valid any more."""
         body, attempt = body_of(row), 0
         while True:
             num_logs = len(logs)
-            try:
-                answer = await self._runner.server.ask(
-                    self.batch.sender,
-                    self.batch.endpoint,
-                    body,
-                    headers={
-                        "idempotency-key": f"{self.batch.batch_id}-{number}-{attempt}",
-                        "x-tailrace-linger": str(_LINGER_S),
-                        "x-tailrace-priority": "background",
-                    },
-                    logs=logs,
-                )
-            except RequestError as error:
-                return error
+            answer = await self._runner.server.ask(
+                self.batch.sender,
+                self.batch.endpoint,
+                body,
+                headers={
+                    "idempotency-key": f"{self.batch.batch_id}-{number}-{attempt}",
+                    "x-tailrace-linger": str(_LINGER_S),
+                    "x-tailrace-priority": "background",
+                },
+                logs=logs,
+            )
             end = logs[-1].end if len(logs) > num_logs else None
             if answer.status < 400 or (end is None and answer.status not in _FOR_NOW):
                 return answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from python_multipart.exceptions import FormParserError
@@ -22,21 +22,26 @@ FormFields: TypeAlias = dict[str, str]
 
 
 async def read_form(
-    content_type: str, pieces: AsyncIterator[bytes], write: Callable[[bytes], object]
+    content_type: str,
+    pieces: AsyncIterator[bytes],
+    add: Callable[[bytes], object],
+    keep: Callable[[], Awaitable[object]],
 ) -> tuple[FormFields, str]:
-    """Return the fields of a form, and the name of its file, whose content goes to `write`.
+    """Return the fields of a form, and the name of its file, whose content goes to `add`. `keep` is awaited after each
+    piece of the body.
 
-    Raises: UnsupportedMediaType, RequestError, and what `pieces` and `write` raise.
+    Raises: UnsupportedMediaType, RequestError, and what `pieces` and `keep` raise.
     """
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or not boundary:
         raise UnsupportedMediaType("Send the file as multipart/form-data.", param="content-type")
-    form = _Form(write)
+    form = _Form(add)
     try:
         parser = MultipartParser(boundary, form.callbacks())
         async for piece in pieces:
             parser.write(piece)
+            await keep()
         parser.finalize()
     except FormParserError:
         raise RequestError("The body is not a valid form.") from None
@@ -50,11 +55,11 @@ async def read_form(
 class _Form:
     """What the parser has found."""
 
-    def __init__(self, write: Callable[[bytes], object]) -> None:
+    def __init__(self, add: Callable[[bytes], object]) -> None:
         self.fields: FormFields = {}
         self.filename: str | None = None
         self.is_complete = False
-        self._write = write
+        self._add_to_file = add
         self._num_parts = 0
         self._header = bytearray()
         self._value = bytearray()
@@ -109,7 +114,7 @@ class _Form:
 
     def _add_content(self, data: bytes, start: int, end: int) -> None:
         if self._is_file:
-            self._write(data[start:end])
+            self._add_to_file(data[start:end])
         else:
             _add(self._value, data[start:end])
 

@@ -5,224 +5,272 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
+import pytest
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
 from tests.api.keyed import House, serving_with_keys
 from tests.plugins.batches.chat_rows import CHAT, chat_file
-from tests.waiting import wait_until
+from tests.waiting import LONG_S
 
-from tailrace.errors import StorageError
-from tailrace.server import InnerAnswer, LocalNotes, Note, Sender
+from tailrace.errors import Draining, StorageError
+from tailrace.http.wires import ServedWires
+from tailrace.server import LocalNotes, LocalTable, Sender, Table, TableLease
 from tailrace_plugins.batches.anthropic_routes import BatchRequest, write_rows
+from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
 from tailrace_plugins.batches.files import PIECE_BYTES, Files, FileWriter, new_id
-from tailrace_plugins.batches.records import RowBatch
-from tailrace_plugins.batches.results import result_of
-from tailrace_plugins.batches.row_runner import RowRunner
+from tailrace_plugins.batches.keys import BATCHES, OPEN, RESULTS, key_of, result_prefix
+from tailrace_plugins.batches.records import RowBatch, StoredFile
+from tailrace_plugins.batches.row_runner import RowRunner, RowsInProgress
+from tailrace_plugins.batches.rows import BatchRow
 
 _MANY_BYTES = 2**30
 
 
-class Notes(LocalNotes):
-    """Notes in memory, whose results may not be writable. It counts what is read and written in a turn of the event
+class Rows(LocalTable):
+    """A table in memory, whose results may not be writable. It counts what is read and written in a turn of the event
     loop."""
 
     def __init__(self) -> None:
-        super().__init__("batches")
-        self._inner = LocalNotes.in_memory("batches")
+        super().__init__(LocalNotes.in_memory("batches"))
         self.keeps_results = True
+        self.keeps_pieces = False
         self.has_defect = False
         self.num_in_turn = 0
         self.most_in_turn = 0
 
-    def _count(self) -> None:
+    def _count(self, number: int) -> None:
         if not self.num_in_turn:
             asyncio.get_running_loop().call_soon(self._end_turn)
-        self.num_in_turn += 1
+        self.num_in_turn += number
         self.most_in_turn = max(self.most_in_turn, self.num_in_turn)
 
     def _end_turn(self) -> None:
         self.num_in_turn = 0
 
-    def read(self, prefix: bytes = b"") -> Iterator[Note]:
-        return self._inner.read(prefix)
-
-    def sizes(self, prefix: bytes = b"", *, after: bytes | None = None, most: int = -1) -> dict[bytes, int]:
-        return self._inner.sizes(prefix, after=after, most=most)
-
-    def get(self, key: bytes) -> bytes | None:
-        self._count()
+    async def page(self, prefix: bytes, *, after: bytes | None = None, most: int) -> dict[bytes, bytes | None]:
         if self.has_defect:
             raise RuntimeError("a defect")
-        return self._inner.get(key)
+        found = await super().page(prefix, after=after, most=most)
+        self._count(sum(len(row or b"") > PIECE_BYTES // 2 for row in found.values()))
+        return found
 
-    def erase(self, *keys: bytes) -> None:
-        if self.has_defect:
-            raise RuntimeError("a defect")
-        self._inner.erase(*keys)
-
-    def add_all(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
-        notes = list(notes)
-        if not self.keeps_results and any(key.startswith((b"o/", b"e/")) for key, _ in notes):
+    async def change(
+        self, rows: Mapping[bytes, bytes], erased: Iterable[bytes] = (), *, lease: TableLease | None = None
+    ) -> None:
+        erased = list(erased)
+        if self.keeps_pieces and any(key.startswith((b"o/", b"p/")) for key in erased):
             raise StorageError("The disk is full.")
-        self._count()
-        self._inner.add_all(notes)
+        if not self.keeps_results and any(key.startswith((b"o/", b"e/")) for key in rows):
+            raise StorageError("The disk is full.")
+        self._count(sum(len(row) > PIECE_BYTES // 2 for row in rows.values()))
+        await super().change(rows, erased, lease=lease)
 
 
 @contextlib.asynccontextmanager
-async def _opened(house: House, notes: LocalNotes) -> AsyncIterator[RowBatches]:
+async def _opened(house: House, table: Table) -> AsyncIterator[RowBatches]:
     server = house.server()
     house.build_app(server=server)
-    files = Files(notes, most_bytes=_MANY_BYTES)
+    files = Files(table, most_bytes=_MANY_BYTES)
     rows = RowRunner(server, at_once=10, has_room=files.has_room)
     async with asyncio.TaskGroup() as group:
-        batches = RowBatches(notes, files, rows, group, most_rows=50_000, row_bytes=100_000)
+        batches = RowBatches(files, rows, group, RowLimits(50_000, row_bytes=100_000))
         await batches.start()
         yield batches
         batches.close()
 
 
-def _add(batches: RowBatches, content: bytes) -> RowBatch:
+async def _add(batches: RowBatches, content: bytes, *, has_file: bool = True) -> RowBatch:
     writer = FileWriter(batches.files, "anonymous", new_id("file-"))
-    writer.write(content)
-    file = writer.close(filename="rows", purpose="batch", expires_s=None)
+    writer.add(content)
+    file = await writer.close(filename="rows", purpose="batch", expires_s=None)
+    return await batches.create(_batch(file, has_file=has_file))
+
+
+def _batch(file: StoredFile, *, has_file: bool = True) -> RowBatch:
     now_s = int(time.time())
-    batch = RowBatch(
-        batch_id=new_batch_id(has_file=True),
+    return RowBatch(
+        batch_id=new_batch_id(has_file=has_file),
         sender=Sender("anonymous"),
         endpoint=CHAT,
         created_s=now_s,
+        order=now_s,
         expires_s=now_s + 3600,
         window="1h",
-        input_file_id=file.file_id,
+        input_file_id=file.file_id if has_file else "",
         rows=file.pieces,
+        num_rows_bytes=file.num_bytes,
     )
-    return batches.create(batch)
 
 
-async def _until_ended(batch: RowBatch) -> None:
-    await wait_until(lambda: batch.has_ended)
+async def _results_of(batches: RowBatches) -> dict[bytes, int]:
+    return await batches.files.sizes(b"o/")
+
+
+async def _now(batches: RowBatches, batch: RowBatch) -> RowBatch:
+    return await batches.find("anonymous", batch.batch_id, has_file=bool(batch.input_file_id))
+
+
+async def _until(batches: RowBatches, batch: RowBatch, condition: Callable[[RowBatch], bool]) -> RowBatch:
+    async with asyncio.timeout(LONG_S):
+        while not condition(batch := await _now(batches, batch)):
+            await asyncio.sleep(0.01)
+    return batch
+
+
+async def _until_ended(batches: RowBatches, batch: RowBatch) -> RowBatch:
+    return await _until(batches, batch, lambda batch: batch.has_ended)
 
 
 async def test_a_batch_is_deleted_twice_at_once(tmp_path: Path) -> None:
-    async with serving_with_keys(tmp_path) as house, _opened(house, Notes()) as batches:
-        batch = _add(batches, b"no row")
-        batch.input_file_id = ""  # as of a batch whose results are no files
-        await _until_ended(batch)
+    async with serving_with_keys(tmp_path) as house, _opened(house, Rows()) as batches:
+        batch = await _until_ended(batches, await _add(batches, b"no row", has_file=False))
+        (file,) = await batches.files.of("anonymous")
+        await batches.files.delete(file)
+        key = result_prefix(RESULTS, batch)
         for number in range(200):
-            batches.files.notes.add(b"o/%b/%08xs" % (batch.batch_id.encode(), number), b"a result")
-        batches.files.used["anonymous"] = 200 * len(b"a result")
+            await batches.files.table.change({b"%b%08xs" % (key, number): b"a result"})
         await asyncio.gather(batches.delete(batch), batches.delete(batch))
-        assert batches.files.used["anonymous"] == 0
-        assert not batches.files.notes.sizes(b"o/")
+        assert batches.files.table.used() == 0
+        assert not await _results_of(batches)
+
+
+async def test_a_deletion_beside_the_deletion_of_the_owner(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house, _opened(house, Rows()) as batches:
+        batch = await _until_ended(batches, await _add(batches, chat_file(3, max_tokens=2), has_file=False))
+        writer = FileWriter(batches.files, "anonymous", new_id("file-"))
+        writer.add(b"x" * PIECE_BYTES)
+        await writer.keep_pieces()
+        await asyncio.gather(batches.forget("anonymous"), batches.delete(batch), writer.undo())
+        assert batches.files.table.used() == 0
+        assert not await batches.files.sizes(b"f/") | await batches.files.sizes(b"p/")
+
+
+async def test_what_a_death_leaves_of_a_deletion_is_deleted_later(tmp_path: Path) -> None:
+    table = Rows()
+    async with serving_with_keys(tmp_path) as house:
+        async with _opened(house, table) as batches:
+            batch = await _until_ended(batches, await _add(batches, chat_file(3, max_tokens=2)))
+            table.keeps_pieces = True
+            for file in await batches.files.of("anonymous"):
+                with pytest.raises(StorageError):
+                    await batches.delete_file(file)
+            assert not await batches.files.of("anonymous")
+            assert await _results_of(batches)
+        table.keeps_pieces = False
+        async with _opened(house, table) as batches:
+            await batches.delete(batch)
+            assert table.used() == 0
 
 
 async def test_a_defect_ends_one_batch_and_no_server(tmp_path: Path) -> None:
-    notes = Notes()
+    table = Rows()
     async with serving_with_keys(tmp_path) as house:
-        async with _opened(house, notes) as batches:
-            batch = _add(batches, chat_file(3))
-            notes.has_defect = True
-            await _until_ended(batch)
+        async with _opened(house, table) as batches:
+            batch = await _add(batches, chat_file(3))
+            table.has_defect = True
+            batch = await _until(batches, batch, lambda batch: bool(batch.errors))
             assert [error.code for error in batch.errors] == ["internal_error"]
-            file = batches.files.find("anonymous", batch.input_file_id)
-            batches.files.add(msgspec.structs.replace(file, expires_s=0))
-        async with _opened(house, notes) as batches:  # it cannot delete the file, which has expired
+            file = await batches.files.find("anonymous", batch.input_file_id)
+            await batches.files.add(msgspec.structs.replace(file, expires_s=0))
+            table.has_defect = False
+        async with _opened(house, table) as batches:  # it cannot delete the file, which has expired
+            table.has_defect = True
             await asyncio.sleep(0.05)
-            notes.has_defect = False
-            other = _add(batches, chat_file(3, max_tokens=2))
-            await _until_ended(other)
+            table.has_defect = False
+            other = await _until_ended(batches, await _add(batches, chat_file(3, max_tokens=2)))
             assert other.status == "completed"
 
 
 async def test_rows_that_end_with_the_cancellation_are_counted(tmp_path: Path) -> None:
-    notes = Notes()
-    async with serving_with_keys(tmp_path) as house, _opened(house, notes) as batches:
-        notes.keeps_results = False
-        batch = _add(batches, chat_file(10, max_tokens=2))
-        await wait_until(lambda: batches.counts_of(batch).get("succeeded") == 10)
-        batches.cancel(batch)
+    table = Rows()
+    async with serving_with_keys(tmp_path) as house, _opened(house, table) as batches:
+        table.keeps_results = False
+        batch = await _add(batches, chat_file(10, max_tokens=2))
+        batch = await _until(batches, batch, lambda batch: batch.counts.get("succeeded") == 10)
+        assert (await batches.cancel(batch)).status == "cancelling"
         await asyncio.sleep(0.05)
-        notes.keeps_results = True
-        await _until_ended(batch)
+        table.keeps_results = True
+        batch = await _until_ended(batches, batch)
         assert batch.counts == {"succeeded": 10}
-        assert len(notes.sizes(b"o/")) == 10
+        assert len(await _results_of(batches)) == 10
 
 
 async def test_a_damaged_file_leaves_what_was_done(tmp_path: Path) -> None:
-    notes = Notes()
-    async with serving_with_keys(tmp_path) as house, _opened(house, notes) as batches:
-        batch = _add(batches, chat_file(2_000, max_tokens=2))
-        await wait_until(lambda: batches.counts_of(batch).get("succeeded", 0) >= 5)
-        for key in list(notes.sizes(batch.rows))[1:]:
-            notes.erase(key)
-        await _until_ended(batch)
+    table = Rows()
+    async with serving_with_keys(tmp_path) as house, _opened(house, table) as batches:
+        batch = await _add(batches, chat_file(4_000, max_tokens=2))
+        batch = await _until(batches, batch, lambda batch: batch.counts.get("succeeded", 0) >= 5)
+        await table.change({}, list(await batches.files.sizes(batch.rows))[1:])
+        batch = await _until_ended(batches, batch)
         assert batch.status == "failed"
         assert [error.code for error in batch.errors] == ["file_damaged"]
-        assert sum(batch.counts.values()) == 2_000
-        file = batches.files.find("anonymous", batch.output_file_id or "")
-        assert file.num_bytes == sum(notes.sizes(b"o/").values())
+        assert sum(batch.counts.values()) == 4_000
+        file = await batches.files.find("anonymous", batch.output_file_id or "")
+        assert file.num_bytes == sum((await _results_of(batches)).values())
         await batches.delete_file(file)
-        assert not notes.sizes(b"o/")
-        assert batches.files.used["anonymous"] == batches.files.find("anonymous", batch.input_file_id).num_bytes
+        assert not await _results_of(batches)
 
 
 async def test_results_that_are_a_file_already_count_once(tmp_path: Path) -> None:
     """A server is killed between the file of the results and the end of the batch."""
-    notes = Notes()
+    table = Rows()
     async with serving_with_keys(tmp_path) as house:
-        async with _opened(house, notes) as batches:
-            batch = _add(batches, chat_file(3, max_tokens=2))
-            await _until_ended(batch)
-            used = batches.files.used["anonymous"]
+        async with _opened(house, table) as batches:
+            batch = await _until_ended(batches, await _add(batches, chat_file(3, max_tokens=2)))
+            used = table.used()
         batch.status = "finalizing"
-        notes.add(b"b/" + batch.batch_id.encode(), msgspec.msgpack.encode(batch))
-        async with _opened(house, notes) as batches:
-            (batch,) = batches.of("anonymous", has_file=True)
-            await _until_ended(batch)
+        row = {key_of(BATCHES, "anonymous", batch.batch_id): msgspec.msgpack.encode(batch)}
+        await table.change({**row, key_of(OPEN, "anonymous", batch.batch_id): batch.input_file_id.encode()})
+        async with _opened(house, table) as batches:
+            (batch,) = await batches.of("anonymous", has_file=True)
+            batch = await _until_ended(batches, batch)
             assert batch.status == "completed"
-            assert batches.files.used["anonymous"] == used
+            assert batch.counts == {"succeeded": 3}
+            assert table.used() == used
 
 
 async def test_files_are_checked_one_after_the_other(tmp_path: Path) -> None:
-    notes = Notes()
-    async with serving_with_keys(tmp_path) as house, _opened(house, notes) as batches:
-        added = [_add(batches, b"no row\n" * 10) for _ in range(30)]
-        notes.most_in_turn = 0
+    table = Rows()
+    async with serving_with_keys(tmp_path) as house, _opened(house, table) as batches:
+        content = b"no row".ljust(PIECE_BYTES - 1) + b"\n"
+        added = [await _add(batches, content) for _ in range(30)]
+        table.most_in_turn = 0
         for batch in added:
-            await _until_ended(batch)
-        assert notes.most_in_turn <= 3  # a piece of a file, and the end of a batch
+            await _until_ended(batches, batch)
+        assert table.most_in_turn == 1  # a piece of a file
 
 
 async def test_a_piece_is_written_in_a_turn() -> None:
-    notes = Notes()
-    writer = FileWriter(Files(notes, most_bytes=_MANY_BYTES), "anonymous", "a")
+    table = Rows()
+    writer = FileWriter(Files(table, most_bytes=_MANY_BYTES), "anonymous", "a")
     params = msgspec.Raw(b'{"a": "' + b"x" * (5 * PIECE_BYTES) + b'"}')
     await write_rows([BatchRequest("a", params), BatchRequest("b", params)], writer)
-    assert len(notes.sizes(b"p/")) == 11
-    assert notes.most_in_turn <= 2  # the last piece is not full
+    assert len(await table.sizes(b"p/", most=100)) == 11
+    assert table.most_in_turn == 1
 
 
-async def test_keys_come_in_pages(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("path", "kind"), [("/v1/messages", "overloaded_error"), (CHAT, "draining")])
+async def test_errors_of_a_row_have_the_form_of_its_wire(path: str, kind: str, tmp_path: Path) -> None:
+    async def no_json(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse("data: {}\n\ndata: [DONE]\n\n")(scope, receive, send)
+
     async with serving_with_keys(tmp_path) as house:
-        on_disk = await house.service.store.notes_of("parrot")
-        assert isinstance(on_disk, LocalNotes)
-        for notes in (on_disk, LocalNotes.in_memory("parrot")):
-            for key in (b"a/3", b"a/1", b"a/2", b"b/1", b"a/4"):
-                notes.add(key, key * 2)
-            notes.erase(b"a/4")
-            assert notes.sizes(b"a/", most=2) == {b"a/1": 6, b"a/2": 6}
-            assert notes.sizes(b"a/", after=b"a/2", most=2) == {b"a/3": 6}
-            assert not notes.sizes(b"a/", after=b"a/3", most=2)
-            assert list(notes.sizes(b"a/")) == [b"a/1", b"a/2", b"a/3"]
-
-
-def test_an_answer_that_is_no_json_is_an_error() -> None:
-    batch = RowBatch(
-        batch_id="batch_1", sender=Sender("me"), endpoint=CHAT, created_s=0, expires_s=1, window="1s", input_file_id="f"
-    )
-    outcome, line = result_of(batch, "a", InnerAnswer(200, {}, b"data: {}\n\ndata: [DONE]\n\n"))
-    assert outcome == "errored"
-    assert msgspec.json.decode(line)["response"]["status_code"] == 500
+        server = house.server()
+        house.build_app(server=server)
+        refused = server.error_answer(path, Draining("The server is shutting down."))
+        assert refused.status == 503
+        error = msgspec.json.decode(refused.body)["error"]
+        assert kind in (error["type"], error.get("code"))
+        server.answer_with(no_json, ServedWires())
+        writer = FileWriter(Files(Rows(), most_bytes=_MANY_BYTES), "anonymous", "f")
+        batch = _batch(await writer.close(filename="rows", purpose="batch", expires_s=None))
+        rows = RowsInProgress(RowRunner(server, at_once=1, has_room=lambda owner: True), batch)
+        batch.endpoint = path
+        answer = await rows.answer(BatchRow("a", b"{}"), 1, [])
+        assert answer.status == 500
+        assert (msgspec.json.decode(answer.body).get("type") == "error") is (path == "/v1/messages")

@@ -13,7 +13,8 @@ from tests.plugins.batches.chat_rows import CHAT, chat_file
 from tests.waiting import LONG_S, turn
 
 from tailrace.access.quota import Quota
-from tailrace.server import LocalNotes
+from tailrace.server import LocalNotes, LocalTable
+from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches
 from tailrace_plugins.batches.files import Files, FileWriter
 from tailrace_plugins.batches.row_runner import RowRunner
@@ -133,14 +134,13 @@ async def test_an_owner_is_deleted_with_files_and_batches(tmp_path: Path) -> Non
 async def test_rows_go_on_when_the_files_of_others_are_deleted(tmp_path: Path) -> None:
     """Two owners fill the space, and a third waits: for the end of an upload, and for an owner's deletion."""
     async with serving_with_keys(tmp_path) as house, asyncio.TaskGroup() as group:
-        notes = LocalNotes.in_memory("batches")
-        files = Files(notes, most_bytes=4)  # an owner has half of it
+        files = Files(LocalTable(LocalNotes.in_memory("batches")), most_bytes=4_000)  # an owner has half of it
         rows = RowRunner(house.server(), at_once=1, has_room=files.has_room)
-        batches = RowBatches(notes, files, rows, group, most_rows=1, row_bytes=1)
+        batches = RowBatches(files, rows, group, RowLimits(1, row_bytes=1))
         for owner in ("a", "b"):
             writer = FileWriter(files, owner, f"file-{owner}")
-            writer.write(b"12")
-            writer.close(filename="rows", purpose="batch", expires_s=None)
+            writer.add(b"1" * 1_900)
+            await writer.close(filename="rows", purpose="batch", expires_s=None)
         queue = RowQueue(rows.slots, "c", (0, ""))
         waiting = group.create_task(queue.take())
         await turn(2)
@@ -149,8 +149,8 @@ async def test_rows_go_on_when_the_files_of_others_are_deleted(tmp_path: Path) -
         await asyncio.wait_for(waiting, LONG_S)
         queue.leave()
         upload = FileWriter(files, "b", "file-c")
-        upload.write(b"12")
-        upload.flush()
+        upload.add(b"1" * (4_000 - files.table.used()))
+        await upload.flush()
         waiting = group.create_task(queue.take())
         await turn(2)
         assert not waiting.done()

@@ -108,6 +108,15 @@ def test_it_waits_for_a_server_that_was_killed_and_goes_on_after_ctrl_c(tmp_path
         assert len(client_of(again).batches.list().data) == 1
 
 
+def test_results_into_a_directory_that_is_missing(server: Server, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(chat_file(2))
+    done = _run(server, str(rows), "--output", str(tmp_path / "missing" / "results.jsonl"))
+    assert done.returncode == 2
+    assert f"There is no directory {tmp_path / 'missing'}." in done.stderr
+    assert not client_of(server).batches.list().data  # before anything was sent
+
+
 def _following(server: Server, rows: Path) -> subprocess.Popen[str]:
     """Start the command, and return when it follows its batch."""
     command = _command(server, str(rows))
