@@ -26,6 +26,7 @@ CODES = {
     "TooManyLanes": "websocket_stream_limit_reached",
     "UnknownKey": "unknown_key",
     "UnknownConversation": "conversation_not_found",
+    "UnknownShare": "unknown_share",
     "ConversationLocked": "conversation_locked",
     "Unauthenticated": "invalid_api_key",
     "KeyRevoked": "key_revoked",

@@ -21,6 +21,7 @@
         TooManyLanes                400  one name too many on a WebSocket
         UnknownKey                  404
         UnknownConversation         404
+        UnknownShare                404  a link that is not valid
         ConversationLocked          409  its last answer is in progress
         Unauthenticated             401  no key, or an invalid one
         KeyRevoked                  401  the key of the stream was revoked
@@ -113,6 +114,7 @@ __all__ = [
     "UnknownKey",
     "UnknownModel",
     "UnknownResponse",
+    "UnknownShare",
     "UnknownStream",
     "UnsupportedMediaType",
     "UnsupportedOperation",
@@ -273,6 +275,13 @@ class UnknownConversation(RequestError):
 
     status = 404
     code = "conversation_not_found"
+
+
+class UnknownShare(RequestError):
+    """There is no such link, or it is not valid any more."""
+
+    status = 404
+    code = "unknown_share"
 
 
 class ConversationLocked(RequestError):

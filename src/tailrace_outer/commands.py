@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.cli.late import LateCommand
 
-__all__ = ["BENCH", "CERTIFY", "DEMO", "DOCTOR", "KEYS", "LS", "RUN", "USAGE"]
+__all__ = ["BENCH", "CERTIFY", "DEMO", "DOCTOR", "KEYS", "LS", "RUN", "SHARE", "USAGE"]
 
 BENCH = LateCommand(
     "bench", "Measure what the server adds to the engine.", "tailrace_outer.measure.bench_command:bench"
@@ -23,6 +23,9 @@ DOCTOR = LateCommand(
 KEYS = LateCommand("keys", "Create, show and revoke the keys of a server.", "tailrace_outer.admin.keys:keys")
 LS = LateCommand("ls", "List the models on this machine.", "tailrace_outer.measure.ls:ls")
 RUN = LateCommand("run", "Serve your own code: an app, a folder or a YAML file.", "tailrace_outer.apps.command:run")
+SHARE = LateCommand(
+    "share", "Make a link that shows a conversation or a stream to others.", "tailrace_outer.admin.share:share"
+)
 USAGE = LateCommand(
     "usage", "Show how many requests and tokens were used, and by whom.", "tailrace_outer.admin.usage:usage"
 )

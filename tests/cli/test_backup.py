@@ -139,6 +139,45 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar.gz", "data"]
 
 
+def test_a_mounted_disk_is_restored_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be removed or replaced, and has a directory of its file system."""
+    data, disk = tmp_path / "data", tmp_path / "disk"
+    (data / "folder").mkdir(parents=True)
+    for name in ("one", "folder/two"):
+        (data / name).write_text(name)
+    write_backup(data, tmp_path / "b.tar.gz")
+    (disk / "lost+found").mkdir(parents=True)
+    number = disk.stat().st_ino
+    assert _command("restore", str(tmp_path / "b.tar.gz"), "--data-dir", str(disk)).returncode == 0
+    assert disk.stat().st_ino == number
+    assert sorted(path.name for path in disk.iterdir()) == ["folder", "lost+found", "one"]
+    assert (disk / "folder" / "two").read_text() == "folder/two"
+
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    rename = Path.rename
+
+    def fail(path: Path, target: Path) -> Path:
+        if path.name == "one" and target.parent == empty:
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(BackupFailed, match="Nothing was changed"):
+        restore_backup(tmp_path / "b.tar.gz", empty)
+    assert list(empty.iterdir()) == []
+
+
+def test_a_backup_is_not_made_into_the_data_directory(tmp_path: Path) -> None:
+    (tmp_path / "data" / "folder").mkdir(parents=True)
+    (tmp_path / "data" / "file").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    for place in ("data", "data/folder", "link", "link/folder/../folder"):
+        with pytest.raises(BackupFailed, match="is in the data directory"):
+            write_backup(tmp_path / "data", tmp_path / place / "b.tar.gz")
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["file", "folder"]
+
+
 @pytest.mark.parametrize(
     ("name", "kind"), [("../evil", b"0"), ("/evil", b"0"), ("link", b"2"), ("device", b"3"), ("a/../../evil", b"0")]
 )

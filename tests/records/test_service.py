@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.records.databases import with_tables
 
 from tailrace.assembly.service import Service, start_service
 from tailrace.assembly.source import find_source
-from tailrace.errors import StorageError
+from tailrace.errors import ModelError, StorageError
 from tailrace.models import NoProgress
 from tailrace.records import conversation_keeper
 from tailrace.records.service import Records
@@ -39,6 +40,32 @@ async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> No
             await records.conversations.ask(lambda store: store.create("me"))
             assert is_recorded(service)
             keeping.cancel()
+
+
+def lets_anybody_in(records: Records) -> bool:
+    return records.keyring.is_empty
+
+
+async def test_a_database_that_cannot_be_opened_lets_nobody_in(tmp_path: Path) -> None:
+    """A server without a database is open. One that appears may have keys, also where it cannot be read yet."""
+    path = tmp_path / "records.sqlite"
+    with closing(Records(Settings(database=f"sqlite:///{path}"))) as records:
+        await records.read_keys()
+        assert lets_anybody_in(records)
+        path.write_bytes(b"no database " * 1000)
+        for _ in range(2):
+            with pytest.raises((ModelError, StorageError)):
+                await records.read_keys()
+            assert not lets_anybody_in(records)
+            assert records.keyring.principal_of("") is None
+        path.unlink()
+        with_tables(path)
+        await records.read_keys()
+        assert lets_anybody_in(records)  # it has no keys
+        made = records.keys().create("ann")
+        await records.read_keys()
+        assert records.keyring.principal_of("") is None
+        assert records.keyring.principal_with(made.token) is not None
 
 
 async def test_reads_that_time_out_do_not_displace_turns(

@@ -24,11 +24,12 @@ class Keyring:
         self._keys: dict[str, Key] = {}
         self._principals: dict[str, Principal] = {}
         self._on_revoked: list[Callable[[str], None]] = []
+        self.is_unknown = False  # whether there may be keys that could not be read
 
     @property
     def is_empty(self) -> bool:
         """Return whether no key was ever created, so that all requests are anonymous."""
-        return not self._keys
+        return not self._keys and not self.is_unknown
 
     @property
     def keys(self) -> Mapping[str, Key]:

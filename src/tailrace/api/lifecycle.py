@@ -48,8 +48,12 @@ _DRAIN_RETRY_S = 5.0
 _HANDED_OVER = "The server is shutting down. The next one continues this stream."
 
 
-# Readable without a key: health, and the page's files, for which browsers send no key.
-PUBLIC = ("/", "/admin", "/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready", "/page/")
+# Readable without a key: health, the page's files, for which browsers send no key, and what links show, which have a
+# secret of their own.
+PUBLIC = (
+    "/", "/admin", "/share", "/v1/shared", "/livez", "/readyz", "/health", "/ping",
+    "/v2/health/live", "/v2/health/ready", "/page/",
+)  # fmt: skip
 
 # For browsers: no answer is cached, embedded by other sites, or given another media type.
 _HEADERS = {

@@ -104,6 +104,7 @@ class Pages:
         """Return the routes of the page's files. The page itself is `index`, if `wants_page`."""
         return [
             Route("/admin", self.admin, methods=["GET"]),
+            Route("/share", self.share, methods=["GET"]),
             Route("/page/{name:path}", self.show_file, methods=["GET"]),
         ]
 
@@ -115,6 +116,10 @@ class Pages:
     async def admin(self, request: Request) -> Response:
         """Return the page of an operator. It has nothing of the server: that needs the scope `admin`."""
         return self._files.answer(request, "admin.html") if self._has_libraries else answer_without_libraries()
+
+    async def share(self, request: Request) -> Response:
+        """Return the page that shows what a link shows. It works without the libraries, with less of Markdown."""
+        return self._files.answer(request, "share.html", {"x-robots-tag": "noindex, nofollow, noarchive"})
 
     def docs(self, request: Request, document: bytes) -> Response:
         """Show all routes of an OpenAPI document. The page is made at its first request."""

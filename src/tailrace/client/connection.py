@@ -139,14 +139,18 @@ class Client:
         """Send a GET request to tailrace; returns the JSON object. Raises: AnswerFailed."""
         return await self._ask("GET", path)
 
+    async def post(self, path: str, body: Json) -> Json:
+        """Send a POST request to tailrace; returns the JSON object. Raises: AnswerFailed."""
+        return await self._ask("POST", path, body)
+
     async def delete(self, path: str) -> Json:
         """Send a DELETE request to tailrace; returns the JSON object. Raises: AnswerFailed."""
         return await self._ask("DELETE", path)
 
-    async def _ask(self, method: str, path: str) -> Json:
+    async def _ask(self, method: str, path: str, body: Json | None = None) -> Json:
         """Raises: AnswerFailed."""
         try:
-            response = await self.http.request(method, self.root + path, timeout=_REQUEST_TIMEOUT_S)
+            response = await self.http.request(method, self.root + path, json=body, timeout=_REQUEST_TIMEOUT_S)
         except httpx.HTTPError:
             raise AnswerFailed("the connection was lost") from None
         if response.status_code >= 300:

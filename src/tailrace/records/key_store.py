@@ -12,9 +12,10 @@ from sqlalchemy import Connection, delete, insert, select, update
 from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey, check_owner, new_key, rotated
 from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.sessions import Session
+from tailrace.access.shares import Share
 from tailrace.errors import UnknownKey
 from tailrace.records.record_database import RecordDatabase
-from tailrace.records.tables import key_changes, keys, owners, sessions
+from tailrace.records.tables import key_changes, keys, owners, sessions, shares
 
 __all__ = ["Changes", "KeyStore", "find_forgotten", "next_version"]
 
@@ -27,6 +28,7 @@ class Changes(msgspec.Struct, frozen=True):
     keys: Sequence[Key]
     owners: dict[str, Quota]
     sessions: Sequence[Session]
+    shares: Sequence[Share]
     version: int  # all changes up to it are known
 
 
@@ -113,7 +115,7 @@ class KeyStore:
         return _quota(text or "{}")
 
     def changed_since(self, version: int) -> Changes:
-        """Return the keys, the owners' quotas and the sessions that were changed after a version.
+        """Return the keys, the owners' quotas, the sessions and the shares that were changed after a version.
 
         The counter is read first, and each writer holds its row until the commit. So every change up to its value is
         visible to the queries after it, at any isolation level. They may also see later changes, which the next call
@@ -122,13 +124,16 @@ class KeyStore:
         with self._database.begin() as connection:
             newest = int(connection.execute(select(key_changes.c.version)).scalar_one())
             if newest == version:
-                return Changes([], {}, [], version)
+                return Changes([], {}, [], [], version)
             since = version if version < newest else 0  # the database was restored from an older copy
             rows = connection.execute(select(keys).where(keys.c.version > since)).all()
             limited = connection.execute(select(owners).where(owners.c.version > since)).all()
+            linked = connection.execute(select(shares).where(shares.c.version > since)).all()
             signed_in = connection.execute(select(sessions).where(sessions.c.version > since)).all()
         found = [Session(**{name: getattr(row, name) for name in Session.__struct_fields__}) for row in signed_in]
-        return Changes([_key(row) for row in rows], {row.owner: _quota(row.quota) for row in limited}, found, newest)
+        links = [Share(**{name: getattr(row, name) for name in Share.__struct_fields__}) for row in linked]
+        quotas = {row.owner: _quota(row.quota) for row in limited}
+        return Changes([_key(row) for row in rows], quotas, found, links, newest)
 
     def forget(self, owner: str) -> int:
         """Delete an owner's keys and limits. Returns how many keys there were.

@@ -18,6 +18,7 @@ from tailrace.access.authentication import Authentication
 from tailrace.access.keyring import Keyring
 from tailrace.access.quotas import Quotas
 from tailrace.access.sessions import Sessions
+from tailrace.access.shares import Shares
 from tailrace.errors import ModelError, StorageError
 from tailrace.generation import Generator
 from tailrace.models.places import data_path, expanded
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tailrace.records.request_log import RequestLog
     from tailrace.records.request_store import RequestStore
     from tailrace.records.session_store import SessionStore
+    from tailrace.records.share_store import ShareStore
 
 __all__ = ["Records", "absent_database", "has_keys", "open_database", "open_records"]
 
@@ -102,6 +104,7 @@ class Records:
         self.keyring = Keyring()
         self.quotas = Quotas()
         self.active_sessions = Sessions()
+        self.shares = Shares(self.keyring)
         self.authentication = Authentication(self.keyring, self.active_sessions)
         self.threads = DatabaseThreads(_THREADS)  # for clients
         self._background = DatabaseThreads(_BACKGROUND_THREADS)  # so that clients cannot delay a revocation
@@ -137,6 +140,12 @@ class Records:
         from tailrace.records.session_store import SessionStore
 
         return SessionStore(self._opened())
+
+    def links(self) -> ShareStore:
+        """Blocks, the first time for long. Raises: ModelError."""
+        from tailrace.records.share_store import ShareStore
+
+        return ShareStore(self._opened())
 
     def requests(self) -> RequestStore:
         """Blocks, the first time for long. Raises: ModelError."""
@@ -183,15 +192,25 @@ class Records:
     async def read_keys(self) -> None:
         """Load the keys that have changed since the last call. Raises: ModelError, StorageError."""
         if self._database is None and self.is_absent():
+            self.keyring.is_unknown = False
             return
         async with self._reading:  # an older state must not replace a newer one
             begun_s = time.monotonic()
             is_whole = begun_s - self._read_s > MISSED_S
-            changes = await self._background.run(lambda: self.keys().changed_since(0 if is_whole else self._version))
+            try:
+                changes = await self._background.run(
+                    lambda: self.keys().changed_since(0 if is_whole else self._version)
+                )
+            except BaseException:
+                # A database that is there and was never read may have keys: nobody gets in without one.
+                self.keyring.is_unknown = self._read_s == -math.inf
+                raise
+            self.keyring.is_unknown = False
             await self._record()  # before the update, so that requests with a new key are recorded and counted
             self.quotas.update(changes.keys, changes.owners)
             self.keyring.update(changes.keys)
             self.active_sessions.update(changes.sessions, time.time(), is_whole=is_whole)
+            self.shares.update(changes.shares, time.time(), is_whole=is_whole)
             self._version, self._read_s = changes.version, begun_s
 
     async def apply_own_change(self) -> None:
@@ -201,7 +220,8 @@ class Records:
             await self.read_keys()
 
     async def follow_keys(self) -> None:
-        """Load changed keys until cancelled. While the database is unreachable, the keyring does not change."""
+        """Load changed keys until cancelled. While the database is unreachable, the keyring does not change; if it was
+        never read, requests are refused."""
         is_unreachable = False
         while True:
             await asyncio.sleep(_POLL_S)
@@ -294,6 +314,7 @@ class Records:
                 "conversations": self._conversations().forget(owner),
                 "responses": self._kept_streams().forget(owner),
                 "requests": self.requests().forget(owner),
+                "links": self.links().forget(owner),
                 "keys": num_keys,
             }
 
@@ -314,6 +335,7 @@ class Records:
         if days := self._settings.response_days:
             self._kept_streams().delete_before(now_s - days * _DAY_S)
         self._kept_images().delete_unused()
+        self.links().delete_ended()
 
     def close(self) -> None:
         if self._database is not None:

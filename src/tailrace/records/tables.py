@@ -28,6 +28,7 @@ __all__ = [
     "owners",
     "requests",
     "sessions",
+    "shares",
     "usage_days",
 ]
 
@@ -75,6 +76,22 @@ sessions = Table(
     Column("secret_hash", LargeBinary(32), nullable=False),  # of the key, when the session began
     Column("expires_s", Float(53), nullable=False),
     Column("ended_s", Float(53)),
+    Column("version", BigInteger, nullable=False, index=True),  # of the last change
+)
+
+# Links that show one conversation or one stream to whoever has them.
+shares = Table(
+    "shares",
+    METADATA,
+    Column("share_id", String(16), primary_key=True),
+    Column("owner", String(200), nullable=False, index=True),
+    Column("key_id", String(12), nullable=False),  # that made it; "" if no keys were in use
+    Column("kind", String(16), nullable=False),  # conversation or stream
+    Column("target", String(64), nullable=False),  # its id
+    Column("secret", LargeBinary(32), nullable=False),  # signs the link
+    Column("created_s", Float(53), nullable=False),
+    Column("expires_s", Float(53), nullable=False),
+    Column("revoked_s", Float(53)),
     Column("version", BigInteger, nullable=False, index=True),  # of the last change
 )
 

@@ -26,6 +26,7 @@ _MAGIC = b"SQLite format 3\0"
 _JOURNAL = "journal.sqlite"
 # Parts of a running database or server. The copy of a database contains its write-ahead log.
 _NOT_COPIED = ("-wal", "-shm", "-journal", ".lock", ".reserve")
+_OF_MOUNTS = ("lost+found",)  # what the root of an empty disk may have
 _MAX_FILES = 100_000
 _CHUNK_BYTES = 1 << 20
 
@@ -44,6 +45,8 @@ def write_backup(directory: Path, archive: Path) -> list[tuple[str, int]]:
         raise BackupFailed(f"{directory} has no data. Name the server's directory with --data-dir.")
     if archive.exists():
         raise BackupFailed(f"{archive} exists already. Nothing was changed.")
+    if archive.parent.resolve().is_relative_to(directory.resolve()):
+        raise BackupFailed(f"{archive} is in the data directory: the next backup would contain it. Name another place.")
     part = archive.with_name(f".{archive.name}.part")
     written = []
     try:
@@ -72,16 +75,19 @@ def write_backup(directory: Path, archive: Path) -> list[tuple[str, int]]:
 
 
 def restore_backup(archive: Path, directory: Path) -> list[tuple[str, int]]:
-    """Make a data directory of a backup. It must not exist, or be empty. Returns the names and bytes of its files.
-    Root gives them to the owner of the directory, or of the one above it.
+    """Make a data directory of a backup. It must not exist, or be empty, such as a mounted disk. Returns the names and
+    bytes of its files. Root gives them to the owner of the directory, or of the one above it.
 
-    *Cancellation:* leaves no directory. *Raises:* BackupFailed, also if the backup is damaged.
+    *Cancellation:* leaves nothing. *Raises:* BackupFailed, also if the backup is damaged.
     """
     try:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        is_there = directory.exists()
+        if is_there and (not directory.is_dir() or any(path.name not in _OF_MOUNTS for path in directory.iterdir())):
             raise BackupFailed(f"{directory} is not empty. Move it away, or name another one with --data-dir.")
         make_directory(directory.parent)
-        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        # An empty directory may be where a disk is mounted, which cannot be replaced.
+        place = directory if is_there else directory.parent
+        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=place))
     except OSError as error:
         raise BackupFailed(f"{directory} cannot be made: {_reason(error)}. Nothing was changed.") from error
     restored = []
@@ -102,10 +108,11 @@ def restore_backup(archive: Path, directory: Path) -> list[tuple[str, int]]:
                 restored.append((member.name, member.size))
             while whole.read(_CHUNK_BYTES):  # to its end, where the checksum is
                 pass
-        give_tree(staging, directory if directory.exists() else directory.parent)
-        if directory.exists():
-            directory.rmdir()
-        staging.rename(directory)
+        give_tree(staging, place)
+        if is_there:
+            _move_into(staging, directory)
+        else:
+            staging.rename(directory)
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, sqlite3.DatabaseError) as error:
         raise BackupFailed(f"{archive} is damaged, or not a backup ({_reason(error)}). Nothing was changed.") from error
     except OSError as error:
@@ -113,6 +120,19 @@ def restore_backup(archive: Path, directory: Path) -> list[tuple[str, int]]:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return restored
+
+
+def _move_into(staging: Path, directory: Path) -> None:
+    """Move everything to a directory above, journals last: all or nothing. Raises: OSError."""
+    moved = []
+    try:
+        for path in sorted(staging.iterdir(), key=lambda one: (one.name == _JOURNAL, one.name)):
+            path.rename(directory / path.name)
+            moved.append(path.name)
+    except BaseException:
+        for name in moved:
+            (directory / name).rename(staging / name)
+        raise
 
 
 def _files_of(directory: Path) -> list[str]:

@@ -12,6 +12,7 @@ from tailrace_outer.conversations.conversation_files import ConversationFileRout
 from tailrace_outer.conversations.conversation_images import ConversationImageRoutes, ImageIntake
 from tailrace_outer.conversations.conversation_paths import PATHS
 from tailrace_outer.conversations.conversation_routes import ConversationRoutes
+from tailrace_outer.conversations.share_routes import SHARE_PATHS, ShareRoutes
 
 __all__ = ["open_conversations"]
 
@@ -27,5 +28,6 @@ async def open_conversations(server: Server, options: Options) -> AsyncIterator[
     files = ConversationFileRoutes(conversations, bodies, intake)
     images = ConversationImageRoutes(conversations, bodies, intake)
     routes = ConversationRoutes(conversations, bodies, intake, is_strict=server.settings.strict)
+    shares = ShareRoutes(server.records, server.streams, bodies, server.settings)
     # `export` must not match as a conversation's id
-    yield Opened([*files.table(), *images.table(), *routes.table()], paths=PATHS)
+    yield Opened([*files.table(), *images.table(), *routes.table(), *shares.table()], paths={**PATHS, **SHARE_PATHS})

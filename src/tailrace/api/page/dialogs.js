@@ -2,14 +2,14 @@
 
 import { useEffect, useRef, useState } from "./lib/preact-hooks.js";
 import { signal } from "./lib/signals.js";
-import { at, explain } from "./api.js";
+import { at, call, explain } from "./api.js";
 import { html } from "./html.js";
 import { MAX_SYSTEM, NO_SETTINGS, PRESETS } from "./settings.js";
 import { keep, recall } from "./storage.js";
 import { servers } from "./tools.js";
 import { changeSettings, fail, isSignedOut, openId, settings, signIn } from "./store.js";
 
-export const dialog = signal(""); // settings, shortcuts, or none
+export const dialog = signal(""); // settings, shortcuts, share, or none
 
 const presets = signal(recall("presets") ?? []); // this browser's own
 
@@ -35,6 +35,7 @@ function Dialog({ title, children }) {
 export function Dialogs() {
   if (dialog.value === "settings") return html`<${Settings} />`;
   if (dialog.value === "shortcuts") return html`<${Shortcuts} />`;
+  if (dialog.value === "share") return html`<${Share} />`;
   return null;
 }
 
@@ -104,6 +105,64 @@ function Settings() {
     <//>
   `;
 }
+
+const LIFETIMES = [[3600, "1 hour"], [86_400, "1 day"], [7 * 86_400, "7 days"], [30 * 86_400, "30 days"]];
+
+/** Links that show this conversation to whoever has them. */
+function Share() {
+  const [links, setLinks] = useState([]);
+  const [lifetime_s, setLifetime] = useState(7 * 86_400);
+  const [copied, setCopied] = useState("");
+  const load = async () => {
+    const { data } = await call("GET", "/v1/shares");
+    setLinks(data.filter((link) => link.conversation_id === openId.value));
+  };
+  useEffect(() => {
+    load().catch(fail);
+  }, []);
+  const make = async (event) => {
+    event.preventDefault();
+    await call("POST", "/v1/shares", { conversation_id: openId.value, expires_in_s: lifetime_s });
+    await load();
+  };
+  const copy = async (link) => {
+    await navigator.clipboard?.writeText(addressOf(link));
+    setCopied(link.id);
+  };
+  const revoke = async (link) => {
+    await call("DELETE", `/v1/shares/${link.id}`);
+    await load();
+  };
+  return html`
+    <${Dialog} title="Share this conversation">
+      <form onSubmit=${(event) => make(event).catch(fail)}>
+        <p>Whoever has a link reads the questions and answers of this conversation, also new ones, until the link ends. It shows no name, and allows nothing else.</p>
+        <ul class="links">
+          ${links.map(
+            (link) => html`<li key=${link.id}>
+              <label>Until ${new Date(link.expires_at * 1000).toLocaleString()}
+                <input readonly value=${addressOf(link)} onFocus=${(event) => event.target.select()} />
+              </label>
+              <button type="button" onClick=${() => copy(link).catch(fail)}>${copied === link.id ? "Copied" : "Copy"}</button>
+              <button type="button" class="danger" onClick=${() => revoke(link).catch(fail)}>Revoke</button>
+            </li>`,
+          )}
+        </ul>
+        <footer>
+          <label>It ends after
+            <select value=${lifetime_s} onChange=${(event) => setLifetime(Number(event.target.value))}>
+              ${LIFETIMES.map(([value, name]) => html`<option value=${value}>${name}</option>`)}
+            </select>
+          </label>
+          <button type="submit" class="primary">Make a link</button>
+        </footer>
+      </form>
+    <//>
+  `;
+}
+
+/** The page knows its own address; the server's path may lack what a proxy put before it. */
+const addressOf = (link) => `${at("/share")}${link.path.slice(link.path.indexOf("#"))}`;
 
 export const SHORTCUTS = [
   ["Enter", "Send"],

@@ -41,6 +41,10 @@ function Header() {
       <button type="button" class="quiet" id="menu" aria-label="Conversations" aria-expanded=${isSidebarOpen.value} onClick=${toggleSidebar}>☰</button>
       <h1>${conversation.value?.title || "tailrace"}</h1>
       <${ModelPicker} />
+      ${openId.value &&
+      html`<button type="button" class="quiet" id="share" aria-label="Share this conversation" onClick=${() => (dialog.value = "share")}>
+        <svg viewBox="0 0 20 20" aria-hidden="true"><path d="M10 12V3m-3 3 3-3 3 3M5 10v6h10v-6" /></svg>
+      </button>`}
       <button type="button" class="quiet" id="settings" aria-label="Settings of this conversation" onClick=${() => (dialog.value = "settings")}>
         <svg viewBox="0 0 20 20" aria-hidden="true"><path d="M3 6h8m4 0h2M3 14h2m4 0h8" /><circle cx="13" cy="6" r="2" /><circle cx="7" cy="14" r="2" /></svg>
       </button>

@@ -1,0 +1,197 @@
+"""What a link shows, live, as server-sent events.
+
+- `state`: `title`, and the messages of users and of the assistant on the current branch, in order. Each has a number,
+  its `role`, whether it `is_running`, and its `text` if that is new to the reader;
+- `text`: what is added to the running message `id`;
+- `end`: nothing more comes; `reason` says why.
+
+Nothing else of a conversation is shown: no instructions, reasoning, tools' calls and results, images, names or ids. A
+reader of a link counts as no reader of its streams: so a link keeps nothing running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+
+from starlette.types import Receive, Scope, Send
+
+from tailrace.access.shares import Share
+from tailrace.conversations.items import Item
+from tailrace.dialects.bodies import JsonBody, to_json
+from tailrace.dialects.wire import HEARTBEAT
+from tailrace.errors import StorageError, StreamError, TailraceError, UnknownConversation
+from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
+from tailrace.http.stream_actions import StreamActions
+from tailrace.records.service import Records
+from tailrace.streams import Reader, StreamLog
+from tailrace.types import End, Released, TextDelta
+
+__all__ = ["NO_INDEX", "SharedAnswer"]
+
+NO_INDEX = {"x-robots-tag": "noindex, nofollow, noarchive"}
+_HEADERS = {**STREAM_HEADERS, **NO_INDEX, "content-type": "text/event-stream; charset=utf-8"}
+_POLL_S = 2.0  # between two looks for changes of a conversation
+_SOON_S = 0.3  # until the database has an answer that has ended
+_LOOK_S = 5.0  # between two looks for a stream's log, which another server may write by now
+_LAST_WORDS_S = 1.0
+
+
+class SharedAnswer:
+    """The answer to one reader of a link: an ASGI application."""
+
+    def __init__(self, share: Share, records: Records, streams: StreamActions, heartbeat_s: float) -> None:
+        self._share = share
+        self._records = records
+        self._streams = streams
+        self._heartbeat_s = heartbeat_s
+        self._ids: dict[str, int] = {}  # the numbers of messages, by their ids
+        self._known: dict[int, tuple[str, bool]] = {}  # text, and whether it runs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode(), text.encode()) for name, text in _HEADERS.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        with self._records.shares.reading(self._share) as revoked:
+            writer = asyncio.ensure_future(self._write(send))
+            leaving = asyncio.ensure_future(client_disconnected(receive))
+            ending = asyncio.ensure_future(revoked.wait())
+            tasks = (writer, leaving, ending)
+            left_s = max(0.0, self._records.shares.ends_s(self._share) - time.time())
+            try:
+                await asyncio.wait(tasks, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if leaving.done():
+                    return
+                if writer.done():
+                    writer.result()
+                    return
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+        with contextlib.suppress(TimeoutError):  # a reader that takes nothing does not get the last event either
+            async with asyncio.timeout(_LAST_WORDS_S):
+                last = _event("end", {"reason": "revoked" if revoked.is_set() else "expired"})
+                await send({"type": "http.response.body", "body": last})
+
+    async def _write(self, send: Send) -> None:
+        """Write until there is nothing more to show."""
+        chunks = self._of_stream() if self._share.kind == "stream" else self._of_conversation()
+        reason = "done"
+        try:
+            async for chunk in chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except (UnknownConversation, StreamError):
+            reason = "deleted"
+        except StorageError:
+            reason = "unavailable"
+        await send({"type": "http.response.body", "body": _event("end", {"reason": reason})})
+
+    # A stream
+
+    async def _of_stream(self) -> AsyncIterator[bytes]:
+        log = await self._streams.find(self._share.owner, self._share.target)
+        numbers = range(log.record.num_choices)
+        texts = [log.text(choice) for choice in numbers] if log.end is not None else ["" for _ in numbers]
+        items = [_shown(number, "assistant", texts[number], is_running=log.end is None) for number in numbers]
+        yield _event("state", {"title": "", "items": items})
+        if log.end is None:
+            async for chunk in self._deltas(log, {choice: choice for choice in numbers}):
+                yield chunk
+
+    async def _deltas(self, log: StreamLog, numbers: Mapping[int, int]) -> AsyncIterator[bytes]:
+        """Yield what is written of a stream, up to its end. `numbers` are those of its choices' messages."""
+        reader = Reader(log)  # not entered: the log does not count it
+        beaten_s = time.monotonic()
+        while True:
+            match await reader.next(_LOOK_S):
+                case list() as events:
+                    texts: dict[int, str] = {}
+                    for event in events:
+                        if isinstance(event, TextDelta) and event.choice in numbers and event.text:
+                            number = numbers[event.choice]
+                            texts[number] = texts.get(number, "") + event.text
+                    for number, text in texts.items():
+                        yield _event("text", {"id": number, "text": text})
+                    if not events:
+                        found = await self._streams.find(self._share.owner, log.stream_id)
+                        if found is not log:
+                            log, reader = found, Reader(found, min(reader.cursor, found.last_seq))
+                        if time.monotonic() - beaten_s >= self._heartbeat_s:
+                            yield HEARTBEAT
+                    else:
+                        beaten_s = time.monotonic()
+                case End():
+                    return
+                case Released():  # another server writes it; it is found again there
+                    await asyncio.sleep(_SOON_S)
+                    found = await self._streams.find(self._share.owner, log.stream_id)
+                    log, reader = found, Reader(found, min(reader.cursor, found.last_seq))
+
+    # A conversation
+
+    async def _of_conversation(self) -> AsyncIterator[bytes]:
+        owner, conversation_id = self._share.owner, self._share.target
+        conversations = self._records.conversations
+        followed = ""  # the id of the last stream that was followed to its end
+        beaten_s = time.monotonic()
+        while True:
+            conversation, items = await conversations.ask(lambda store: store.tree(owner, conversation_id))
+            branch = _visible(items, conversation.head)
+            last = branch[-1] if branch and branch[-1].status == "in_progress" else None
+            yield self._state(conversation.title, branch)
+            if last is not None and last.stream_id and last.stream_id != followed:
+                log = await self._find(last.stream_id)
+                if log is not None:
+                    with contextlib.suppress(StreamError):  # it has expired; the database has it
+                        async for chunk in self._deltas(log, {0: self._ids[last.item_id]}):
+                            yield chunk
+                followed = last.stream_id
+                continue
+            while True:
+                await asyncio.sleep(_SOON_S if last is not None else _POLL_S)
+                now = await conversations.ask(lambda store: store.get(owner, conversation_id))
+                if now != conversation or last is not None:
+                    break
+                if time.monotonic() - beaten_s >= self._heartbeat_s:
+                    beaten_s = time.monotonic()
+                    yield HEARTBEAT
+
+    async def _find(self, stream_id: str) -> StreamLog | None:
+        with contextlib.suppress(TailraceError):
+            return await self._streams.find(self._share.owner, stream_id)
+        return None
+
+    def _state(self, title: str, branch: Iterable[Item]) -> bytes:
+        shown = []
+        for item in branch:
+            number = self._ids.setdefault(item.item_id or item.stream_id, len(self._ids))
+            is_running = item.status == "in_progress"
+            text = "" if is_running else item.text
+            is_known = self._known.get(number) == (text, is_running)
+            self._known[number] = (text, is_running)
+            shown.append(_shown(number, item.role, None if is_known else text, is_running=is_running))
+        return _event("state", {"title": title, "items": shown})
+
+
+def _shown(number: int, role: str, text: str | None, *, is_running: bool) -> JsonBody:
+    fields: JsonBody = {"id": number, "role": role, "is_running": is_running}
+    return fields if text is None else {**fields, "text": text}
+
+
+def _visible(items: Iterable[Item], head: str | None) -> list[Item]:
+    """Return the messages of the branch that ends in `head` that a link shows."""
+    by_id = {item.item_id: item for item in items}
+    branch = []
+    at = head
+    while at is not None and at in by_id:
+        item = by_id.pop(at)  # so that a circle ends
+        branch.append(item)
+        at = item.parent_id
+    branch.reverse()
+    return [item for item in branch if item.kind == "message" and item.role in ("user", "assistant")]
+
+
+def _event(name: str, fields: JsonBody) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), to_json(fields))
