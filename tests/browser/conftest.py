@@ -120,14 +120,14 @@ def folder(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 @pytest.fixture
-def succeed_at(tmp_path: Path) -> Iterator[Callable[[str], Server]]:
+def succeed_at(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     """Starts a server over the same data as the one before, which pages of another origin may use."""
     with ExitStack() as running:
 
-        def start(origin: str) -> Server:
+        def start(origin: str, source: str = "scripted:tokens_per_s=20") -> Server:
             flags = ("--allowed-origins", origin, "--data-dir", str(tmp_path / "data"), "--keep-alive-s", "2")
-            server = Server("scripted:tokens_per_s=20", *flags)
+            server = Server(source, *flags)
             running.callback(server.close)
-            return server.wait_ready()
+            return server.wait_ready(timeout_s=280)
 
         yield start

@@ -83,7 +83,7 @@ def is_made(server: Server, app: str) -> int:
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("app", ["ai_sdk", "assistant_ui", "tanstack"])
 async def test_the_answer_goes_on(
-    app: str, is_late: bool, context: BrowserContext, folder: tuple[Path, str], succeed_at: Callable[[str], Server]
+    app: str, is_late: bool, context: BrowserContext, folder: tuple[Path, str], succeed_at: Callable[..., Server]
 ) -> None:
     path, origin = folder
     server = succeed_at(origin)
@@ -119,3 +119,24 @@ async def test_the_answer_goes_on(
             await page.wait_for_function(f"() => {ANSWER} === {json.dumps(whole)} && {STATUS} === 'ready'")
             await ask(page, "And why do they meet the sea?")
             await page.wait_for_function(f"() => ({ANSWER}).startsWith({json.dumps(whole + '|')})")
+
+
+@pytest.mark.parametrize("app", ["ai_sdk", "tanstack"])
+async def test_an_answer_of_the_default_model_goes_on(
+    app: str, context: BrowserContext, folder: tuple[Path, str], succeed_at: Callable[..., Server]
+) -> None:
+    path, origin = folder
+    server = await asyncio.to_thread(succeed_at, origin, "smollm2")
+    async with Cable(server.port) as cable:
+        bundle(app, cable.url, path)
+        async with opened(context, f"{origin}/{app}.html") as page:
+            begun = await ask(page, "Write a long story about a river that meets the sea.")
+            stream_id = running_stream(server)
+            await cable.cut()
+            kill(server)
+            server = await asyncio.to_thread(succeed_at, origin, "smollm2")
+            cable.port = server.port
+            await cable.mend()
+            state = await asyncio.to_thread(server.wait_state, stream_id, "done")
+            await page.wait_for_function(f"() => {ANSWER} === {json.dumps(state['text'])} && {STATUS} === 'ready'")
+            assert state["text"].startswith(begun)
