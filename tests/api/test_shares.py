@@ -59,8 +59,11 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyed]:
     tokens = [key_of(database, owner, *scopes) for owner in OWNERS]
     tokens += [key_of(database, OWNERS[0], "read"), key_of(database, "root", "admin")]
     server = Server("scripted:tokens_per_s=100", "--data-dir", str(directory), "--database", database)
-    with contextlib.closing(server):
-        yield Keyed(server.wait_ready(), tokens)
+    with contextlib.closing(server), contextlib.ExitStack() as stack:
+        keyed = Keyed(server.wait_ready(), tokens)
+        for client in (keyed.ann, keyed.bob, keyed.reading, keyed.admin):
+            stack.enter_context(client)
+        yield keyed
 
 
 def refused(server: Server, token: str) -> tuple[int, str]:

@@ -23,7 +23,7 @@ __all__ = ["HEAD", "RecordDatabase"]
 
 logger = logging.getLogger("tailrace.records")
 
-HEAD = "0007"  # the newest migration
+HEAD = "0008"  # the newest migration
 STATEMENT_S = 10.0
 LONG_STATEMENT_S = 600.0  # of deletions and migrations
 _BUSY_S = 10.0  # for a lock of SQLite
