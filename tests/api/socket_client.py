@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message
 from tests.generation.harness import Harness
 from tests.waiting import LONG_S
 
+from tailrace.access.authentication import Authentication
 from tailrace.api.sockets import Sockets
 from tailrace.api.stream_starts import StreamStarts
 from tailrace.assembly.models import Models
@@ -145,8 +146,13 @@ def models_of(harness: Harness) -> Models:
     return Models([served], Settings(), asyncio.TaskGroup())
 
 
-def app_of(harness: Harness, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
+def app_of(
+    harness: Harness,
+    *,
+    authentication: Authentication | None = None,
+    **settings: Any,  # Any: of any of the settings' types
+) -> ASGIApp:
     given = Settings(**settings)
     models, streams = models_of(harness), StreamActions(harness.generator.store, given)
     sockets = Sockets(models, streams, given, StreamStarts(models, streams, given))
-    return Edge(Router([*sockets.of_wires(ServedWires()), *sockets.table()]), given)
+    return Edge(Router([*sockets.of_wires(ServedWires()), *sockets.table()]), given, authentication)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route, WebSocketRoute
 from tests.api.keyed import House, serving_with_keys
+from tests.waiting import wait_until
 
 from tailrace.access.keys import NewKey
 from tailrace.api.lifecycle import PUBLIC, build_routes
@@ -122,6 +123,21 @@ async def test_owners_see_only_their_streams(tmp_path: Path) -> None:
         begun = (await one.post("/v1/streams", json={**_PROMPT, "max_tokens": 3})).json()["id"]
         assert (await same.get(f"/v1/streams/{begun}")).status_code == 200
         assert (await other.get(f"/v1/streams/{begun}")).status_code == 404
+
+
+async def test_what_a_request_begins_after_its_key_was_revoked_ends_too(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house:
+        token = house.key()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"prompt": "Mine.", '
+            house.revoke(token)
+            yield b'"max_tokens": 60000, "ignore_eos": true}'
+
+        async with house.client(token, **{"content-type": "application/json"}) as client:
+            begun = await client.post("/v1/streams", content=body())
+        assert begun.status_code == 201
+        await wait_until(lambda: not house.service.generator.live, timeout_s=30)
 
 
 async def test_a_revoked_keys_streams_end(tmp_path: Path) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.api.keyed import serving_with_keys
 from tests.api.socket_client import SocketClient, app_of
 from tests.generation.harness import Harness, oracle
 from tests.streams.virtual_time import run as run_scenario
 from tests.streams.virtual_time import scenario
+from tests.waiting import wait_until
 
 from tailrace.access.principal import PRINCIPAL, Principal
 from tailrace.errors import EngineLost
 from tailrace.generation import Limits
+from tailrace.streams import MemoryLogStore, StreamLog
 from tailrace.types import ANONYMOUS
 
 PATH = "/v1/responses"
@@ -86,6 +90,55 @@ async def test_a_frame_at_a_time_where_the_server_sends_one() -> None:
         harness.finish()
         await client.settle()
         assert client.read_json()[-1]["type"] == "response.incomplete"
+        await client.ask(create(input="x" * 5000))  # more than the model's window
+        assert types(client.read_json()) == ["response.created", "response.in_progress", "response.failed"]
+
+
+@scenario
+async def test_a_defect_in_one_lane_leaves_the_others_alone() -> None:
+    harness = Harness(store=_Broken())
+    async with client_of(app_of(harness)) as client:
+        await client.ask(create(stream_id="a"))
+        response_id = id_of(client.read_json())
+        await client.ask({"type": "response.retrieve", "response_id": response_id, "stream_id": "b"})
+        (error,) = client.read_json()
+        assert (error["status"], error["error"]["code"], error["stream_id"]) == (500, "internal_error", "b")
+        harness.finish()
+        await client.settle()
+        assert client.read_json()[-1]["type"] == "response.incomplete"
+
+
+class _Broken(MemoryLogStore):
+    async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
+        raise ZeroDivisionError
+
+
+@scenario
+async def test_a_long_replay_lets_others_go_on() -> None:
+    harness = Harness()
+    app = app_of(harness)
+    async with client_of(app) as client:
+        await client.ask(create(900))
+        for _ in range(900):
+            harness.engine.step()
+            await asyncio.sleep(0)
+        await client.settle()
+        response_id = id_of(client.read_json())
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        client.send({"type": "response.retrieve", "response_id": response_id, "starting_after": 10**14})
+        while not client.frames:
+            await asyncio.sleep(0)
+        counting.cancel()
+        assert types(client.read_json()) == ["error"]
+        assert turns > 10  # one for each 64 events
 
 
 @scenario
@@ -288,6 +341,49 @@ def test_a_client_that_says_goodbye_ends_its_responses(
         harness.finish()
 
     run_scenario(main())
+
+
+@pytest.mark.parametrize("code", [1000, 1001])
+def test_a_goodbye_is_heard_even_if_an_answer_is_on_its_way(code: int) -> None:
+    """A lane that writes notices it first."""
+
+    async def main() -> None:
+        harness = Harness(limits=Limits(linger_s=30.0), store=_SlowToStop())
+        async with client_of(app_of(harness)) as client:
+            for lane in "abcd":
+                await client.ask(create(50, stream_id=lane))
+            ids = [frame["response"]["id"] for frame in client.read_json() if frame["type"] == "response.created"]
+            for _ in range(3):  # the lanes write before and while the others are cancelled
+                harness.engine.step(1)
+                client.disconnect(code)
+                await asyncio.sleep(0)
+            await asyncio.wait([client.task])
+        assert {await state(harness, one) for one in ids} == {"cancelled" if code == 1000 else "running"}
+        for run in list(harness.generator.live):
+            run.cancel()
+        harness.finish()
+
+    run_scenario(main())
+
+
+async def test_a_goodbye_does_not_cut_the_answer_of_a_conversation(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house:
+        token = house.key()
+        async with house.client(token) as client:
+            made = (await client.post("/v1/conversations", json={})).json()["id"]
+            socket = await house.open_socket(PATH, token=token)
+            socket.say(json.dumps(create(100, conversation=made)))
+            await socket.wait("websocket.send")
+            (run,) = house.service.generator.live
+            await socket.close()
+            await wait_until(lambda: run.log.end is not None)
+            assert run.log.status == "done"
+
+
+class _SlowToStop(MemoryLogStore):
+    async def stop(self, owner: str, stream_id: str) -> StreamLog:
+        await asyncio.sleep(0.005)
+        return await super().stop(owner, stream_id)
 
 
 @scenario

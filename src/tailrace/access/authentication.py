@@ -43,6 +43,19 @@ class Authentication:
         cookie = session_token(scope, headers)
         return self._principal_of_session(cookie) if cookie is not None else self._principal_of_ticket(scope)
 
+    def authenticate_again(self, scope: Scope, headers: Headers, before: Principal) -> Principal:
+        """Return the principal of a WebSocket that is open. A ticket that has let it in is valid as long as its key.
+
+        Raises: Unauthenticated if what has let it in is not valid any more.
+        """
+        if before.stream_id is not None:
+            now = before if self.keyring.principal_of(before.key_id) is not None else None
+        else:
+            now = self.authenticate(scope, headers)
+        if now is None or (now.owner, now.key_id) != (before.owner, before.key_id):
+            raise Unauthenticated("What has opened this WebSocket is not valid any more.", param="authorization")
+        return now
+
     def issue_ticket(self, principal: Principal, stream_id: str) -> str:
         """Return a ticket of the principal's key for a stream. Without keys a ticket is not needed, and opens nothing
         when there are keys later."""

@@ -14,13 +14,15 @@ from tailrace.transport.addresses import network_of
 from tailrace.types import ANONYMOUS, Arrival, GenerateRequest, VectorRequest
 
 __all__ = [
-    "PRINCIPAL", "Principal", "arrival_of", "caller_of", "owner_of", "principal_of", "sent_by", "trace_of",
+    "AUTHENTICATE", "PRINCIPAL", "Principal", "arrival_of", "caller_of", "owner_of", "principal_of", "sent_by",
+    "trace_of",
 ]  # fmt: skip
 
 RequestT = TypeVar("RequestT", GenerateRequest, VectorRequest)
 
 _TRACEPARENT = re.compile(rb"00-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 PRINCIPAL = "tailrace_principal"  # the key of the principal in an ASGI scope
+AUTHENTICATE = "tailrace_authenticate"  # of a function without arguments: the principal of a WebSocket now
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
-__all__ = ["RequestsInProgress"]
+__all__ = ["CANCEL_DELAY_S", "RequestsInProgress"]
 
 # Streams of a revoked key end at once, with an error in the form of their wire. Requests that are still open after this
 # time are cancelled.
-_CANCEL_DELAY_S = 0.3
+CANCEL_DELAY_S = 0.3
 
 
 class RequestsInProgress:
@@ -40,7 +40,7 @@ class RequestsInProgress:
 
     def cancel_soon(self, key_id: str) -> None:
         """Cancel the requests of a key in a moment."""
-        asyncio.get_running_loop().call_later(_CANCEL_DELAY_S, self._cancel, key_id)
+        asyncio.get_running_loop().call_later(CANCEL_DELAY_S, self._cancel, key_id)
 
     def was_cancelled(self) -> bool:
         """Return whether the running task was cancelled because of its key, and clear the cancellation."""

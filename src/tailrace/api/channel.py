@@ -14,8 +14,8 @@ from tailrace.api.stream_facts import facts_of
 from tailrace.assembly.models import Models
 from tailrace.dialects import websocket
 from tailrace.dialects.wire import shows_progress
-from tailrace.errors import RequestError, SeqOutOfRange, TailraceError
-from tailrace.http.accepted_websocket import Socket
+from tailrace.errors import RequestError, SeqOutOfRange, TailraceError, Unauthenticated
+from tailrace.http.accepted_websocket import UNAUTHENTICATED, Over, Socket
 from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
@@ -77,8 +77,11 @@ class StreamChannel:
         except TailraceError as error:
             note_refusal(error, self._socket.scope)
             await self._socket.say(websocket.encode_refusal(name, error))
+            if isinstance(error, Unauthenticated):
+                raise Over(UNAUTHENTICATED) from None
 
     async def _create(self, body: dict[str, object]) -> None:
+        self._socket.authenticate()
         model = body.get("model")
         found = self._models.find(model if isinstance(model, str) else None)  # another type is refused below
         if found is None and len(self._models.names) > 1:
@@ -91,6 +94,7 @@ class StreamChannel:
             self._socket.principal.require_generation(wire="websocket", model=named.model)
             self._check_free(websocket.name_of(body))
             await self._models.load(served)
+            self._socket.authenticate()  # loading may take long
             create = websocket.parse_create(body, named)
             request = sent_by(self._socket.scope, create.request, wire="websocket", model=named.model)
             request, notes = fitted(request, served.generator, is_strict=self._is_strict)
@@ -102,6 +106,7 @@ class StreamChannel:
         await self._begin(create.name, FollowedStream(run.log, reader, frames), frames.format.created(notes))
 
     async def _follow(self, follow: websocket.FollowCommand) -> None:
+        self._socket.authenticate()
         self._check_free(follow.name or follow.stream_id)
         after = follow.after
         principal = self._socket.principal
@@ -130,6 +135,7 @@ class StreamChannel:
         await self._socket.say(self._frames_of(stream.log, name).format.unfollowed(stream.seq))
 
     async def _cancel(self, cancel: websocket.Cancel) -> None:
+        self._socket.authenticate()
         principal = self._socket.principal
         principal.require("generate")
         if cancel.stream_id is not None:

@@ -72,6 +72,7 @@ class ChatSocket:
 
     async def _answer(self, prompt: str) -> None:
         """Raises: TailraceError if the answer cannot be started or completed."""
+        self._socket.authenticate()
         served = self._models.first
         with served.arriving(arrival_of(self._socket.scope, wire=self._wire, model=served.model)):
             principal_of(self._socket.scope).require_generation(wire=self._wire, model=served.model)
@@ -80,8 +81,7 @@ class ChatSocket:
         with Reader(run.log) as reader:
             while isinstance(taken := await reader.next(), list):
                 frames = [frame for event in taken if (frame := self._chat.encode(event))]
-                for start in range(0, len(frames), self._socket.max_frames):
-                    await self._socket.say(*frames[start : start + self._socket.max_frames])
+                await self._socket.say_all(frames)
         if not isinstance(taken, End) or taken.status != "done":
             raise failure_of(taken)
         if frame := self._chat.encode(taken):

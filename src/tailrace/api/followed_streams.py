@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from tailrace.errors import QueueFull
@@ -50,15 +50,17 @@ class FollowedStream:
             match await reader.next(self._heartbeat_s):
                 case list() as events:
                     if (progress := reader.take_progress()) is not None:
-                        await _say(socket, frames.of_progress(progress))
+                        await socket.say_all(frames.of_progress(progress))
                     elif not events:
-                        await _say(socket, frames.of_silence())
+                        await socket.say_all(frames.of_silence())
                     for start in range(0, len(events), socket.max_frames):
                         some = events[start : start + socket.max_frames]
-                        await _say(socket, frames.of_events(self.seq + 1, some))
+                        await socket.say_all(frames.of_events(self.seq + 1, some))
                         self.seq += len(some)
+                        if self.seq < self.log.last_seq:
+                            await asyncio.sleep(0)  # a client that reads fast does not keep others waiting
                 case End() | Released() as ending:
-                    await _say(socket, frames.of_ending(reader.cursor, ending))
+                    await socket.say_all(frames.of_ending(reader.cursor, ending))
                     self.seq = reader.cursor
                     return
                 case never:
@@ -79,21 +81,24 @@ class FollowedStreams:
         if len(self.by_name) >= self._most:
             raise QueueFull(f"A socket follows at most {self._most} streams.")
 
+    @contextlib.contextmanager
+    def following(self, name: str, stream: FollowedStream) -> Iterator[None]:
+        """Register a stream and its reader for the time of the block."""
+        with stream.reader:
+            self.by_name[name] = stream
+            self._socket.busy()
+            try:
+                yield
+            finally:
+                del self.by_name[name]
+                self._socket.free()
+
     async def begin(self, name: str, stream: FollowedStream, first_frames: Sequence[bytes]) -> asyncio.Task[None]:
         """Send the first frames, and return a task that sends the rest. The reader is registered before both."""
         with contextlib.ExitStack() as cleanup:
-            cleanup.enter_context(stream.reader)
-            self.by_name[name] = stream
-            cleanup.callback(self.by_name.pop, name)
-            self._socket.busy()
-            cleanup.callback(self._socket.free)
-            await _say(self._socket, first_frames)
+            cleanup.enter_context(self.following(name, stream))
+            await self._socket.say_all(first_frames)
             task = self._group.create_task(stream.send_all(self._socket))
             leave = cleanup.pop_all().close
             task.add_done_callback(lambda _: leave())
             return task
-
-
-async def _say(socket: Socket, frames: Sequence[bytes]) -> None:
-    for start in range(0, len(frames), socket.max_frames):
-        await socket.say(*frames[start : start + socket.max_frames])

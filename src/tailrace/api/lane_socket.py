@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,14 +38,16 @@ from tailrace.dialects.wire import (
     ParsedRequest,
     SocketLanes,
 )
-from tailrace.errors import QueueFull, SeqOutOfRange, TailraceError, TooManyLanes, UnknownStream
-from tailrace.http.accepted_websocket import Over, Socket
+from tailrace.errors import QueueFull, SeqOutOfRange, TailraceError, TooManyLanes, Unauthenticated, UnknownStream
+from tailrace.http.accepted_websocket import UNAUTHENTICATED, Over, Socket
 from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
-from tailrace.types import End, Released, TextDelta
+from tailrace.types import End, GenerateRequest, Released, TextDelta
 
 __all__ = ["LaneSocket"]
+
+logger = logging.getLogger("tailrace.server")
 
 _MAX_AT_ONCE = 16  # streams; more wait
 _MAX_WAITING = 64  # commands
@@ -88,7 +91,6 @@ class LaneSocket:
         starts: StreamStarts,
         settings: Settings,
         socket: Socket,
-        group: asyncio.TaskGroup,
     ) -> None:
         assert isinstance(lanes.operation.act, Generate)
         self._wire = wire
@@ -99,25 +101,21 @@ class LaneSocket:
         self._starts = starts
         self._settings = settings
         self._socket = socket
-        self._group = group
+        self._group = asyncio.TaskGroup()
         most = min(_MAX_AT_ONCE, settings.ws_streams)
         self._room = asyncio.Semaphore(most)
-        self._followed = FollowedStreams(socket, group, most)
+        self._followed = FollowedStreams(socket, self._group, most)
         self._lanes: dict[str | None, _Lane] = {}
         self._num_waiting_characters = 0
         self._begun: deque[str] = deque(maxlen=_MAX_BEGUN)
-        self._own: set[str] = set()  # running streams that end when the client is done with the socket
+        self._own: dict[str, StreamLog] = {}  # running streams that end when the client is done with the socket
 
     async def run(self) -> None:
-        """Answer until the socket ends. Raises: Over."""
-        try:
+        """Answer until the socket ends. Raises: Over or ConnectionError, in groups."""
+        async with self._group:
             await self._resume()
             while True:
                 await self._execute(await self._socket.text())
-        except Over as over:
-            if over.is_done:
-                await self._cancel_own()
-            raise
 
     async def _resume(self) -> None:
         try:
@@ -132,6 +130,7 @@ class LaneSocket:
         try:
             body = self._socket.read_json(text)
             lane = self._table.lane_of(body)
+            self._socket.authenticate()
             match self._table.read(body):
                 case LaneCreate() | LaneFollow() as command:
                     self._enqueue(command, len(text))
@@ -141,6 +140,8 @@ class LaneSocket:
                     await self._socket.say(frame)
         except TailraceError as error:
             await self._refuse(error, lane)
+            if isinstance(error, Unauthenticated):
+                raise Over(UNAUTHENTICATED) from None
 
     async def _refuse(self, error: TailraceError, lane: str | None) -> None:
         note_refusal(error, self._socket.scope)
@@ -169,9 +170,15 @@ class LaneSocket:
                 command, num_characters = lane.waiting.popleft()
                 self._num_waiting_characters -= num_characters
                 try:
+                    self._socket.authenticate()  # the command may have waited for long
                     await (self._create(command) if isinstance(command, LaneCreate) else self._follow(command))
                 except TailraceError as error:
                     await self._refuse(error, command.lane)
+                except ConnectionError:
+                    raise
+                except Exception:  # other lanes go on
+                    logger.exception("a command on a WebSocket failed")
+                    await self._refuse(TailraceError("Internal server error. See the server's log."), command.lane)
                 finally:
                     self._socket.free()
         lane.task = None
@@ -189,16 +196,16 @@ class LaneSocket:
         match started:
             case BegunStream(call, log, facts, notes):
                 self._begun.append(log.stream_id)
-                if call.request.linger_s is None and "x-tailrace-linger" not in sender.headers:
-                    self._own.add(log.stream_id)
+                if _ends_with_socket(call.request) and "x-tailrace-linger" not in sender.headers:
+                    self._own[log.stream_id] = log
                 try:
                     await self._send(command.lane, log, call.view.open(facts), notes)
                 finally:
                     if log.end is not None:
-                        self._own.discard(log.stream_id)
-            case OverflownPrompt(call, facts, end, _):
+                        self._own.pop(log.stream_id, None)
+            case OverflownPrompt(call, facts, end, notes):
                 frames = _frames_of(call.view.open(facts))
-                await self._socket.say(*frames.encoder.opening(), *frames.of_ending(1, end))
+                await self._socket.say_all([*self._opening(frames, notes), *frames.of_ending(1, end)])
             case _:
                 raise AssertionError("the operation of a socket begins streams")
 
@@ -218,12 +225,18 @@ class LaneSocket:
     async def _send(self, lane: str | None, log: StreamLog, encoder: Encoder, notes: Sequence[str] = ()) -> bool:
         """Send a stream up to its end. Returns whether there was anything to send."""
         frames = _frames_of(encoder)
+        first = self._opening(frames, notes)
+        stream = FollowedStream(log, Reader(log), frames, heartbeat_s=self._settings.heartbeat_s)
+        with self._followed.following(lane or "", stream):
+            await self._socket.say_all(first)
+            await stream.send_all(self._socket)
+        return bool(first) or frames.has_sent
+
+    def _opening(self, frames: _Frames, notes: Sequence[str]) -> list[bytes]:
         first = frames.encoder.opening()
         if first and notes:
             first[0] = self._table.noted(first[0], notes)
-        stream = FollowedStream(log, Reader(log), frames, heartbeat_s=self._settings.heartbeat_s)
-        await (await self._followed.begin(lane or "", stream, first))
-        return bool(first) or frames.has_sent
+        return first
 
     async def _cancel(self, stream_id: str) -> None:
         self._require("generate")
@@ -232,10 +245,10 @@ class LaneSocket:
             raise UnknownStream("This socket follows no response with this id.", param="response_id")
         await self._streams.cancel(self._socket.scope, log)
 
-    async def _cancel_own(self) -> None:
-        """Cancel the streams that nobody else reads and that were not meant to outlive the socket."""
-        for log in [one.log for one in self._followed.by_name.values()]:
-            if log.stream_id in self._own and log.num_readers == 1:
+    async def cancel_own(self) -> None:
+        """Cancel the streams that nobody reads and that were not meant to outlive the socket, which has ended."""
+        for log in self._own.values():
+            if not log.num_readers:
                 with contextlib.suppress(TailraceError):
                     await self._streams.cancel(self._socket.scope, log)
 
@@ -243,6 +256,12 @@ class LaneSocket:
         """Raises: Forbidden."""
         self._socket.principal.require(action)
         self._socket.principal.require_within("wire", self._wire.name)
+
+
+def _ends_with_socket(request: GenerateRequest) -> bool:
+    """Return whether nobody needs the answer when the client needs nothing more: not if it was asked for in the
+    background, or for a conversation."""
+    return request.linger_s is None and not request.turn
 
 
 def _frames_of(encoder: Encoder) -> _Frames:

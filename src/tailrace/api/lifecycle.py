@@ -8,12 +8,14 @@ import gc
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp
 
 from tailrace.access.audit import AuditLog, open_audit_log
+from tailrace.access.requests_in_progress import CANCEL_DELAY_S
 from tailrace.api.about_routes import AboutRoutes
 from tailrace.api.access_routes import AccessRoutes
 from tailrace.api.admin_routes import AdminRoutes, RecentErrors
@@ -116,7 +118,7 @@ def build_app(
         for served in models:
             served.generator.observers.add(StreamAudit(audit))
     if records is not None:
-        records.keyring.on_revoked(models.end_streams_of)
+        records.keyring.on_revoked(partial(_end_streams, models))
     edge = Edge(
         router,
         settings,
@@ -133,6 +135,12 @@ def build_app(
     if settings.access_log:
         app = AccessLog(app, wires)
     return NearPaths(app, wires, routes)
+
+
+def _end_streams(models: Models, key_id: str) -> None:
+    """End the streams of a revoked key, and later those that its requests have begun before they were cancelled."""
+    models.end_streams_of(key_id)
+    asyncio.get_running_loop().call_later(2 * CANCEL_DELAY_S, models.end_streams_of, key_id)
 
 
 def _metrics_of(models: Models, settings: Settings) -> Metrics:

@@ -95,10 +95,11 @@ class Sockets:
             await chat.listen()
 
     async def _lanes(self, wire: Wire, lanes: SocketLanes, socket: Socket) -> None:
-        async with asyncio.TaskGroup() as group:
-            await LaneSocket(
-                wire, lanes, self._models, self._streams, self._starts, self._settings, socket, group
-            ).run()
+        answering = LaneSocket(wire, lanes, self._models, self._streams, self._starts, self._settings, socket)
+        over = await end_of(answering.run())
+        if over.close is None and await socket.is_done():
+            await answering.cancel_own()  # nothing is followed any more, and nothing ends this
+        raise over
 
     async def _follow(self, socket: Socket) -> None:
         async with asyncio.TaskGroup() as group:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from tailrace.access.principal import principal_of
+from tailrace.access.principal import AUTHENTICATE, PRINCIPAL, Principal, principal_of
 from tailrace.dialects.bodies import JsonBody, read_json
 from tailrace.dialects.websocket import Close
 from tailrace.errors import RequestError
 from tailrace.system.eventloop import first_error
 from tailrace.transport.websocket_parts import SEND_MANY
 
-__all__ = ["Over", "Socket", "end_of"]
+__all__ = ["UNAUTHENTICATED", "Over", "Socket", "end_of"]
 
 _MAX_FRAMES = 64  # per write: enough to be cheap, and other streams on the socket get their turn
 _MAX_UNREADABLE = 10  # frames in a row
 _DONE = (1000, 1005)  # a close frame that says so, or one without a code (RFC 6455, 7.4.1)
 _IDLE = Close(1001, "The connection was idle for too long.")
+UNAUTHENTICATED = Close(1008, "What has opened this WebSocket is not valid any more.")
 
 
 class Over(Exception):
@@ -41,11 +42,20 @@ class Socket:
         self._send = send
         self.max_frames = _MAX_FRAMES if SEND_MANY in scope.get("extensions", {}) else 1
         self.scope = scope
-        self.principal = principal_of(scope)
         self._idle_s = idle_s
         self._idle: asyncio.Timeout | None = None  # runs while a frame is awaited
         self._num_busy = 0
         self._num_unreadable = 0
+        self._closed_by_client: int | None = None  # the code
+
+    @property
+    def principal(self) -> Principal:
+        return principal_of(self.scope)
+
+    def authenticate(self) -> None:
+        """Check again what has opened the socket, which may stay open for long. Raises: Unauthenticated."""
+        if (authenticate := self.scope.get(AUTHENTICATE)) is not None:  # else an outer application authenticates
+            self.scope[PRINCIPAL] = authenticate()
 
     async def text(self) -> str:
         """Return the next frame. Raises: Over if the client has disconnected, was idle too long, or sent a binary
@@ -58,12 +68,21 @@ class Socket:
         finally:
             self._idle = None
         if message["type"] == "websocket.disconnect":
-            raise Over(is_done=message.get("code") in _DONE)
+            self._closed_by_client = message.get("code", 1006)
+            raise Over(is_done=self._closed_by_client in _DONE)
         text = message.get("text")
         if text is None:
             raise Over(Close(1003, "Only text frames are supported."))
         assert isinstance(text, str)
         return text
+
+    async def is_done(self) -> bool:
+        """Return whether the client, which has disconnected, said that it needs nothing more."""
+        while self._closed_by_client is None:
+            message = await self._receive()
+            if message["type"] == "websocket.disconnect":
+                self._closed_by_client = message.get("code", 1006)
+        return self._closed_by_client in _DONE
 
     def read_json(self, text: str) -> JsonBody:
         """Read a frame as a JSON object. Raises: RequestError; Over if many frames in a row are none."""
@@ -76,6 +95,11 @@ class Socket:
             raise
         self._num_unreadable = 0
         return body
+
+    async def say_all(self, frames: Sequence[bytes]) -> None:
+        """As `say`, for any number of frames."""
+        for start in range(0, len(frames), self.max_frames):
+            await self.say(*frames[start : start + self.max_frames])
 
     async def say(self, *frames: bytes) -> None:
         """Send UTF-8 frames, at most `max_frames`, when the transport has room.

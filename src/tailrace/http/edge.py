@@ -16,6 +16,7 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -28,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.access.audit import AUDIT, AuditLog, note_refusal
 from tailrace.access.authentication import Authentication
 from tailrace.access.keyring import Keyring
-from tailrace.access.principal import PRINCIPAL, Principal, principal_of
+from tailrace.access.principal import AUTHENTICATE, PRINCIPAL, Principal, principal_of
 from tailrace.access.quotas import LIMIT_HEADERS, Quotas
 from tailrace.access.requests_in_progress import RequestsInProgress
 from tailrace.access.sessions import Sessions, is_own_origin
@@ -147,6 +148,7 @@ class Edge:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and self._is_public(path):
             return Principal()
         principal = self._authentication.authenticate(scope, headers)
+        scope[AUTHENTICATE] = partial(self._authentication.authenticate_again, scope, headers, principal)
         if principal.stream_id is not None and scope["type"] == "http":
             ids = [part.removeprefix("resp_") for part in path.split("/")]
             principal.require_stream(principal.stream_id if principal.stream_id in ids else "")
