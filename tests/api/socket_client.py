@@ -18,6 +18,7 @@ from tailrace.api.sockets import Sockets
 from tailrace.api.stream_starts import StreamStarts
 from tailrace.assembly.models import Models
 from tailrace.assembly.served import Served
+from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
@@ -154,5 +155,5 @@ def app_of(
 ) -> ASGIApp:
     given = Settings(**settings)
     models, streams = models_of(harness), StreamActions(harness.generator.store, given)
-    sockets = Sockets(models, streams, given, StreamStarts(models, streams, given))
+    sockets = Sockets(models, streams, given, StreamStarts(models, streams, given), BodyBudget(given))
     return Edge(Router([*sockets.of_wires(ServedWires()), *sockets.table()]), given, authentication)

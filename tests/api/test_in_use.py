@@ -74,7 +74,7 @@ def test_a_model_is_in_use_while_a_request_is_made(
         models = models_of(harness)
         wires, streams = ServedWires(), StreamActions(store, settings)
         starts = StreamStarts(models, streams, settings)
-        sockets = Sockets(models, streams, settings, starts)
+        sockets = Sockets(models, streams, settings, starts, BodyBudget(settings))
         routes = Routes(wires, models, streams, settings, BodyBudget(settings), starts)
         app = Edge(Router([*routes.table(), *sockets.of_wires(wires), *sockets.table()]), settings)
         served = models.first

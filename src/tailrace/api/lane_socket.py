@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from starlette.requests import HTTPConnection
 
 from tailrace.access.audit import note_refusal
-from tailrace.access.principal import trace_of
+from tailrace.access.principal import caller_of, trace_of
 from tailrace.api.followed_streams import FollowedStream, FollowedStreams, FrameSource
 from tailrace.api.stream_starts import BegunStream, OverflownPrompt, StreamStarts, claim_of
 from tailrace.assembly.models import Models
@@ -40,6 +40,7 @@ from tailrace.dialects.wire import (
 )
 from tailrace.errors import QueueFull, SeqOutOfRange, TailraceError, TooManyLanes, Unauthenticated, UnknownStream
 from tailrace.http.accepted_websocket import UNAUTHENTICATED, Over, Socket
+from tailrace.http.body_budget import BodyBudget
 from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
@@ -51,7 +52,8 @@ logger = logging.getLogger("tailrace.server")
 
 _MAX_AT_ONCE = 16  # streams; more wait
 _MAX_WAITING = 64  # commands
-_MAX_BEGUN = 256  # ids of streams, to be continued on this socket
+_MAX_BEGUN = 256  # streams that are not kept, and can be continued on this socket
+_MAX_BEGUN_BYTES = 2**22  # of what they need for it; the last one may need more
 
 
 class _Frames(FrameSource):
@@ -75,8 +77,18 @@ class _Frames(FrameSource):
 
 @dataclass(slots=True)
 class _Lane:
-    waiting: deque[tuple[LaneCreate | LaneFollow, int]] = field(default_factory=deque)  # with their characters
+    waiting: deque[tuple[LaneCreate | LaneFollow, int]] = field(default_factory=deque)  # with their bytes
     task: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A stream to send."""
+
+    log: StreamLog
+    encoder: Encoder
+    notes: Sequence[str] = ()
+    is_followed: bool = False  # it has begun earlier
 
 
 class LaneSocket:
@@ -89,6 +101,7 @@ class LaneSocket:
         models: Models,
         streams: StreamActions,
         starts: StreamStarts,
+        bodies: BodyBudget,
         settings: Settings,
         socket: Socket,
     ) -> None:
@@ -99,6 +112,8 @@ class LaneSocket:
         self._models = models
         self._streams = streams
         self._starts = starts
+        self._bodies = bodies
+        self._caller = caller_of(socket.scope)
         self._settings = settings
         self._socket = socket
         self._group = asyncio.TaskGroup()
@@ -106,16 +121,19 @@ class LaneSocket:
         self._room = asyncio.Semaphore(most)
         self._followed = FollowedStreams(socket, self._group, most)
         self._lanes: dict[str | None, _Lane] = {}
-        self._num_waiting_characters = 0
-        self._begun: deque[str] = deque(maxlen=_MAX_BEGUN)
+        self._num_pending_bytes = 0  # of commands that have not begun
+        self._begun: dict[str, bytes] = {}  # what streams that are not kept need to be continued here
         self._own: dict[str, StreamLog] = {}  # running streams that end when the client is done with the socket
 
     async def run(self) -> None:
         """Answer until the socket ends. Raises: Over or ConnectionError, in groups."""
-        async with self._group:
-            await self._resume()
-            while True:
-                await self._execute(await self._socket.text())
+        try:
+            async with self._group:
+                await self._resume()
+                while True:
+                    await self._execute(await self._socket.text())
+        finally:
+            self._give_back(self._num_pending_bytes)
 
     async def _resume(self) -> None:
         try:
@@ -133,7 +151,7 @@ class LaneSocket:
             self._socket.authenticate()
             match self._table.read(body):
                 case LaneCreate() | LaneFollow() as command:
-                    self._enqueue(command, len(text))
+                    self._enqueue(command, len(text.encode()))
                 case LaneCancel(stream_id):
                     await self._cancel(stream_id)
                 case LaneAnswer(frame):
@@ -147,19 +165,22 @@ class LaneSocket:
         note_refusal(error, self._socket.scope)
         await self._socket.say(self._table.encode_error(error, lane))
 
-    def _enqueue(self, command: LaneCreate | LaneFollow, num_characters: int) -> None:
-        """Raises: TooManyLanes, QueueFull for too many waiting commands."""
+    def _enqueue(self, command: LaneCreate | LaneFollow, num_bytes: int) -> None:
+        """Raises: Forbidden; TooManyLanes; QueueFull for too many waiting commands; AdmissionError for too many bodies
+        on this server."""
+        self._require("generate" if isinstance(command, LaneCreate) else "read")
         lane = self._lanes.get(command.lane)
         if lane is None:
             if len(self._lanes.keys() - {None}) >= self._table.max_lanes and command.lane is not None:
                 raise TooManyLanes(f"A socket has at most {self._table.max_lanes} names.", param="stream_id")
             lane = self._lanes[command.lane] = _Lane()
         num_waiting = sum(len(one.waiting) for one in self._lanes.values())
-        is_long = self._num_waiting_characters + num_characters > self._settings.ws_message_bytes
+        is_long = self._num_pending_bytes + num_bytes > self._settings.ws_message_bytes
         if num_waiting >= _MAX_WAITING or (num_waiting and is_long):
             raise QueueFull("Too many commands wait on this socket.", retry_after_s=1.0)
-        lane.waiting.append((command, num_characters))
-        self._num_waiting_characters += num_characters
+        self._bodies.take(self._caller, num_bytes, 0)
+        self._num_pending_bytes += num_bytes
+        lane.waiting.append((command, num_bytes))
         self._socket.busy()
         if lane.task is None:
             lane.task = self._group.create_task(self._answer_all(lane))
@@ -167,70 +188,92 @@ class LaneSocket:
     async def _answer_all(self, lane: _Lane) -> None:
         while lane.waiting:
             async with self._room:
-                command, num_characters = lane.waiting.popleft()
-                self._num_waiting_characters -= num_characters
-                try:
-                    self._socket.authenticate()  # the command may have waited for long
-                    await (self._create(command) if isinstance(command, LaneCreate) else self._follow(command))
-                except TailraceError as error:
-                    await self._refuse(error, command.lane)
-                except ConnectionError:
-                    raise
-                except Exception:  # other lanes go on
-                    logger.exception("a command on a WebSocket failed")
-                    await self._refuse(TailraceError("Internal server error. See the server's log."), command.lane)
-                finally:
-                    self._socket.free()
+                await self._answer(*lane.waiting.popleft())
         lane.task = None
 
-    async def _create(self, command: LaneCreate) -> None:
-        self._require("generate")
+    async def _answer(self, command: LaneCreate | LaneFollow, num_bytes: int) -> None:
+        lane = command.lane
+        try:
+            try:
+                self._socket.authenticate()  # the command may have waited for long
+                found = await (self._create(command) if isinstance(command, LaneCreate) else self._follow(command))
+            finally:
+                del command  # it may be large, and the answer may take long
+                self._give_back(num_bytes)
+            if found is not None:
+                await self._send(lane, found)
+        except TailraceError as error:
+            await self._refuse(error, lane)
+        except ConnectionError:
+            raise
+        except Exception:  # other lanes go on
+            logger.exception("a command on a WebSocket failed")
+            await self._refuse(TailraceError("Internal server error. See the server's log."), lane)
+        finally:
+            self._socket.free()
+
+    def _give_back(self, num_bytes: int) -> None:
+        self._num_pending_bytes -= num_bytes
+        self._bodies.give_back(self._caller, num_bytes)
+
+    async def _create(self, command: LaneCreate) -> _Found | None:
+        """Return the stream; None if the answer is sent already. Raises: TailraceError."""
         sender = HTTPConnection(self._socket.scope)
-        socket = OnSocket(command.lane, tuple(self._begun))
+        claim = None if command.key is None else claim_of(command.key, command.body)
+        if claim is not None:  # before the command is read: on another socket, its past may not be there any more
+            log = await self._starts.recalled(self._socket.principal.owner, claim)
+            if log is not None:
+                self._socket.principal.require_within("model", log.record.model)
+                return _Found(log, self._starts.open(command.view, log))
+        socket = OnSocket(command.lane, self._begun)
         operation = self._table.operation
         parsed, meant = self._starts.addressed(self._wire, operation, sender, command.body, {}, socket=socket)
-        key = command.key
-        started = await self._starts.start(
-            self._wire, self._act, sender, parsed, meant, lambda: None if key is None else claim_of(key, command.body)
-        )
+        started = await self._starts.start(self._wire, self._act, sender, parsed, meant, lambda: claim)
         match started:
             case BegunStream(call, log, facts, notes):
-                self._begun.append(log.stream_id)
+                self._remember(log.stream_id, call.unkept)
                 if _ends_with_socket(call.request) and "x-tailrace-linger" not in sender.headers:
                     self._own[log.stream_id] = log
-                try:
-                    await self._send(command.lane, log, call.view.open(facts), notes)
-                finally:
-                    if log.end is not None:
-                        self._own.pop(log.stream_id, None)
+                return _Found(log, call.view.open(facts), notes)
             case OverflownPrompt(call, facts, end, notes):
                 frames = _frames_of(call.view.open(facts))
                 await self._socket.say_all([*self._opening(frames, notes), *frames.of_ending(1, end)])
-            case _:
-                raise AssertionError("the operation of a socket begins streams")
+                return None
+        raise AssertionError("the operation of a socket begins streams")
 
-    async def _follow(self, command: LaneFollow) -> None:
-        self._require("read")
+    def _remember(self, stream_id: str, unkept: bytes) -> None:
+        if not unkept:
+            return
+        self._begun[stream_id] = unkept
+        num_bytes = sum(map(len, self._begun.values()))
+        while len(self._begun) > 1 and (num_bytes > _MAX_BEGUN_BYTES or len(self._begun) > _MAX_BEGUN):
+            num_bytes -= len(self._begun.pop(next(iter(self._begun))))
+
+    async def _follow(self, command: LaneFollow) -> _Found:
+        """Raises: TailraceError."""
         principal, following = self._socket.principal, command.following
         principal.require_stream(following.stream_id)
         log, encoder = await self._starts.follow(principal.owner, following)
+        return _Found(log, encoder, is_followed=True)
+
+    async def _send(self, lane: str | None, found: _Found) -> None:
+        """Send a stream up to its end. Raises: SeqOutOfRange if there was nothing to send."""
+        log, frames = found.log, _frames_of(found.encoder)
         begun_s = time.monotonic()
         try:
-            if not await self._send(command.lane, log, encoder):
-                raise SeqOutOfRange("This stream has no events after this one.", param="starting_after")
+            first = self._opening(frames, found.notes)
+            stream = FollowedStream(log, Reader(log), frames, heartbeat_s=self._settings.heartbeat_s)
+            with self._followed.following(lane or "", stream):
+                await self._socket.say_all(first)
+                await stream.send_all(self._socket)
         finally:
-            observers = self._models.of(log).generator.observers
-            observers.on_read(log.record, 0, time.monotonic() - begun_s, trace_of(self._socket.scope))
-
-    async def _send(self, lane: str | None, log: StreamLog, encoder: Encoder, notes: Sequence[str] = ()) -> bool:
-        """Send a stream up to its end. Returns whether there was anything to send."""
-        frames = _frames_of(encoder)
-        first = self._opening(frames, notes)
-        stream = FollowedStream(log, Reader(log), frames, heartbeat_s=self._settings.heartbeat_s)
-        with self._followed.following(lane or "", stream):
-            await self._socket.say_all(first)
-            await stream.send_all(self._socket)
-        return bool(first) or frames.has_sent
+            if log.end is not None:
+                self._own.pop(log.stream_id, None)
+            if found.is_followed:
+                observers = self._models.of(log).generator.observers
+                observers.on_read(log.record, 0, time.monotonic() - begun_s, trace_of(self._socket.scope))
+        if found.is_followed and not (first or frames.has_sent):
+            raise SeqOutOfRange("This stream has no events after this one.", param="starting_after")
 
     def _opening(self, frames: _Frames, notes: Sequence[str]) -> list[bytes]:
         first = frames.encoder.opening()

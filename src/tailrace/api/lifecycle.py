@@ -89,7 +89,7 @@ def build_routes(
         own += [*access.table(), *sessions.table(), *usage.table()]
     own += AdminRoutes(models, bodies, errors).table()
     starts = StreamStarts(models, streams, settings, conversations)
-    sockets = Sockets(models, streams, settings, starts)
+    sockets = Sockets(models, streams, settings, starts, bodies)
     own += sockets.table()
     of_extensions = [route for extension in extensions for route in extension.routes]
     wires = ServedWires((*own_routes, *own), of_extensions)

@@ -27,6 +27,7 @@ from tailrace.dialects import ServerFacts, SocketChat, Wire, native
 from tailrace.dialects.wire import SocketLanes
 from tailrace.errors import SHUTTING_DOWN, Draining, QueueFull, UpgradeRequired
 from tailrace.http.accepted_websocket import Socket, end_of
+from tailrace.http.body_budget import BodyBudget
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
@@ -40,11 +41,14 @@ _RETRY_S = 5.0  # Retry-After of a refused socket
 class Sockets:
     """All WebSockets. Chats use the first model."""
 
-    def __init__(self, models: Models, streams: StreamActions, settings: Settings, starts: StreamStarts) -> None:
+    def __init__(
+        self, models: Models, streams: StreamActions, settings: Settings, starts: StreamStarts, bodies: BodyBudget
+    ) -> None:
         self._models = models
         self._streams = streams
         self._settings = settings
         self._starts = starts
+        self._bodies = bodies
         self._num_open = 0
         self._num_open_of: Counter[str] = Counter()  # by owner
 
@@ -95,7 +99,9 @@ class Sockets:
             await chat.listen()
 
     async def _lanes(self, wire: Wire, lanes: SocketLanes, socket: Socket) -> None:
-        answering = LaneSocket(wire, lanes, self._models, self._streams, self._starts, self._settings, socket)
+        answering = LaneSocket(
+            wire, lanes, self._models, self._streams, self._starts, self._bodies, self._settings, socket
+        )
         over = await end_of(answering.run())
         if over.close is None and await socket.is_done():
             await answering.cancel_own()  # nothing is followed any more, and nothing ends this

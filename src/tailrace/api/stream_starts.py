@@ -204,6 +204,14 @@ class StreamStarts:
                 facts = replace(facts, record=msgspec.structs.replace(log.record, prompts=prompts))
             return BegunStream(call, log, facts, notes)
 
+    async def recalled(self, owner: str, claim: Claim) -> StreamLog | None:
+        """Return the stream of an idempotency key. Raises: IdempotencyConflict, StorageError."""
+        async with self._key_in_use(owner, claim):
+            return await self._store.recall(owner, claim)
+
+    def _key_in_use(self, owner: str, claim: Claim) -> asyncio.Lock:
+        return self._keys_in_use.setdefault((owner, claim.key), asyncio.Lock())
+
     async def _with_past(self, owner: str, parsed: ParsedRequest, stream_id: str | None) -> ParsedRequest:
         """Raises: StreamError, StorageError. The dialect refuses unknown streams."""
         if stream_id is None:
@@ -234,8 +242,9 @@ class StreamStarts:
     ) -> StreamLog:
         if claim is None:
             return await self._create(parsed, generation, generator)
-        lock = self._keys_in_use.setdefault((generation.owner, claim.key), asyncio.Lock())
-        async with lock:  # concurrent requests with the same key wait for the first
+        async with self._key_in_use(
+            generation.owner, claim
+        ):  # concurrent requests with the same key wait for the first
             log = await self._store.recall(generation.owner, claim)
             while log is None:
                 try:

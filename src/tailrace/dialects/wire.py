@@ -13,7 +13,7 @@ document), and names an action. The server runs the actions equally for all wire
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias
@@ -207,7 +207,7 @@ class OnSocket:
     """What a request on a WebSocket has beside its body."""
 
     lane: str | None  # the client's name for its place on the socket; None is the lane without a name
-    begun: Collection[str]  # ids of the last streams that the socket has begun
+    begun: Mapping[str, bytes]  # `GenerateCall.unkept` of the last streams that the socket has begun, by id
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +246,7 @@ class GenerateCall:
     overflows_in_stream: bool = False  # if streamed: that the prompt is too long is an event, not a status
     at_once: bool = False  # if not streamed: answer with the current state, without waiting for the end
     status: int = 200
+    unkept: bytes = b""  # what its socket keeps for a request that continues from here, and the record does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,10 +354,11 @@ class Operation:
 
 
 class LaneCreate(NamedTuple):
-    """Begin a stream. `key` is its idempotency key."""
+    """Begin a stream. `key` is its idempotency key; `view` shows the stream that has it already."""
 
     lane: str | None
     body: JsonBody
+    view: View
     key: str | None = None
 
 

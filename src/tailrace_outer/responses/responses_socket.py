@@ -5,7 +5,8 @@
 frame of the response repeats.
 
 Intended divergences: 1. `response.retrieve` follows a response from an event on, also on another socket or after a
-restart; a socket that is opened with `response_id` and `starting_after` in its URL begins with it. 2. `response.cancel`
+restart; a socket that is opened with `response_id` and `starting_after` in its URL begins with it. Here a response
+with `store: false` is found, too, as long as its stream is kept: its socket may have been lost. 2. `response.cancel`
 cancels a response that the socket follows. 3. A `response.create` with the `idempotency_key` of an earlier one finds
 its response. 4. `response.steer` is refused: nothing is added to a response that runs. 5. A failed response has no
 `error` after `response.failed`: the client's lane would take it for the answer to its next command. 6. `background`
@@ -131,7 +132,8 @@ def read_command(body: JsonBody) -> LaneCommand:
             if key is not None and not isinstance(key, str):
                 raise RequestError("idempotency_key must be a text.", param="idempotency_key")
             fields = {name: value for name, value in body.items() if name not in _ENVELOPE}
-            return LaneCreate(_lane(body.get("stream_id")), fields, key)
+            lane = _lane(body.get("stream_id"))
+            return LaneCreate(lane, fields, SocketView(lane=lane), key)
         case "response.retrieve":
             retrieve, _ = read_fields(body, _Retrieve, strict=True)
             after = -1 if retrieve.starting_after is None else retrieve.starting_after
@@ -188,7 +190,7 @@ def _lane(name: object) -> str | None:
 
 
 def _follow(lane: str | None, response_id: str, after: int) -> LaneFollow:
-    view = SocketView(starting_after=after, is_found=True, lane=lane)
+    view = SocketView(starting_after=after, lane=lane)
     return LaneFollow(lane, Following(stream_id_of(response_id), 0, view))
 
 

@@ -8,7 +8,7 @@ Intended divergences: 1. A failure in a stream is `response.failed` and then an 
 client raise; without it, the client would notice no failure. 2. A cancelled stream ends in the same way. 3. Items and
 tools of kinds that this server does not have are left out, and named; `item_reference` is refused, because items are
 not kept one by one. 4. With `truncation` of `auto`, nothing is dropped either: a prompt that is too long is refused.
-5. A response with `store: false` is not found again, but its stream is, on `/v1/streams`, like every stream.
+5. A response with `store: false` is not found again over HTTP, but its stream is, on `/v1/streams`, like every stream.
 6. `cached_tokens` is 0 for an engine that does not say how much of a prompt was cached: the format needs a number.
 """
 
@@ -178,12 +178,22 @@ def parse(request: ParsedRequest) -> GenerateCall:
     )
     if branch is not None:
         generate = with_turn(generate, branch, items, ToolsView(calls), calls_by_item=True)
-    view = ResponsesView(must_finish=not in_background)
+    view, unkept = ResponsesView(must_finish=not in_background), b""
     if request.socket is not None:
         view = responses_socket.SocketView(lane=request.socket.lane)
+        # A response that is not stored can be continued on its own socket.
+        unkept = msgspec.json.encode(_kept_messages(messages)) if fields.store is False else b""
     is_streamed = bool(fields.stream) or request.socket is not None
     # Codex shortens a conversation only after such an event; a status ends its work.
-    return GenerateCall(generate, view, is_streamed, tuple(notes), at_once=in_background, overflows_in_stream=True)
+    return GenerateCall(
+        generate,
+        view,
+        is_streamed,
+        tuple(notes),
+        at_once=in_background,
+        overflows_in_stream=True,
+        unkept=unkept,
+    )
 
 
 def _items(
@@ -221,9 +231,8 @@ def _earlier_messages(request: ParsedRequest, response_id: str | None) -> tuple[
     facts, events = request.past
     memo = msgspec.json.decode(facts.record.memo) if facts.record.memo else {}
     kept = memo.get("said")
-    is_stored = memo.get("echo", {}).get("store") is not False
-    if not is_stored and (request.socket is None or facts.record.stream_id not in request.socket.begun):
-        kept = None
+    if kept is None and request.socket is not None and facts.record.stream_id in request.socket.begun:
+        kept = msgspec.json.decode(request.socket.begun[facts.record.stream_id])
     if kept is None:
         raise UnknownResponse(
             "Previous response not found: it was not stored (store: false).", param="previous_response_id"
@@ -290,8 +299,7 @@ def _memo(
             "custom": sorted(tools.custom),
             "namespaces": namespaces_of(fields.tools or ()),
             "logprobs": logprobs,
-            # A response that is not stored can be continued on its own socket.
-            "said": _kept_messages(messages) if echo["store"] or request.socket is not None else None,
+            "said": _kept_messages(messages) if echo["store"] else None,
             **({"warmup": True} if fields.generate is False else {}),
         }
     )
