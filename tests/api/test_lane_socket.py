@@ -15,7 +15,7 @@ from tests.api.socket_client import app_of
 from tests.generation.harness import Harness, oracle
 from tests.streams.virtual_time import run as run_scenario
 from tests.streams.virtual_time import scenario
-from tests.waiting import wait_until
+from tests.waiting import turn, wait_until
 
 from tailrace.access.principal import Principal
 from tailrace.errors import EngineLost
@@ -79,7 +79,7 @@ async def test_a_long_replay_lets_others_go_on() -> None:
         await client.ask(create(900))
         for _ in range(900):
             harness.engine.step()
-            await asyncio.sleep(0)
+            await turn()
         await client.settle()
         response_id = id_of(client.read_json())
         turns = 0
@@ -88,12 +88,12 @@ async def test_a_long_replay_lets_others_go_on() -> None:
             nonlocal turns
             while True:
                 turns += 1
-                await asyncio.sleep(0)
+                await turn()
 
         counting = asyncio.create_task(count())
         client.send({"type": "response.retrieve", "response_id": response_id, "starting_after": 10**14})
         while not client.frames:
-            await asyncio.sleep(0)
+            await turn()
         counting.cancel()
         assert types(client.read_json()) == ["error"]
         assert turns > 10  # one for each 64 events
@@ -314,7 +314,7 @@ def test_a_goodbye_is_heard_even_if_an_answer_is_on_its_way(code: int) -> None:
             for _ in range(3):  # the lanes write before and while the others are cancelled
                 harness.engine.step(1)
                 client.disconnect(code)
-                await asyncio.sleep(0)
+                await turn()
             await asyncio.wait([client.task])
         assert {await state(harness, one) for one in ids} == {"cancelled" if code == 1000 else "running"}
         for run in list(harness.generator.live):

@@ -223,10 +223,21 @@ redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return 1
 """)
 
-# Keys: `topic`. Arguments: id of a stream that has ended, how long in ms it is kept. Only the last stream stays listed.
+# Keys: `topic`. Arguments: id of a stream that has ended, how long in ms it is kept. If it is the last one it stays
+# listed, as ended, for this time, or while earlier ones run.
 UNLIST_IN_TOPIC = script("""
-if redis.call('ZREVRANGE', KEYS[1], 0, 0)[1] ~= ARGV[1] then return redis.call('ZREM', KEYS[1], ARGV[1]) end
-return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+local is_last = redis.call('ZREVRANGE', KEYS[1], 0, 0)[1] == ARGV[1]
+local began = redis.call('ZSCORE', KEYS[1], ARGV[1])
+redis.call('ZREM', KEYS[1], ARGV[1])
+if is_last then
+  for _, other in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+    if string.sub(other, 1, 1) == '!' then redis.call('ZREM', KEYS[1], other) end
+  end
+  redis.call('ZADD', KEYS[1], began, '!' .. ARGV[1])
+end
+local rest = redis.call('ZRANGE', KEYS[1], 0, -1)
+if #rest == 1 and string.sub(rest[1], 1, 1) == '!' then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+return 1
 """)
 
 # Keys: `epoch`. Returns a new epoch. It is larger than the earlier ones even if Redis has lost them: the clock goes on.

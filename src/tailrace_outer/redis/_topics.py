@@ -36,7 +36,7 @@ class Topics:
         """Return the ids of the streams of a topic, the newest first. Raises: StorageError."""
         key = self._keys.topic(owner, wire, topic)
         found = await self._connection.ask(self._connection.client.zrevrange(key, 0, -1))
-        return [stream_id.decode() for stream_id in found]
+        return [member.decode().removeprefix("!") for member in found]  # it marks the last one, if it has ended
 
     def _keys_of(self, record: Record) -> list[str]:
         return [self._keys.topic(record.owner, record.wire, topic) for topic in record.topics]
