@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 from tests.api.keyed import serving_with_keys
 from tests.api.process import Server
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from tailrace.http.near_paths import NearPaths
 from tailrace.http.wires import ServedWires
@@ -58,6 +61,19 @@ def test_a_stream_and_its_line_in_the_log(server: Server, client: httpx.Client) 
     begun = client.post(f"{server.url}/streams/", json={"prompt": "Hi.", "max_tokens": 2}).json()["id"]
     assert "event: done" in client.get(f"{server.url}/v1//streams/{begun}/events/").text
     server.wait_line(rf" GET /v1/streams/{begun}/events 200 ")
+
+
+@pytest.mark.parametrize("path", ["/responses", "/v1/v1/responses", "/v1//responses/"])
+def test_a_websocket(server: Server, path: str) -> None:
+    with connect(server.url.replace("http", "ws", 1) + path) as socket:
+        socket.send("{}")
+        assert json.loads(socket.recv())["type"] == "error"
+
+
+@pytest.mark.parametrize("path", ["/ws", "/v1/ws/", "/v1/nothing", "//"])
+def test_other_websockets_have_one_path(server: Server, path: str) -> None:
+    with pytest.raises(InvalidStatus, match="404"), connect(server.url.replace("http", "ws", 1) + path):
+        pass
 
 
 @pytest.mark.parametrize(

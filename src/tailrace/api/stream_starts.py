@@ -150,6 +150,8 @@ class StreamStarts:
         owner = owner_of(sender.scope)
         if act.past is not None:
             parsed = await self._with_past(owner, parsed, act.past(parsed))
+        if act.topic is not None and (topic := act.topic(parsed)) is not None:
+            parsed = await self.with_newest(wire, owner, parsed, lambda _: topic)
         place = act.conversation(parsed) if act.conversation is not None else None
         if place is None:
             return await self._begin(wire, act, sender, parsed, meant, claim)

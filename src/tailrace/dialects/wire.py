@@ -271,11 +271,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """`past` returns the id of the stream that the request continues, `conversation` its place in a conversation."""
+    """`past` returns the id of the stream that the request continues, `conversation` its place in a conversation,
+    `topic` the topic whose newest running stream is `ParsedRequest.newest`."""
 
     parse: Callable[[ParsedRequest], GenerateCall | Following | Reply]  # a reply if nothing has to be generated
     past: Callable[[ParsedRequest], str | None] | None = None
     conversation: Callable[[ParsedRequest], Place | None] | None = None
+    topic: Callable[[ParsedRequest], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,12 +36,14 @@ class NearPaths:
         of_wires = {operation.path for wire in wires.all for operation in wire.operations}
         self._wire_literals = {path for path in of_wires if "{" not in path}
         self._wire_patterns = [compile_path(path)[0] for path in of_wires if "{" in path]
+        self._sockets = {path for wire in wires.all for path in (*wire.sockets, *wire.lanes)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._literals:
-            meant = self._meant(scope["path"])
-            if meant != scope["path"]:
-                scope = {**scope, "path": meant, "raw_path": quote(meant, safe=_SAFE).encode()}
+            scope = _with_path(scope, self._meant(scope["path"]))
+        elif scope["type"] == "websocket" and scope["path"] not in self._sockets:
+            meant = (path for path in _candidates(scope["path"]) if path in self._sockets)
+            scope = _with_path(scope, next(meant, scope["path"]))
         await self._app(scope, receive, send)
 
     def _meant(self, path: str) -> str:
@@ -56,6 +58,10 @@ class NearPaths:
             if any(pattern.match(candidate) for pattern in self._wire_patterns):
                 return candidate
         return path
+
+
+def _with_path(scope: Scope, path: str) -> Scope:
+    return scope if path == scope["path"] else {**scope, "path": path, "raw_path": quote(path, safe=_SAFE).encode()}
 
 
 def nearest_path(path: str, routes: Iterable[BaseRoute]) -> str:

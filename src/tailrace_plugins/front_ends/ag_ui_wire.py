@@ -169,9 +169,19 @@ def _broken_off(request: ParsedRequest) -> str | None:
     return found[1]
 
 
+def _repeated(request: ParsedRequest) -> str | None:
+    """Return the topic of the run that a client which comes back may have begun already."""
+    run = request.body.get("runId")
+    return _run_topic(run) if _RUN_ID in request.headers and isinstance(run, str) else None
+
+
 def _parse_any(request: ParsedRequest) -> GenerateCall | Following:
     """Raises: RequestError, UnknownStream."""
-    return parse(request) if _broken_off(request) is None else _parse_again(request)
+    if _broken_off(request) is not None:
+        return _parse_again(request)
+    if request.newest is not None:  # the connection was lost before the first event
+        return Following(request.newest.record.stream_id, 0, _RESUMING_VIEW)
+    return parse(request)
 
 
 def _parse_again(request: ParsedRequest) -> Following:
@@ -295,7 +305,7 @@ WIRE = Wire(
         Operation(
             "POST",
             "/v1/ag-ui",
-            Generate(_parse_any, past=_broken_off),
+            Generate(_parse_any, past=_broken_off, topic=_repeated),
             "Run: answer a thread.",
             body=RunBody,
             has_images=True,

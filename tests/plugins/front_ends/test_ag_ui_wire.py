@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.api.keyed import serving_with_keys
 from tests.dialects.fake_server import FakeServer, parsed
 from tests.dialects.transcripts import facts
 from tests.plugins.front_ends.test_ai_sdk_wire import PIXEL
+from tests.waiting import wait_until
 
 from tailrace.dialects import Follow, Following, Generate, GenerateCall
 from tailrace.dialects.bodies import JsonBody
@@ -59,6 +63,26 @@ def test_an_answer_that_broke_off_goes_on() -> None:
     for past in (None, (of_another_wire, ()), (of_another_run, ())):
         with pytest.raises(UnknownStream):
             act.parse(replace(again, past=past))
+
+
+async def test_a_request_that_comes_again_before_the_first_event_follows_its_run(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path, "scripted:tokens_per_s=50") as house:
+        mine, yours = house.key("me"), house.key("you")
+        body = {**_BODY, "forwardedProps": {"max_tokens": 100}}
+        async with house.client(mine) as client, house.client(yours) as other:
+            again = {"x-run-id": "r1"}  # what a client sends that comes back
+            first = asyncio.create_task(client.post("/v1/ag-ui", json=body, headers=again))
+            await wait_until(lambda: len(house.service.generator.live) == 1)
+            answers = [
+                asyncio.create_task(client.post("/v1/ag-ui", json=body, headers=again)),
+                asyncio.create_task(client.post("/v1/ag-ui", json={**body, "runId": "r2"}, headers=again)),
+                asyncio.create_task(client.post("/v1/ag-ui", json=body)),
+                asyncio.create_task(other.post("/v1/ag-ui", json=body, headers=again)),
+            ]
+            ids = [(await answer).headers["x-stream-id"] for answer in (first, *answers)]
+            assert ids[0] == ids[1]
+            assert answers[0].result().content == first.result().content
+            assert len(set(ids[1:])) == 4
 
 
 @pytest.mark.parametrize("last", ["7", f"{_STREAM_ID}.3", f"{_STREAM_ID}.3.1 ", "../x.1.1", f"{_STREAM_ID}.3.1\n"])
