@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.api.keyed import serving_with_keys
 from tests.api.lanes import PATH, Owned, client_of, create, id_of, state, types
-from tests.api.socket_client import app_of
+from tests.api.socket_client import SocketClient, app_of
 from tests.generation.harness import Harness, oracle
 from tests.streams.virtual_time import run as run_scenario
 from tests.streams.virtual_time import scenario
@@ -411,6 +412,25 @@ async def test_an_owner_has_so_many_sockets_at_once() -> None:
             assert {first.status, second.status, third.status} == {101}  # nobody in particular
     async with client_of(app, headers={"x-owner": "me"}) as again:
         assert again.status == 101
+
+
+@scenario
+async def test_tickets_of_a_stream_have_few_sockets_and_take_none_of_its_owner() -> None:
+    app = Owned(app_of(Harness(), ws_owner_sockets=2))
+    for name in "ab":
+        app.principals[name] = Principal("me", "k", ("read",), name * 22)
+    async with AsyncExitStack() as stack:
+
+        async def opened(name: str) -> SocketClient:
+            return await stack.enter_async_context(client_of(app, headers={"x-owner": name}))
+
+        clients = [await opened("a") for _ in range(9)]
+        assert [client.status for client in clients] == [101] * 8 + [429]
+        assert (await opened("b")).status == 101
+        assert [(await opened("me")).status for _ in range(3)] == [101, 101, 429]
+        await asyncio.sleep(301)
+        assert clients[0].closing == (1001, "The connection was idle for too long.")
+        assert (await opened("a")).status == 101
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace.access.principal import owner_of
+from tailrace.access.principal import principal_of
+from tailrace.access.tickets import LIFETIME_S
 from tailrace.api.channel import StreamChannel
 from tailrace.api.chat_socket import ChatSocket
 from tailrace.api.lane_socket import LaneSocket
@@ -36,6 +37,7 @@ from tailrace.types import ANONYMOUS
 __all__ = ["Sockets"]
 
 _RETRY_S = 5.0  # Retry-After of a refused socket
+_MAX_OF_TICKETS = 8  # sockets that tickets for one stream have open at once, beside those of its owner
 
 
 class Sockets:
@@ -50,7 +52,7 @@ class Sockets:
         self._starts = starts
         self._bodies = bodies
         self._num_open = 0
-        self._num_open_of: Counter[str] = Counter()  # by owner
+        self._num_open_of: Counter[tuple[str, str]] = Counter()  # by owner, and the stream of a ticket
 
     def table(self) -> list[BaseRoute]:
         """Return the routes without those of wires. The last one refuses WebSockets to other paths."""
@@ -75,22 +77,26 @@ class Sockets:
             raise Draining(SHUTTING_DOWN, retry_after_s=_RETRY_S)
         if self._num_open >= self._settings.ws_sockets:
             raise QueueFull("Too many WebSockets are open.", retry_after_s=_RETRY_S)
-        owner = owner_of(scope)
-        if owner != ANONYMOUS and self._num_open_of[owner] >= self._settings.ws_owner_sockets:
+        principal, idle_s = principal_of(scope), self._settings.ws_idle_s
+        most = self._settings.ws_owner_sockets
+        if principal.stream_id is not None:
+            most, idle_s = _MAX_OF_TICKETS, min(idle_s or LIFETIME_S, LIFETIME_S)
+        whose = principal.owner, principal.stream_id or ""
+        if principal.owner != ANONYMOUS and self._num_open_of[whose] >= most:
             raise QueueFull("Too many of your WebSockets are open.", retry_after_s=_RETRY_S)
         self._num_open += 1
-        self._num_open_of[owner] += 1
+        self._num_open_of[whose] += 1
         try:
             await receive()  # websocket.connect
             await send({"type": "websocket.accept", "headers": []})
-            over = await end_of(run_socket(Socket(scope, receive, send, idle_s=self._settings.ws_idle_s)))
+            over = await end_of(run_socket(Socket(scope, receive, send, idle_s=idle_s)))
             if over.close is not None:
                 await send({"type": "websocket.close", "code": over.close.code, "reason": over.close.reason})
         finally:
             self._num_open -= 1
-            self._num_open_of[owner] -= 1
-            if not self._num_open_of[owner]:
-                del self._num_open_of[owner]
+            self._num_open_of[whose] -= 1
+            if not self._num_open_of[whose]:
+                del self._num_open_of[whose]
 
     async def _chat(self, wire: str, begin: Callable[[ServerFacts], SocketChat], socket: Socket) -> None:
         chat = ChatSocket(self._models, self._settings, socket, begin(self._models.names[0]), wire=wire)
