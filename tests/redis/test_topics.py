@@ -6,7 +6,7 @@ from pathlib import Path
 
 import redis
 from msgspec.structs import replace
-from tests.redis.shared_streams import DONE, Writer, new_record
+from tests.redis.shared_streams import DONE, Writer, new_record, seen
 from tests.testing.redis_server import prefix_of, shared_url
 from tests.waiting import wait_until
 
@@ -37,6 +37,7 @@ async def test_of_answers_one_after_the_other_the_last_stays_listed(tmp_path: Pa
         for number in range(3):
             writer = await _begin(store, number)
             writer.write(DONE)
+            await seen(writer.lease.log, 1)
             await _lists(tmp_path, [writer.lease.log.stream_id])
             assert await store.newest("me", "a", "chat", has_ended=True) is writer.lease.log
             assert await store.newest("me", "a", "chat") is None
