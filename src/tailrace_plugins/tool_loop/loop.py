@@ -31,6 +31,7 @@ __all__ = ["CallLimits", "Connect", "Loop"]
 logger = logging.getLogger("tailrace.mcp")
 
 _RETRY_S = 1.0
+_AT_ONCE = 200  # events that are read again
 _MOST_TRIES = 3  # of a call that may be repeated
 
 Connect = Callable[[str], contextlib.AbstractAsyncContextManager[McpConnection]]
@@ -298,8 +299,10 @@ class Loop:
         turn = ModelTurn(f"{self.begun.loop_id.removeprefix('mcp_')}_{number}")
         if number < len(self._turns):
             self._open()
-            for event in msgspec.json.decode(zlib.decompress(self._turns[number].events)):
+            for place, event in enumerate(msgspec.json.decode(zlib.decompress(self._turns[number].events)), 1):
                 self.output.feed(turn, event)
+                if not place % _AT_ONCE:
+                    await asyncio.sleep(0)  # others wait
             return turn
         if self._end is not None:
             await self._finish("", None)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from functools import partial
 
 from msgspec.structs import replace
@@ -25,12 +25,13 @@ from tailrace_plugins.tool_loop.loop import CallLimits, Connect, Loop
 from tailrace_plugins.tool_loop.records import Begun, Planned, ToolFacts
 from tailrace_plugins.tool_loop.servers_file import McpServer
 
-__all__ = ["Loops"]
+__all__ = ["KEPT_OF_OWNER", "Loops"]
 
 logger = logging.getLogger("tailrace.mcp")
 
 _KEPT_S = 24 * 3600
-_KEPT_OF_OWNER = 256
+KEPT_OF_OWNER = 128
+_LISTING = 32  # requests that wait for the tools of their servers
 _RUNNING = 64
 _RUNNING_OF_OWNER = 16
 _SWEEP_S = 60.0
@@ -62,6 +63,7 @@ class Loops:
         self._group = group
         self._connections = McpConnections()
         self._live: dict[str, Loop] = {}
+        self._num_listing = 0
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -107,7 +109,11 @@ class Loops:
             with contextlib.suppress(UnknownLoop):
                 return await self.find(sender.owner, loop_id)
         self._check_room(sender.owner)
-        tools = {tool.server_label: await self._tools_of(request, sender.owner, tool) for tool in asked.tools}
+        self._num_listing += 1
+        try:
+            tools = {tool.server_label: await self._tools_of(request, sender.owner, tool) for tool in asked.tools}
+        finally:
+            self._num_listing -= 1
         previous_id = loop_id_of(asked.previous)
         previous = await self.find(sender.owner, previous_id) if previous_id is not None else None
         if previous is not None and body.get("conversation") is not None:
@@ -141,6 +147,7 @@ class Loops:
             claim=claim,
         )
         self._check_room(sender.owner)
+        self._make_room(sender.owner)
         self._journal.begin(begun, asked.digest)
         loop = Loop(begun, self._journal, self._server, self._connect(begun, headers), self._limits)
         self._run(loop)
@@ -245,8 +252,15 @@ class Loops:
 
     def _check_room(self, owner: str) -> None:
         num_own = sum(loop.begun.sender.owner == owner for loop in self._live.values())
-        if len(self._live) >= _RUNNING or num_own >= _RUNNING_OF_OWNER:
+        if len(self._live) >= _RUNNING or num_own >= _RUNNING_OF_OWNER or self._num_listing >= _LISTING:
             raise LoopsFull("Too many responses with MCP tools run. Wait for one to end.", retry_after_s=5.0)
+
+    def _make_room(self, owner: str) -> None:
+        """Delete the oldest responses of an owner that has too many. Raises: StorageError."""
+        kept = self._journal.of(owner)
+        for loop_id in kept[: max(0, len(kept) + 1 - KEPT_OF_OWNER)]:
+            if loop_id not in self._live:
+                self._journal.delete_id(owner, loop_id)
 
     # Running
 
@@ -282,7 +296,7 @@ class Loops:
     def _run(self, loop: Loop) -> None:
         self._live[loop.begun.loop_id] = loop
         loop.on_left = self._left
-        loop.task = self._group.create_task(self._ended(loop))
+        loop.task = self._group.create_task(_safely(self._ended(loop)))
 
     async def _ended(self, loop: Loop) -> None:
         await loop.run()
@@ -294,7 +308,7 @@ class Loops:
     def _left(self, loop: Loop) -> None:
         """The last reader has left."""
         if not self._is_closing:
-            self._group.create_task(self._cancel_unread(loop))
+            self._group.create_task(_safely(self._cancel_unread(loop)))
 
     async def _cancel_unread(self, loop: Loop) -> None:
         await asyncio.sleep(max(_LEFT_S, loop.begun.linger_s))
@@ -311,7 +325,17 @@ class Loops:
                         self._journal.delete(begun)
             except StorageError as error:
                 logger.warning("Expired responses are not deleted: %s", error.message)
+            except Exception:  # a defect must not end the server
+                logger.exception("Expired responses are not deleted.")
             await asyncio.sleep(_SWEEP_S)
+
+
+async def _safely(work: Coroutine[object, object, None]) -> None:
+    """A defect must end only this work."""
+    try:
+        await work
+    except Exception:
+        logger.exception("A response with MCP tools failed.")
 
 
 def _linger_of(request: Request) -> float:

@@ -82,6 +82,18 @@ async def test_servers_that_only_some_may_use(tmp_path: Path) -> None:
         assert (await alice.post("/v1/responses", json=_body(HERS))).status_code == 200
 
 
+async def test_an_owner_has_a_limited_number_of_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace_plugins.tool_loop.loops.KEPT_OF_OWNER", 3)
+    async with _house(tmp_path) as (house, _):
+        alice, bob = house.client(house.key("alice")), house.client(house.key("bob"))
+        other = (await bob.post("/v1/responses", json=_body())).json()["id"]
+        ids = [(await alice.post("/v1/responses", json=_body())).json()["id"] for _ in range(5)]
+        found = [(await alice.get(f"/v1/responses/{one}")).status_code for one in ids]
+        assert found.count(200) == 3
+        assert found[-1] == 200
+        assert (await bob.get(f"/v1/responses/{other}")).status_code == 200
+
+
 async def test_what_an_owner_had_is_forgotten(tmp_path: Path) -> None:
     async with _house(tmp_path) as (house, _):
         alice, bob = house.client(house.key("alice")), house.client(house.key("bob"))
