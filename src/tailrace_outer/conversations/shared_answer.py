@@ -53,6 +53,9 @@ class SharedAnswer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name.encode(), text.encode()) for name, text in _HEADERS.items()]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body"})
+            return
         with self._records.shares.reading(self._share) as revoked:
             writer = asyncio.ensure_future(self._write(send))
             leaving = asyncio.ensure_future(client_disconnected(receive))
