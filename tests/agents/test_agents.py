@@ -84,6 +84,17 @@ def test_an_agent_works_to_the_end(agent: str, way: int, work: Path) -> None:
     assert (work / "hello.txt").read_text() == f"{_WRITTEN}\n"
 
 
+@pytest.mark.deep
+def test_codex_works_on_one_websocket(work: Path) -> None:
+    """Its tools' results go over the socket that it opened first; nothing is asked over HTTP."""
+    wire = 'wire_api = "responses"'
+    with scripted(work.parent, AGENTS["Codex CLI"], "--access-log") as server:
+        said = run_agent("Codex CLI", server.url, work, changes={wire: f"{wire}\nsupports_websockets = true"})
+        assert (said.status, _SAID in said.out) == (0, True), said
+        assert (work / "hello.txt").read_text() == f"{_WRITTEN}\n"
+    assert set(re.findall(r"(\S+) /v1/responses", server.log)) == {"WEBSOCKET"}, server.log
+
+
 def test_the_table_has_the_versions_that_are_tested() -> None:
     printed = {name: section.install for name, section in sections().items()}
     assert list(printed) == list(versions()) == list(AGENTS)

@@ -17,7 +17,9 @@ import pytest
 from openai import OpenAI, OpenAIError
 from openai.resources.responses.responses import ResponsesConnection
 from tests.api.oracle import Answer, chat_ids
+from tests.api.process import Server
 from tests.faults.house import House
+from tests.faults.team import Team, team
 from tests.waiting import LONG_S, until
 from websockets.exceptions import WebSocketException
 
@@ -60,7 +62,7 @@ class Lane:
 class Talk:
     """A client in a thread of its own, with one connection for all its lanes."""
 
-    def __init__(self, house: House, lanes: list[Lane]) -> None:
+    def __init__(self, house: House | Team[Server], lanes: list[Lane]) -> None:
         self.lanes = {lane.name: lane for lane in lanes}
         self.num_connections = 0
         self._house = house
@@ -99,7 +101,7 @@ class Talk:
             self._failure = error
 
     def _follow(self, lanes: list[Lane]) -> None:
-        url = f"{self._house.server.url}/v1"
+        url = f"http://127.0.0.1:{self._house.server.port}/v1"
         with OpenAI(base_url=url, api_key="unused") as client, client.responses.connect() as self._connection:
             self.num_connections += 1
             for lane in lanes:
@@ -117,7 +119,7 @@ class Talk:
 
 
 @contextlib.contextmanager
-def talking(house: House, lanes: list[Lane]) -> Iterator[Talk]:
+def talking(house: House | Team[Server], lanes: list[Lane]) -> Iterator[Talk]:
     talk = Talk(house, lanes)
     yield talk
     talk.wait()
@@ -156,6 +158,23 @@ def test_every_event_comes_once_whatever_dies(tmp_path: Path, num_deaths: int) -
                     died += 1
             assert [lane.check() for lane in lanes] == [answer.text for answer in answers]
             assert talk.num_connections > 1
+
+
+@pytest.mark.parametrize("num_kills", [1, pytest.param(10, marks=[pytest.mark.deep, pytest.mark.timeout(900)])])
+def test_another_server_goes_on(tmp_path: Path, num_kills: int) -> None:
+    """Servers that share a Redis. The client comes to any of them, also while another one writes its responses."""
+    with team(tmp_path) as (servers, _):
+        for kill in range(num_kills):
+            question = f"Kill {kill}."
+            lanes = [Lane(str(seed), {"input": question, "max_output_tokens": 300, "seed": seed}) for seed in range(3)]
+            with talking(servers, lanes) as talk:
+                talk.wait_more(60)
+                talk.cut()
+                talk.wait_more(30)
+                servers.kill(servers.servers[kill % 2])
+                servers.add()
+            texts = [lane.check() for lane in lanes]
+            assert texts == [Answer(chat_ids(question), 300, seed).text for seed in range(3)]
 
 
 @pytest.mark.deep
