@@ -49,6 +49,7 @@ __all__ = [
     "KeptImage",
     "Message",
     "Payload",
+    "Pooling",
     "Prompt",
     "PromptLogprob",
     "PromptProgress",
@@ -91,6 +92,7 @@ Status: TypeAlias = Literal["done", "error", "cancelled", "interrupted"]
 # How a stream continued after its engine was lost. "replayed": it ran again, and all tokens of its log were generated
 # again. "continued": a token differed, so generation continued after the tokens of the log.
 Continuity: TypeAlias = Literal["replayed", "continued"]
+Pooling: TypeAlias = Literal["mean", "first", "last"]  # which tokens an embedding is made of
 Task: TypeAlias = Literal["generate", "embed", "rank"]  # what a model does: text, vectors of texts, scores of pairs
 TemplateValue: TypeAlias = bool | int | float | str | None  # a variable of a chat template
 

@@ -14,7 +14,7 @@ from tailrace.dialects.native import parse as parse_native
 from tailrace.dialects.wire import Following, Reply
 from tailrace.errors import UnknownStream
 from tailrace.text import ChatFacts, Tokenizer
-from tailrace.types import Event, GenerateRequest, Message, Sampling, Task
+from tailrace.types import Event, GenerateRequest, Message, Pooling, Sampling, Task
 from tailrace_outer.responses import responses_wire
 from tailrace_outer.scripted.scripted_engine import tokenizer_json
 from tailrace_plugins.articles import plain
@@ -67,6 +67,7 @@ class FakeServer:
     max_prompts: int = 64
     task: Task = "generate"
     num_dimensions: int = 0
+    pooling: Pooling = "mean"
     max_inputs: int = 2048
     tool_format: str = "hermes"
     describes_tools: bool = False

@@ -20,7 +20,7 @@ from tailrace.models.places import data_path
 from tailrace.settings import Settings
 from tailrace.system.child import resident_bytes
 from tailrace.text import ChatFacts
-from tailrace.types import Arrival, Task
+from tailrace.types import Arrival, Pooling, Task
 
 __all__ = ["NamedModel", "Served"]
 
@@ -155,6 +155,10 @@ class NamedModel:
     @property
     def num_dimensions(self) -> int:
         return self.served.embedder.num_dimensions
+
+    @property
+    def pooling(self) -> Pooling:
+        return self.served.embedder.pooling
 
     @property
     def max_inputs(self) -> int:

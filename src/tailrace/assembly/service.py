@@ -87,6 +87,7 @@ async def start_service(
                     num_dimensions=one.card.num_dimensions,
                     may_shorten=one.card.may_shorten,
                     pair_template=pair_template(one.card),
+                    pooling=one.card.pooling,
                 )
             models = Models(served, settings, group)
             num_recovered = await _first_start(models, settings, on_loaded)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tailrace.text import ChatFacts
-from tailrace.types import GenerateRequest, Message, PromptProgress, Record, Task
+from tailrace.types import GenerateRequest, Message, Pooling, PromptProgress, Record, Task
 
 __all__ = ["ServerFacts", "StreamFacts", "TokenVocabulary", "capabilities_of"]
 
@@ -122,6 +122,10 @@ class ServerFacts(Protocol):
     @property
     def num_dimensions(self) -> int:
         """Of its embeddings; 0 if it makes none."""
+
+    @property
+    def pooling(self) -> Pooling:
+        """Which of its tokens an embedding is made of."""
 
     @property
     def max_inputs(self) -> int:

@@ -13,7 +13,7 @@ from tailrace.generation.generator import Generator
 from tailrace.generation.inputs import InputEncoder
 from tailrace.generation.observers import Times
 from tailrace.generation.vector_run import VectorRun
-from tailrace.types import Record, VectorRequest, new_stream_id
+from tailrace.types import Pooling, Record, VectorRequest, new_stream_id
 
 __all__ = ["Embedder"]
 
@@ -22,13 +22,20 @@ class Embedder:
     """Requests in, vectors out, for one model that embeds or ranks."""
 
     def __init__(
-        self, generator: Generator, *, num_dimensions: int, may_shorten: bool, pair_template: str = ""
+        self,
+        generator: Generator,
+        *,
+        num_dimensions: int,
+        may_shorten: bool,
+        pair_template: str = "",
+        pooling: Pooling = "mean",
     ) -> None:
         """`num_dimensions` are those of an embedding. `may_shorten`: its first dimensions are one, too.
-        `pair_template`: as in `ModelCard`."""
+        `pair_template` and `pooling`: as in `ModelCard`."""
         self._generator = generator
         self._inputs = InputEncoder(generator.prompts.tokenizer, pair_template)
         self.num_dimensions = num_dimensions
+        self.pooling: Pooling = pooling
         self._may_shorten = may_shorten
 
     async def begin(self, request: VectorRequest) -> VectorRun:

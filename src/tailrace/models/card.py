@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
-from tailrace.types import Task
+from tailrace.types import Pooling, Task
 
 __all__ = ["ModelCard", "Pooling", "recommended"]
 
 # How the vectors of a text's tokens become one: their mean, or that of the first or the last token.
-Pooling: TypeAlias = Literal["mean", "first", "last"]
+
 
 # What a model's makers may recommend, by the names in `Sampling`, with the ranges in which it is used.
 _RANGES = {

@@ -271,6 +271,10 @@ def read_grammar(kind: str, value: object) -> Grammar:
     return grammar_of_schema(value, "grammar")
 
 
+_POOLINGS = {"mean": "mean", "first": "cls", "last": "last_token"}  # the names of Text Embeddings Inference
+_RERANKER = {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}}
+
+
 def show_info(request: ParsedRequest) -> Reply:
     """The facts have the form of TGI or, if the first model makes vectors, that of Text Embeddings Inference."""
     server = request.server
@@ -286,11 +290,17 @@ def show_info(request: ParsedRequest) -> Reply:
         "max_client_batch_size": server.max_prompts,
     }
     if server.task != "generate":
+        embedding: JsonBody = {"embedding": {"pooling": _POOLINGS[server.pooling]}}
         kind = {
-            "model_type": {"embedding" if server.task == "embed" else "reranker": {}},
+            "model_dtype": "float32",  # of the vectors and scores
+            "model_type": embedding if server.task == "embed" else _RERANKER,
             "max_concurrent_requests": server.max_requests,
             "max_input_length": limit_tokens,
+            "max_batch_tokens": limit_tokens * server.max_inputs,
+            "max_batch_requests": None,
             "max_client_batch_size": server.max_inputs,
+            "auto_truncate": False,
+            "tokenization_workers": 1,
         }
     facts: JsonBody = {
         "model_id": server.model,

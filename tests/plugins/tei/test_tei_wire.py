@@ -266,6 +266,6 @@ def test_health_and_info(server: Server) -> None:
     assert server.http.get("/health").status_code == 200
     info = server.http.get("/info").json()
     assert info["model_id"] == "scripted"
-    assert (info["model_type"], info["max_input_length"]) == ({"embedding": {}}, 64)
+    assert (info["model_type"], info["max_input_length"]) == ({"embedding": {"pooling": "mean"}}, 64)
     assert (info["max_concurrent_requests"], info["max_client_batch_size"]) == (128, 2048)
     assert not {"model_pipeline_tag", "max_total_tokens"} & set(info)
