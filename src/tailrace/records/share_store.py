@@ -17,8 +17,8 @@ from tailrace.records.tables import shares
 
 __all__ = ["ShareStore"]
 
-_MAX_SHARES = 1000  # of an owner
-_ENDED_S = 600.0  # after this time, servers know that a share was revoked, or will read all shares
+MAX_SHARES = 1000  # of an owner
+ENDED_S = 600.0  # after this time, servers know that a share was revoked, or will read all shares
 
 
 class ShareStore:
@@ -34,8 +34,8 @@ class ShareStore:
                 raise KeyRevoked("The key was revoked.")
             version = next_version(connection)
             mine = select(func.count()).where(shares.c.owner == share.owner, *_is_active(time.time()))
-            if (connection.execute(mine).scalar() or 0) >= _MAX_SHARES:
-                raise RequestError(f"You have {_MAX_SHARES} links. Revoke one first.")
+            if (connection.execute(mine).scalar() or 0) >= MAX_SHARES:
+                raise RequestError(f"You have {MAX_SHARES} links. Revoke one first.")
             connection.execute(insert(shares).values(**msgspec.structs.asdict(share), version=version))
 
     def list(self, owner: str) -> Sequence[Share]:
@@ -63,7 +63,7 @@ class ShareStore:
 
     def delete_ended(self) -> None:
         """Delete the links that ended some time ago."""
-        before_s = time.time() - _ENDED_S
+        before_s = time.time() - ENDED_S
         with self._database.begin(is_long=True) as connection:
             is_over = (shares.c.expires_s < before_s) | (shares.c.revoked_s < before_s)
             connection.execute(delete(shares).where(is_over))
