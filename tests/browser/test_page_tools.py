@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,7 @@ import pytest
 from playwright.async_api import expect
 from tests.api.process import Server
 from tests.browser.axe import violations
+from tests.browser.cable import Cable
 from tests.browser.tab import Tab
 from tests.plugins.tool_loop.tool_servers import Tools
 
@@ -27,6 +29,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Tools:
     rules = [
         {"when": "Write", "calls": [{"name": "count__append", "arguments": {"text": markup}}]},
         {"when": "Look", "calls": [{"name": "count__look", "arguments": {"text": markup}}]},
+        {"when": "Kill", "calls": [{"name": "count__append", "arguments": {"text": "a", "kill": "after"}}]},
         {"when": "<tool_response>", "say": "The tool has answered."},
         {"when": ".", "say": "Hello."},
     ]
@@ -78,3 +81,30 @@ async def test_a_page_without_servers_offers_no_tools(river: Server, open_tab: O
     await tab.page.locator("body").press("s")
     await expect(tab.page.get_by_role("button", name="Save", exact=True)).to_be_visible()
     assert await tab.page.locator("fieldset.tools").count() == 0
+
+
+@pytest.mark.deep
+async def test_a_server_that_dies_in_a_call_asks_before_it_repeats_it(
+    tools: Tools, open_tab: OpenTab, plug: Callable[[Server], Awaitable[Cable]]
+) -> None:
+    with contextlib.ExitStack() as running:
+        server = running.enter_context(contextlib.closing(tools.start()))
+        cable = await plug(server)
+        tab = await open_tab(cable.url)
+        await tab.question.blur()
+        await _choose(tab)
+        await tab.send("Kill it.")
+        ask = tab.page.locator(".approvals")
+        await expect(ask).to_contain_text("count: append")
+        await tab.button("Allow").click()
+        await asyncio.to_thread(server.wait)
+        successor = running.enter_context(contextlib.closing(await asyncio.to_thread(tools.start)))
+        cable.port = successor.port
+        await expect(tab.page.locator("details.aside").last).to_contain_text(
+            "It is not known whether the tool was called"
+        )
+        await expect(ask).to_contain_text("count: append")
+        assert tools.counted() == ["append"]
+        await tab.button("Do not allow").click()
+        await expect(tab.answer.locator(".text")).to_have_text("The tool has answered.")
+        assert tools.counted() == ["append"]

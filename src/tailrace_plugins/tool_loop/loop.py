@@ -185,6 +185,8 @@ class Loop:
         for result in self.results.values():
             if result.is_unknown:
                 self.output.ask(self.asked[-1])
+        if self._fresh and self._end is None:
+            await self._model.add_to_conversation(self._fresh)  # no turn of the model brings them there
         await self._finish("completed", None)
 
     @property

@@ -6,6 +6,8 @@ It has an idempotency key. So after the death of the server the same turn finds 
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import msgspec
@@ -18,7 +20,10 @@ from tailrace_plugins.tool_loop.records import Begun, ToolFacts
 
 __all__ = ["LoopModel", "body_of_turn"]
 
+logger = logging.getLogger("tailrace.mcp")
+
 _PATH = "/v1/responses"
+_CONVERSATION = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _LINGER_S = 600  # how long the stream of a turn goes on while its server starts again
 _RETRY_S = 1.0
 _FOR_NOW = (408, 429, 503, 507)  # with Retry-After
@@ -92,6 +97,21 @@ class LoopModel:
         if self.refusal is not None:
             return {"code": self.refusal.code, "message": self.refusal.message}
         return {"code": "internal_error", "message": "The model did not end its answer."}
+
+    async def add_to_conversation(self, items: Sequence[JsonBody]) -> None:
+        """Add items to the conversation of the response, if it has one."""
+        given = self._begun.body.get("conversation")
+        conversation_id = given.get("id") if isinstance(given, dict) else given
+        if not isinstance(conversation_id, str) or not _CONVERSATION.fullmatch(conversation_id):
+            return  # none, or one that no turn has checked: it may not lead to another path
+        path, body = f"/v1/conversations/{conversation_id}/items", msgspec.json.encode({"items": items})
+        try:
+            answer = await self._server.ask(self._begun.sender, path, body, headers={}, logs=[])
+        except TailraceError as error:
+            logger.warning("Results of MCP tools are not in their conversation: %s", error.message)
+        else:
+            if answer.status >= 400:
+                logger.warning("Results of MCP tools are not in their conversation: status %d.", answer.status)
 
     async def drop_streams(self) -> None:
         """Delete the streams of the turns. Raises: StorageError."""

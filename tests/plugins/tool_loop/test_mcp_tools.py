@@ -227,6 +227,15 @@ def test_a_response_in_a_conversation(client: OpenAI) -> None:
         _ask(client, answer, ASK, conversation=conversation.id, previous_response_id=asked.id)
     assert _ask(client, answer, ASK, conversation=conversation.id).output_text == "It said: second"
     items = client.conversations.items.list(conversation.id, order="asc").data
+    mixed = NEVER | {"require_approval": {"always": {"tool_names": ["append"]}}}
+    (ask,) = asks_of(_ask(client, "both look seen append kept", mixed, conversation=conversation.id))
+    left = client.conversations.items.list(conversation.id, order="asc").data[len(items) :]
+    kinds = ["message", "function_call", "function_call", "function_call_output"]
+    assert [item.type for item in left] == kinds  # the result that the model has not read yet is there, too
+    answer = [{"type": "mcp_approval_response", "approval_request_id": ask.id, "approve": True}]
+    _ask(client, answer, mixed, conversation=conversation.id)
+    left = client.conversations.items.list(conversation.id, order="asc").data[len(items) :]
+    assert [item.type for item in left] == [*kinds, "function_call_output", "message"]
     assert [item.type for item in items[4:]] == ["message", "function_call", "function_call_output", "message"]
 
 
