@@ -136,7 +136,7 @@ DEFECTS = (
     Defect(
         "the idempotency key of an ended stream is kept forever",
         _STORE + "_finished",
-        "        await self.keep_claim(log.record)  # first",
+        "        await self.end(log.record)  # first",
         "        # first",
         seeds=5,
     ),
@@ -234,8 +234,8 @@ DEFECTS = (
     Defect(
         "nobody takes the batches of a dead server",
         "tailrace_plugins.batches.batches",
-        "            if run is None and row is not None:\n",
-        "            if run is None and row is not None and not self._table.is_shared:\n",
+        "                await self._run(key.removeprefix(OPEN))\n",
+        "                continue\n",
         seeds=100,
         first=FIRST_WITH_BATCH,
         step=EVERY_BATCH,

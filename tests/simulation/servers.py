@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import lru_cache
 from typing import Any, TypeAlias, assert_never
 
 from tests.generation.harness import HandStepped, tokenizer
@@ -32,9 +31,8 @@ Message = str | Event | Released | TailraceError | None
 _SPEC = EngineSpec("scripted", context_tokens=1_000, kv_tokens=10_000, max_sequences=8)
 
 
-@lru_cache(maxsize=1)
-def _prompts() -> PromptEncoder:
-    return PromptEncoder(tokenizer=tokenizer(), chat=None, context_tokens=1_000, add_bos=False)
+# Made here, since a tokenizer draws random numbers, which a simulation counts.
+_PROMPTS = PromptEncoder(tokenizer=tokenizer(), chat=None, context_tokens=1_000, add_bos=False)
 
 
 OpenBatches: TypeAlias = Callable[["Server", Table, asyncio.TaskGroup], Awaitable[RowBatches]]
@@ -172,7 +170,7 @@ class Server(Observer):
         self.engine = _Engine(_SPEC, lambda: self.generator.on_engine_change())
         self.generator = Generator(
             model=MODEL,
-            prompts=_prompts(),
+            prompts=_PROMPTS,
             supervisor=self.engine,
             gate=Gate(max_requests=64),
             store=store,

@@ -13,7 +13,7 @@ from tests.simulation.schedule import run
 _SEEDS = 320  # about 8 s of a processor
 _WITH_BATCH = 60
 _SHARES = 4
-_REPEATED = range(5000, 5010)
+_REPEATED = [*range(5000, 5010), *range(FIRST_WITH_BATCH, FIRST_WITH_BATCH + 5 * EVERY_BATCH, EVERY_BATCH)]
 
 
 @pytest.mark.parametrize("share", range(_SHARES))

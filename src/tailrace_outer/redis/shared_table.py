@@ -156,6 +156,8 @@ class RedisTable:
     async def take(self, key: bytes) -> TableLease | None:
         epoch, client, names = self._members.epoch, self._connection.client, self._connection.keys
         holder: bytes | None = await self._connection.ask(client.hget(self._key("holders"), key))
+        if holder is not None and int(holder) in self._members.alive:
+            return None
         keys = [self._key("rows"), self._key("holders"), names.servers, names.lease(int(holder or epoch))]
         if not await self._connection.run(_TAKE, keys, key, epoch, holder or b""):
             return None

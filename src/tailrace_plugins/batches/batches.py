@@ -120,7 +120,7 @@ class RowBatches:
         rows = {key_of_batch(BATCHES, batch): encode(batch), key_of_batch(OPEN, batch): batch.input_file_id.encode()}
         await self._table.change(rows, [upload_key] if upload_key is not None else ())
         with contextlib.suppress(StorageError):  # it is taken later, or by another server
-            await self._run(batch)
+            await self._run(key_of_batch(b"", batch))
         return await self._shown(_decode(rows[key_of_batch(BATCHES, batch)]))
 
     async def cancel(self, batch: RowBatch) -> RowBatch:
@@ -174,29 +174,37 @@ class RowBatches:
             await self._has_changed.wait()
             self._has_changed.clear()
             if self._table.is_shared:
-                with contextlib.suppress(StorageError):
+                try:
                     await self._look()
+                except StorageError:
+                    continue  # it looks again soon
+                except Exception:  # a defect must not end the server
+                    logger.exception("Batches of other servers are not looked for.")
 
     async def _look(self) -> None:
         """Run the batches that no other server runs, and learn which of its own are cancelled. Raises: StorageError."""
+        own: list[RowBatchRun] = []
         for key in await self.files.sizes(OPEN + b"/"):
-            name = key.removeprefix(OPEN)
-            run = self._runs.get(name.rpartition(b"/")[2].decode())
-            row, cancelled = await self._table.get(BATCHES + name, CANCELLED + name)
-            if run is None and row is not None:
-                await self._run(_decode(row))
-            elif run is not None and not run.is_cancelled and cancelled is not None:
+            run = self._runs.get(key.rpartition(b"/")[2].decode())
+            if run is None:
+                await self._run(key.removeprefix(OPEN))
+            elif not run.is_cancelled:
+                own.append(run)
+        cancelled = await self._table.get(*(key_of_batch(CANCELLED, run.batch) for run in own))
+        for run, row in zip(own, cancelled, strict=True):
+            if row is not None:
                 run.cancel()
 
-    async def _run(self, batch: RowBatch) -> None:
-        """Run a batch if no other server does. Raises: StorageError."""
-        lease = await self._table.take(key_of_batch(BATCHES, batch))
+    async def _run(self, name: bytes) -> None:
+        """Run a batch, by its key without the kind, if no other server does. Raises: StorageError."""
+        lease = await self._table.take(BATCHES + name)
         if lease is None:
             return
-        (row, cancelled) = await self._table.get(*(key_of_batch(kind, batch) for kind in (BATCHES, CANCELLED)))
-        if row is None or batch.batch_id in self._runs or self._runner.is_closing:
+        row, cancelled = await self._table.get(BATCHES + name, CANCELLED + name)  # as its last server has left it
+        batch = _decode(row) if row is not None else None
+        if batch is None or batch.batch_id in self._runs or self._runner.is_closing:
             return
-        run = RowBatchRun(self.files, self._runner, self._limits, _decode(row), lease)  # as its last server has left it
+        run = RowBatchRun(self.files, self._runner, self._limits, batch, lease)
         run.is_cancelled = cancelled is not None
         self._runs[batch.batch_id] = run
         run.task = self._group.create_task(run.run())
