@@ -224,16 +224,15 @@ class Cell:
 
     @property
     def short(self) -> str:
-        """What the user sees, in a word, and the longest silence."""
+        """What the user sees, in a word. Without seconds, since not all servers met the same load."""
         if self.way == "no way":
             return "no way"
-        worst = max(one["silence_s"] for one in self.rows)
         wrong = [name for name in ("lost", "doubled", "changed") if any(one[name] for one in self.rows)]
         if not self.is_complete or "lost" in wrong:
-            return f"**{max(one['lost'] for one in self.rows)} tokens lost**"
+            return f"{max(one['lost'] for one in self.rows)} tokens lost"
         if any(one["again"] for one in self.rows):
-            return "starts again" + (" with other words" if wrong else "") + f", {worst:.1f} s"
-        return ("other tokens" if wrong else "goes on") + f", {worst:.1f} s"
+            return "starts again" + (", other words" if wrong else "")
+        return "**goes on**" if not wrong else "other tokens"
 
 
 def _cells(results: dict[str, Any]) -> dict[tuple[str, str], Cell]:
