@@ -64,6 +64,7 @@ class Loops:
         self._connections = McpConnections()
         self._live: dict[str, Loop] = {}
         self._num_listing = 0
+        self._beginning = asyncio.Lock()
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -102,12 +103,8 @@ class Loops:
         """
         asked, sender = ToolRequest(body), Sender.of(request.scope)
         claim = request.headers.get("idempotency-key", "")
-        if claim and (known := self._journal.claimed(sender.owner, claim)) is not None:
-            loop_id, digest = known
-            if digest != asked.digest:
-                raise ApprovalConflict("This Idempotency-Key was used with another request.", param="idempotency-key")
-            with contextlib.suppress(UnknownLoop):
-                return await self.find(sender.owner, loop_id)
+        if (known := await self._claimed(sender.owner, claim, asked)) is not None:
+            return known
         self._check_room(sender.owner)
         self._num_listing += 1
         try:
@@ -121,37 +118,52 @@ class Loops:
             raise RequestError(text, param="conversation")
         if previous is not None and not previous.has_ended:
             raise UnknownLoop("The previous response has not ended.", param="previous_response_id")
-        calls = await self._calls_in(sender.owner, body)
-        said, decided, listed = asked.read_input(calls.get, tools)
-        headers = {tool.server_label: tool.all_headers for tool in asked.tools}
-        begun = Begun(
-            loop_id=new_loop_id(),
-            sender=sender,
-            created_s=int(time.time()),
-            body=asked.inner_body,
-            echo=asked.echo,
-            said=[*(previous.said if previous is not None else ()), *said],
-            previous=previous.begun.previous if previous is not None else asked.previous,
-            choice=asked.choice(tools),
-            own_tools=asked.own_tools,
-            tools=tools,
-            listed=[label for label in tools if label not in listed],
-            urls={tool.server_label: tool.server_url for tool in asked.tools if tool.server_url is not None},
-            with_secrets=[label for label, given in headers.items() if given],
-            decided=[await self._unused(sender.owner, call) for call in decided],
-            most_calls=min(asked.fields.max_tool_calls or self._most_calls, self._most_calls),
-            is_background=bool(asked.fields.background),
-            is_stored=asked.fields.store is not False,
-            headers={name: one for name, one in request.headers.items() if name == "x-tailrace-priority"},
-            linger_s=_linger_of(request),
-            claim=claim,
-        )
-        self._check_room(sender.owner)
-        self._make_room(sender.owner)
-        self._journal.begin(begun, asked.digest)
-        loop = Loop(begun, self._journal, self._server, self._connect(begun, headers), self._limits)
-        self._run(loop)
-        return loop
+        async with self._beginning:  # of requests with one key or one approval, the later ones see the first one
+            if (known := await self._claimed(sender.owner, claim, asked)) is not None:
+                return known
+            calls = await self._calls_in(sender.owner, body)
+            said, decided, listed = asked.read_input(calls.get, tools)
+            headers = {tool.server_label: tool.all_headers for tool in asked.tools}
+            begun = Begun(
+                loop_id=new_loop_id(),
+                sender=sender,
+                created_s=int(time.time()),
+                body=asked.inner_body,
+                echo=asked.echo,
+                said=[*(previous.said if previous is not None else ()), *said],
+                previous=previous.begun.previous if previous is not None else asked.previous,
+                choice=asked.choice(tools),
+                own_tools=asked.own_tools,
+                tools=tools,
+                listed=[label for label in tools if label not in listed],
+                urls={tool.server_label: tool.server_url for tool in asked.tools if tool.server_url is not None},
+                with_secrets=[label for label, given in headers.items() if given],
+                decided=[await self._unused(sender.owner, call) for call in decided],
+                most_calls=min(asked.fields.max_tool_calls or self._most_calls, self._most_calls),
+                is_background=bool(asked.fields.background),
+                is_stored=asked.fields.store is not False,
+                headers={name: one for name, one in request.headers.items() if name == "x-tailrace-priority"},
+                linger_s=_linger_of(request),
+                claim=claim,
+            )
+            self._check_room(sender.owner)
+            self._make_room(sender.owner)
+            self._journal.begin(begun, asked.digest)
+            loop = Loop(begun, self._journal, self._server, self._connect(begun, headers), self._limits)
+            self._run(loop)
+            return loop
+
+    async def _claimed(self, owner: str, claim: str, asked: ToolRequest) -> Loop | None:
+        """Return the response of an Idempotency-Key. Raises: ApprovalConflict if it was to another request."""
+        known = self._journal.claimed(owner, claim) if claim else None
+        if known is None:
+            return None
+        loop_id, digest = known
+        if digest != asked.digest:
+            raise ApprovalConflict("This Idempotency-Key was used with another request.", param="idempotency-key")
+        with contextlib.suppress(UnknownLoop):
+            return await self.find(owner, loop_id)
+        return None
 
     async def find(self, owner: str, loop_id: str) -> Loop:
         """Return a response of an owner. One that has ended is read from the journal. Raises: UnknownLoop,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,30 @@ def test_an_idempotency_key_makes_no_second_response(rig: Rig, client: OpenAI) -
     assert rig.tools.counted()[before:] == ["append"]
     with pytest.raises(openai.ConflictError):
         _ask(client, "one append twice", extra_headers=headers)
+
+
+def test_requests_that_are_sent_twice_at_once_make_one_call(rig: Rig, client: OpenAI) -> None:
+    """A client that hears nothing sends its request again, while the first one still runs."""
+    before = len(rig.tools.counted())
+    headers = {"Idempotency-Key": "at-once"}
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: _ask(client, "one append together", extra_headers=headers), range(8)))
+    assert len({one.id for one in found}) == 1
+    assert rig.tools.counted()[before:] == ["append"]
+    asked = _ask(client, "one append allowed", ASK)
+    answer = {"type": "mcp_approval_response", "approval_request_id": asks_of(asked)[0].id, "approve": True}
+
+    def allow(number: int) -> str:
+        try:
+            return calls_of(_ask(client, [answer], ASK, previous_response_id=asked.id))[0].output or ""
+        except openai.ConflictError:
+            return "conflict"
+
+    with ThreadPoolExecutor(8) as threads:
+        outcomes = set(threads.map(allow, range(8)))
+    assert "allowed" in outcomes
+    assert outcomes <= {"allowed", "conflict"}
+    assert rig.tools.counted()[before:] == ["append", "append"]
 
 
 def test_a_response_in_the_background(client: OpenAI) -> None:
