@@ -138,12 +138,16 @@ class Server:
         """Cancel a stream if it runs, and delete it: now, or with others later. Raises: StorageError."""
         owner = log.record.owner
         with contextlib.suppress(StreamError):  # it has expired
-            if log.end is None:
-                await self.store.stop(owner, log.stream_id)
+            await self.stop(log)
             if isinstance(self.store, LocalLogStore):
                 self.store.expire(log)
             else:
                 await self.store.delete(owner, log.stream_id)
+
+    async def stop(self, log: StreamLog) -> None:
+        """Cancel a stream if it runs. Raises: StreamError if it has expired, StorageError."""
+        if log.end is None:
+            await self.store.stop(log.record.owner, log.stream_id)
 
     async def ask(
         self, sender: Sender, path: str, body: bytes, *, headers: Mapping[str, str], logs: list[StreamLog]
@@ -172,10 +176,14 @@ class Server:
         """Return what answers a sender, as soon as it can. Raises: Unauthenticated."""
         await self._answers.wait()
         assert self._app is not None
+        return self._app, self.principal_of(sender)
+
+    def principal_of(self, sender: Sender) -> Principal:
+        """Return what the key of a sender may do now. Raises: Unauthenticated if it is not valid any more."""
         principal = self._keyring.principal_of(sender.key_id)
         if principal is None or principal.owner != sender.owner:
             raise Unauthenticated("The key of this request is not valid any more.")
-        return self._app, principal
+        return principal
 
     def error_answer(self, path: str, error: TailraceError) -> InnerAnswer:
         """Return what a request to a path gets for an error: in the form of the path's wire."""

@@ -283,6 +283,13 @@ def test_a_create_that_is_sent_again_finds_its_response(connection: ResponsesCon
         ({"type": "response.cancel", "response_id": "resp_no"}, 404, "unknown_stream", "response_id"),
         ({"type": "response.cancel"}, 400, "invalid_request", None),
         ({"type": "response.steer"}, 400, "invalid_request", None),
+        ({"type": "response.create", "input": "Hi.", "tools": [{"type": "mcp"}]}, 400, "invalid_request", "tools"),
+        (
+            {"type": "response.create", "input": [{"type": "mcp_approval_response", "approve": True}]},
+            400,
+            "invalid_request",
+            "input",
+        ),
     ],
 )
 def test_an_error_is_an_event_and_the_socket_stays(

@@ -24,12 +24,13 @@ from tests.faults.house import House, Stream
 from tests.faults.laws import Kept, read_journal
 from tests.http.wire import as_json, sse_data
 from tests.missing import skip_missing
-from tests.waiting import until, wait_until
+from tests.waiting import turn, until, wait_until
 
 from tailrace.errors import ModelError
 from tailrace.records.record_database import RecordDatabase
 from tailrace.streams import StreamLog
 from tailrace.streams.disk import DiskJournal
+from tailrace.streams.notes import LocalNotes
 from tailrace.types import Event, Record, TextDelta
 
 PACED = "scripted:tokens_per_s=200"
@@ -446,6 +447,38 @@ def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(
     kept = read_journal(tmp_path / "cut").wire("stream")
     assert kept == answer.native("stream")[: len(kept)]
     assert len(kept) >= synced_events
+
+
+def test_a_note_that_was_synced_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, synced_bytes = os.fdatasync, [0]
+
+    def watched(descriptor: int) -> None:
+        before = os.fstat(descriptor).st_size
+        sync(descriptor)
+        synced_bytes.append(before)
+
+    monkeypatch.setattr(os, "fdatasync", watched)
+
+    async def live() -> None:
+        journal = DiskJournal(tmp_path / "live", sync_s=3600.0)
+        keeping = asyncio.create_task(journal.maintain())
+        await turn()
+        notes = LocalNotes("mcp", journal)
+        notes.add(b"first", b"kept")
+        await notes.sync()
+        notes.add(b"second", b"lost")
+        _damaged(tmp_path / "live", tmp_path / "cut")
+        os.truncate(tmp_path / "cut" / "journal.sqlite-wal", synced_bytes[-1])
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
+        journal.close()
+
+    asyncio.run(live())
+    journal = DiskJournal(tmp_path / "cut")
+    notes = LocalNotes("mcp", journal)
+    assert (notes.get(b"first"), notes.get(b"second")) == (b"kept", None)
+    journal.close()
 
 
 def test_commits_are_synced_while_all_threads_are_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

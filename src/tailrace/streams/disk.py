@@ -91,6 +91,7 @@ class DiskJournal:
         self.on_damage: Callable[[], None] = lambda: None  # called when damage was found while this server runs
         self._retry_timer: asyncio.TimerHandle | None = None
         self.commit_s = 0.0  # for how long commits have held up the event loop, all together
+        self._wal: WriteAheadLog | None = None  # while the journal is maintained
         self._is_broken = False  # a sync failed, so the journal is unusable until a restart
         self._pending: dict[StreamLog, list[Event]] = {}  # nothing follows a terminal event
         self._is_scheduled = False
@@ -321,6 +322,13 @@ class DiskJournal:
         """Delete the notes of each key from a row on. Raises: StorageError."""
         self._database.cut_notes(cuts)
 
+    async def sync_notes(self) -> None:
+        """Return when all notes are on the disk. Raises: StorageError."""
+        if self._wal is not None:
+            await self._sync(self._wal)
+        if self._wal is None or self._is_broken:
+            raise StorageError("The journal of this server cannot be written.")
+
     def record_damage(self) -> None:
         """Store that something was lost now. Raises: StorageError."""
         self._database.record_damage()
@@ -331,6 +339,7 @@ class DiskJournal:
     async def maintain(self) -> None:
         """Sync, compact and checkpoint the journal until cancelled."""
         with contextlib.closing(WriteAheadLog(self._database)) as wal:
+            self._wal = wal
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._sync_commits(wal))
                 group.create_task(self._compact(wal))

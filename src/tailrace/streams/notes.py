@@ -36,12 +36,14 @@ class NoteRows(Protocol):
     def notes(self, first: bytes, end: bytes) -> Iterator[Note]: ...
     def cut_notes(self, cuts: Mapping[bytes, int]) -> None: ...
     def record_damage(self) -> None: ...
+    async def sync_notes(self) -> None: ...
 
 
 class LocalNotes:
     """The notes of one extension on this machine, in the order of writing. Without a file, nothing is kept.
 
-    A note is committed when `add` returns. Methods that write raise StorageError, and JournalFull if the disk is full.
+    A note is committed when `add` returns: it survives a crash of this process. It survives a power cut when `sync` has
+    returned. Methods that write raise StorageError, and JournalFull if the disk is full.
     """
 
     def __init__(
@@ -108,6 +110,11 @@ class LocalNotes:
         if self._rows is not None:
             self._rows.cut_notes({self._prefix + key: row for key, row in cuts.items()})
 
+    async def sync(self) -> None:
+        """Return when all notes are on the disk. Raises: StorageError."""
+        if self._rows is not None:
+            await self._rows.sync_notes()
+
     def record_damage(self) -> None:
         """Keep that something was lost now."""
         if self._rows is not None:
@@ -170,6 +177,9 @@ class _MemoryRows:
 
     def record_damage(self) -> None:
         """Nothing is damaged in memory."""
+
+    async def sync_notes(self) -> None:
+        """Memory has no disk."""
 
 
 class EntryId(NamedTuple):

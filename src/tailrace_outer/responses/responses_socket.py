@@ -131,6 +131,10 @@ def read_command(body: JsonBody) -> LaneCommand:
             key = body.get("idempotency_key")
             if key is not None and not isinstance(key, str):
                 raise RequestError("idempotency_key must be a text.", param="idempotency_key")
+            for name, kind in (("tools", "mcp"), ("input", "mcp_approval_response")):
+                given = body.get(name)
+                if isinstance(given, list) and any(isinstance(one, dict) and one.get("type") == kind for one in given):
+                    raise RequestError("MCP tools need a request over HTTP.", param=name)
             fields = {name: value for name, value in body.items() if name not in _ENVELOPE}
             lane = _lane(body.get("stream_id"))
             return LaneCreate(lane, fields, SocketView(lane=lane), key)

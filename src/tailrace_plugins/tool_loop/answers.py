@@ -30,13 +30,14 @@ def deleted(loop: Loop) -> Response:
 
 
 async def begun_answer(loop: Loop, request: Request, *, is_stream: bool) -> ASGIApp:
-    """Return an answer with the events, as soon as there is one, or with the response object at the end.
+    """Return an answer, as soon as there is an event: with the events, or with the response object at the end. Until
+    then, the body of the request counts as memory of the server.
 
     Raises: TailraceError if the response does not begin.
     """
     watching = asyncio.ensure_future(client_disconnected(request.receive))
-    waiting = asyncio.ensure_future(loop.wait(0) if is_stream else loop.ended())
-    with loop.reading():
+    waiting = asyncio.ensure_future(loop.wait(0))
+    with loop.waiting():
         try:
             await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -44,7 +45,7 @@ async def begun_answer(loop: Loop, request: Request, *, is_stream: bool) -> ASGI
             waiting.cancel()
     if loop.refusal is not None:
         return _refused(loop.refusal)
-    return EventsAnswer(loop, 0) if is_stream else response_of(loop)
+    return EventsAnswer(loop, 0) if is_stream else _WholeAnswer(loop)
 
 
 def _refused(refusal: InnerAnswer | TailraceError) -> Response:
@@ -54,6 +55,24 @@ def _refused(refusal: InnerAnswer | TailraceError) -> Response:
     names = ("content-type", "retry-after")
     headers = {name: refusal.headers[name] for name in names if name in refusal.headers}
     return Response(refusal.body, refusal.status, headers)
+
+
+class _WholeAnswer:
+    """Writes the response object to a client at the end: an ASGI application."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watching = asyncio.ensure_future(client_disconnected(receive))
+        waiting = asyncio.ensure_future(self._loop.ended())
+        with self._loop.reading():
+            try:
+                await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                watching.cancel()
+                waiting.cancel()
+        await response_of(self._loop)(scope, receive, send)
 
 
 class EventsAnswer:

@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,6 +21,14 @@ __all__ = ["McpTool", "ToolRequest", "loop_id_of", "names_mcp", "read_tool_reque
 
 _SECRETS = ("authorization", "headers")
 _RESPONSE = "resp_"
+_MOST_SERVERS = 16  # of a request
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_HEADER_VALUE = re.compile(r"[\x20-\x7e]{0,8192}")
+_OWN_HEADERS = re.compile(  # those of the connection and of the protocol
+    "host|content-.*|transfer-encoding|connection|keep-alive|te|trailer|upgrade|expect|accept|accept-encoding"
+    "|last-event-id|proxy-.*|mcp-.*",
+    re.IGNORECASE,
+)
 _APPROVAL = re.compile(r"mcpr_[0-9a-f]{32}_[0-9a-z_]{1,20}")
 
 
@@ -142,7 +151,10 @@ class ToolRequest:
 
     def _check_labels(self) -> None:
         """Raises: RequestError."""
-        own = {one.get("name") for one in self.own_tools if one.get("type") == "namespace"}
+        given = [one for one in self.own_tools if isinstance(one, dict)]  # what is none, the wire refuses
+        own = [one.get("name") for one in given if one.get("type") == "namespace"]
+        if len(self.tools) > _MOST_SERVERS:
+            raise RequestError(f"tools: a request has at most {_MOST_SERVERS} MCP servers.", param="tools")
         seen: set[str] = set()
         for index, tool in enumerate(self.fields.tools or ()):
             if not isinstance(tool, McpTool):
@@ -150,12 +162,16 @@ class ToolRequest:
             where = f"tools[{index}].server_label"
             if not LABEL.fullmatch(tool.server_label):
                 raise RequestError(f"{where} has 1 to 64 letters, digits, _ and -, with a letter first.", param=where)
-            if tool.server_label in seen | own:
+            if tool.server_label in seen or tool.server_label in own:
                 raise RequestError(f"{where}: another tool has the same label.", param=where)
             seen.add(tool.server_label)
             if tool.connector_id is not None or tool.tunnel_id is not None:
                 where = f"tools[{index}]"
                 raise RequestError(f"{where}: this server has no connectors and no tunnels.", param=where)
+            for name, value in tool.all_headers.items():
+                if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(value) or _OWN_HEADERS.fullmatch(name):
+                    where = f"tools[{index}].headers"
+                    raise RequestError(f"{where}: this header cannot be set.", param=where)
 
     @property
     def inner_body(self) -> JsonBody:
@@ -292,10 +308,11 @@ def _functions(chosen: ChosenMcp, tools: dict[str, list[ToolFacts]], where: str)
 
 
 def _shown(tool: JsonBody) -> JsonBody:
-    """Return a tool without what is secret. The path of a URL may be, too."""
+    """Return a tool without what is secret. The path and the query of a URL may be, too."""
     shown = {name: value for name, value in tool.items() if name not in _SECRETS}
     if isinstance(url := shown.get("server_url"), str):
-        shown["server_url"] = "/".join(url.split("/")[:3]) + "/<redacted>"
+        parts = urlsplit(url)  # `check_url` has read it before
+        shown["server_url"] = f"{parts.scheme}://{parts.hostname}/<redacted>"
     return shown
 
 

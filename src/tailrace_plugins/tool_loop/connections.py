@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 import mcp_types
+import msgspec
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
@@ -38,7 +39,17 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_./:-]{0,61}")  # with its label, wh
 _DESCRIPTION = 4096  # characters
 _SCHEMA_BYTES = 32_768
 _DEPTH = 32
-_NOT_DONE = (mcp_types.METHOD_NOT_FOUND, mcp_types.INVALID_PARAMS)  # the server has not tried it
+_NO_ANSWER = (  # the SDK has these errors for answers that do not come, too
+    mcp_types.CONNECTION_CLOSED,
+    mcp_types.INTERNAL_ERROR,
+    mcp_types.INVALID_REQUEST,
+    mcp_types.PARSE_ERROR,
+    mcp_types.REQUEST_TIMEOUT,
+)
+
+if not logger.isEnabledFor(logging.DEBUG):  # a server could fill the log
+    for _name in ("client", "httpx2", "mcp"):
+        logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 Transports = Callable[[], AbstractAsyncContextManager[Any]]  # Any: the SDK's streams
 
@@ -54,21 +65,28 @@ def unknown_outcome(item_id: str, why: str) -> Called:
 
 
 class McpConnection:
-    """A session with an MCP server. It lives in a task of its own."""
+    """A session with an MCP server. It lives in a task of its own. `ended` is set when the server has left."""
 
-    def __init__(self, label: str, transport: AbstractAsyncContextManager[Any]) -> None:  # Any: the SDK's streams
+    def __init__(
+        self,
+        label: str,
+        transport: AbstractAsyncContextManager[Any],  # Any: the SDK's streams
+        ended: asyncio.Event | None = None,
+    ) -> None:
         self.label = label
         self.num_users = 0
+        self.is_lost = False  # for new users: an answer did not come, or was not valid
         self.is_used = False  # whether it has listed its tools before
         self.idle_since_s = 0.0
         self._transport = transport
+        self._ended = ended or asyncio.Event()
         self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self._closing = asyncio.Event()
         self._task = asyncio.create_task(self._live())
 
     @property
     def is_open(self) -> bool:
-        return not self._task.done() and not self._closing.is_set()
+        return not (self._task.done() or self._closing.is_set() or self._ended.is_set() or self.is_lost)
 
     async def _live(self) -> None:
         try:
@@ -118,7 +136,7 @@ class McpConnection:
                         break
         except Exception as error:  # as above
             logger.debug("The MCP server %s lists no tools.", self.label, exc_info=error)
-            self.close()
+            self.is_lost = True
             raise ServerUnreachable(f"The MCP server {self.label} does not list its tools.", param="tools") from None
         self.is_used = True
         return list(found.values())
@@ -139,13 +157,13 @@ class McpConnection:
         except TimeoutError:
             return unknown_outcome(item_id, f"The tool did not answer within {limit_s:g} s.")
         except MCPError as error:
-            if error.code in _NOT_DONE:
+            if error.code not in _NO_ANSWER:
                 return Called(item_id=item_id, error=protocol_error(_cut(error.message, 1000), error.code))
-            self.close()
+            self.is_lost = True
             return unknown_outcome(item_id, "The MCP server did not answer the call.")
         except Exception as error:  # as above
             logger.debug("A call of the MCP server %s failed.", self.label, exc_info=error)
-            self.close()
+            self.is_lost = True
             return unknown_outcome(item_id, "The MCP server gave no valid answer to the call.")
         text = _cut(_text_of(result), most_bytes)
         if result.is_error:
@@ -167,14 +185,17 @@ class McpConnections:
         connection = self._open.get(key)
         if connection is None or not connection.is_open:
             self._make_room()
-            transport = program_transport(spec) if spec.command else http_transport(spec.url, spec.headers or {})
-            connection = self._open[key] = McpConnection(spec.label, transport)
+            ended = asyncio.Event()
+            transport = program_transport(spec, ended) if spec.command else http_transport(spec.url, spec.headers or {})
+            connection = self._open[key] = McpConnection(spec.label, transport, ended)
         connection.num_users += 1
         try:
             yield connection
         finally:
             connection.num_users -= 1
             connection.idle_since_s = asyncio.get_running_loop().time()
+            if not connection.is_open and not connection.num_users:
+                connection.close()
 
     @contextlib.asynccontextmanager
     async def of_url(self, label: str, url: str, headers: Mapping[str, str]) -> AsyncIterator[McpConnection]:
@@ -196,7 +217,7 @@ class McpConnections:
             await asyncio.sleep(_IDLE_S / 4)
             before_s = asyncio.get_running_loop().time() - _IDLE_S
             for key, one in list(self._open.items()):
-                if not one.is_open or (not one.num_users and one.idle_since_s < before_s):
+                if not one.num_users and (not one.is_open or one.idle_since_s < before_s):
                     self._open.pop(key).close()
 
     async def close(self) -> None:
@@ -223,6 +244,10 @@ def _facts(tool: mcp_types.Tool) -> ToolFacts | None:
     annotations = tool.annotations
     hints = annotations.model_dump(by_alias=True, exclude_none=True, mode="json") if annotations is not None else None
     if hints is not None and (is_deeper(hints, _DEPTH) or len(json.dumps(hints)) > _DESCRIPTION):
+        return None
+    try:
+        msgspec.msgpack.encode([schema, hints])
+    except OverflowError:  # an integer that the journal cannot keep
         return None
     return ToolFacts(
         name=tool.name, description=_cut(tool.description or "", _DESCRIPTION), schema=schema, annotations=hints

@@ -15,21 +15,20 @@ from tailrace.errors import Forbidden
 __all__ = ["GuardedTransport", "check_url", "is_public"]
 
 _ANSWER_BYTES = 4 * 2**20
+_LEAVE_S = 2.0  # for the end of a session
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # the rest of the space has translated and special addresses
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address belongs to the public internet. Addresses of IPv4 inside IPv6 are looked at, too."""
+    """Return whether an address belongs to the public internet. NAT64 addresses are what names of IPv4 hosts have in a
+    network without IPv4."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour or (found.teredo[1] if found.teredo else None)
         if found in _NAT64:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(str(inner))
+            return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
+        return found in _UNICAST and found.is_global and found.sixtofour is None and found.teredo is None
     return found.is_global and not found.is_multicast
-
-
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 def check_url(url: str, hosts: Collection[str], param: str) -> None:
@@ -58,10 +57,23 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             host = request.url.host
             request.extensions["sni_hostname"] = host
             request.url = request.url.copy_with(host=await self._address(host, request.url.port or 443))
+        request.headers["accept-encoding"] = "identity"
+        if request.method == "DELETE":
+            return await self._end_session(request)
         response = await self._inner.handle_async_request(request)
+        if response.headers.get("content-encoding", "identity") != "identity":  # a few bytes could become any number
+            await response.aclose()
+            raise httpx2.ReadError("the answer is compressed")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _Limited(response.stream)
         return response
+
+    async def _end_session(self, request: httpx2.Request) -> httpx2.Response:
+        """A server that does not answer must not hold the session open. Nobody needs the body. Raises: TimeoutError."""
+        async with asyncio.timeout(_LEAVE_S):
+            response = await self._inner.handle_async_request(request)
+            await response.aclose()
+        return httpx2.Response(response.status_code)
 
     async def _address(self, host: str, port: int) -> str:
         assert self._may_reach is not None

@@ -1,6 +1,6 @@
 """Where responses with MCP tools are kept: the notes of the server's journal, in the order of what happened.
 
-A note is on disk when `add` returns: what goes out after it was written cannot be forgotten.
+A note survives a crash of the server when `add` returns, and a power cut when `sync` returns.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 
 import msgspec
 
+from tailrace.errors import RequestError
 from tailrace.server import LocalNotes
 from tailrace_plugins.tool_loop.records import Begun, Planned, Step
 
@@ -36,9 +37,16 @@ class Journal:
         self._notes = notes
 
     def begin(self, begun: Begun, claim: bytes) -> None:
-        """Keep a new response, with the approvals that it uses and the digest of its body for its Idempotency-Key."""
+        """Keep a new response, with the approvals that it uses and the digest of its body for its Idempotency-Key.
+
+        Raises: RequestError, StorageError.
+        """
         owner, loop_id = begun.sender.owner, begun.loop_id
-        notes = [(_key(owner, loop_id), _encode(begun)), (_OPEN + loop_id.encode(), owner.encode())]
+        try:
+            notes = [(_key(owner, loop_id), _encode(begun))]
+        except OverflowError:
+            raise RequestError("An integer in this request is too large.", param="tools") from None
+        notes.append((_OPEN + loop_id.encode(), owner.encode()))
         notes += [(_used_key(owner, call), loop_id.encode()) for call in begun.decided if call.known is None]
         if begun.claim:
             notes.append((_claim_key(owner, begun.claim), loop_id.encode() + claim))
@@ -47,6 +55,10 @@ class Journal:
     def add(self, begun: Begun, *steps: Step) -> None:
         key = _key(begun.sender.owner, begun.loop_id)
         self._notes.add_all([(key, _encode(step)) for step in steps])
+
+    async def sync(self) -> None:
+        """Return when all steps are on the disk."""
+        await self._notes.sync()
 
     def end(self, begun: Begun) -> None:
         """The next process does not continue a response."""

@@ -34,7 +34,7 @@ _RETRY_S = 1.0
 _AT_ONCE = 200  # events that are read again
 _MOST_TRIES = 3  # of a call that may be repeated
 
-Connect = Callable[[str], contextlib.AbstractAsyncContextManager[McpConnection]]
+Connect = Callable[[str, str], contextlib.AbstractAsyncContextManager[McpConnection]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class CallLimits:
 
 class Loop:
     """A response with MCP tools. `steps` are those that an earlier process has kept, without the first. `connect`
-    returns a context of a connection to the server with a label."""
+    returns a context of a connection to the server with a label, for the call of a tool."""
 
     def __init__(
         self,
@@ -67,6 +67,7 @@ class Loop:
         self.refusal: InnerAnswer | TailraceError | None = None  # why the response has not begun at all
         self.num_readers = 0
         self.task: asyncio.Task[None] | None = None
+        self.leaving: asyncio.Task[None] | None = None  # ends the response unless a reader comes
         self.on_left: Callable[[Loop], None] = lambda loop: None
         self._journal = journal
         self._connect = connect
@@ -75,36 +76,52 @@ class Loop:
         self._called = {step.item_id: step for step in steps if isinstance(step, Called)}
         self._calling = Counter(step.item_id for step in steps if isinstance(step, Calling))
         self._end = next((step for step in steps if isinstance(step, Ended)), None)
-        self._is_new = not steps
+        self._num_waiting = 0
         self._changed = asyncio.Event()
         self._fresh = list(begun.said)  # of `said`, what the conversation does not have
         self._num_calls = 0
         self._is_held = self._is_out = False
         self._raw: list[JsonBody] = []  # events of the turn that runs
-        self._model = LoopModel(begun, server)
+        self._model = LoopModel(begun, server, lambda: self._can_refuse)
 
     # For readers
 
     async def wait(self, num_seen: int) -> None:
         """Return when there are more events than a reader has seen, or the response has ended."""
-        while len(self.output.events) <= num_seen and not self.has_ended and self.refusal is None:
+        while len(self.output.events) <= num_seen and not self.has_ended:
             await self._changed.wait()
 
     async def ended(self) -> None:
         """Return when the response has ended, or does not begin."""
-        while not self.has_ended and self.refusal is None:
+        while not self.has_ended:
             await self.wait(len(self.output.events))
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Context of a reader. A response that nobody reads any more is cancelled, unless it runs in the background."""
         self.num_readers += 1
+        if self.leaving is not None:
+            self.leaving.cancel()
         try:
             yield
         finally:
             self.num_readers -= 1
             if not self.num_readers and not self.has_ended and not self.begun.is_background:
                 self.on_left(self)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Context of the request that began the response, which gets its refusal if it does not begin."""
+        self._num_waiting += 1
+        try:
+            with self.reading():
+                yield
+        finally:
+            self._num_waiting -= 1
+
+    @property
+    def _can_refuse(self) -> bool:
+        return bool(self._num_waiting) and not self.is_begun
 
     def response(self) -> JsonBody:
         """Return the response object as it is now."""
@@ -155,7 +172,6 @@ class Loop:
             await asyncio.wait([self.task])
         if not self.has_ended:
             await self._finish("cancelled", None)
-        await self._drop_streams()
 
     async def _run(self) -> None:
         if self.begun.decided:
@@ -182,9 +198,9 @@ class Loop:
             if not turn.calls or turn.asked or turn.has_own_calls:
                 break
             number += 1
-        for result in self.results.values():
-            if result.is_unknown:
-                self.output.ask(self.asked[-1])
+        for call in self.asked:
+            if call.is_again:
+                self.output.ask(call)
         if self._fresh and self._end is None:
             await self._model.add_to_conversation(self._fresh)  # no turn of the model brings them there
         await self._finish("completed", None)
@@ -204,11 +220,16 @@ class Loop:
         if is_fresh:
             self._fresh += items
 
-    async def _keep(self, *steps: Step) -> None:
-        """Return when the steps are kept. While the journal cannot be written, nothing else happens."""
+    async def _keep(self, *steps: Step, is_synced: bool = False) -> None:
+        """Return when the steps are kept, with `is_synced` also after a power cut. While the journal cannot be written,
+        nothing else happens."""
         while True:
             try:
-                self._journal.add(self.begun, *steps)
+                if steps:
+                    self._journal.add(self.begun, *steps)
+                    steps = ()
+                if is_synced:
+                    await self._journal.sync()
                 return
             except StorageError as error:
                 logger.warning("A response with MCP tools waits: %s", error.message)
@@ -238,6 +259,9 @@ class Loop:
         """Show the result of a call: the one that is kept, or that of a call now."""
         self._num_calls += 1
         result = self._called.get(call.item_id) or call.known
+        if result is None and self._end is not None:
+            self._leave_open(call)
+            return
         if result is None:
             try:
                 result = await self._make(call)
@@ -253,8 +277,22 @@ class Loop:
         self._wake()
         self._say({"type": "function_call_output", "call_id": call.call_id, "output": result.text}, is_fresh=True)
         if result.is_unknown:
-            again = msgspec.structs.replace(call, call_id=f"{call.call_id}_again", is_again=True, approval_id=None)
+            again = msgspec.structs.replace(
+                call,
+                place=f"{self._hex}_again_{len(self.asked)}",
+                call_id=f"{call.call_id}_again",
+                is_again=True,
+                approval_id=None,
+            )
             self.asked.append(again)
+
+    def _leave_open(self, call: Planned) -> None:
+        """The response has ended without the result of this call. It stays so, whoever reads it."""
+        result = Called(item_id=call.item_id, error=protocol_error("The tool was not called."))
+        if self._calling[call.item_id]:
+            result = unknown_outcome(call.item_id, "The response ended during this call.")
+            self.results[call.place] = result
+        self._say({"type": "function_call_output", "call_id": call.call_id, "output": result.text}, is_fresh=True)
 
     async def _make(self, call: Planned) -> Called:
         tool = next((one for one in self.begun.tools.get(call.label, ()) if one.name == call.name), None)
@@ -265,12 +303,12 @@ class Loop:
             return Called(item_id=call.item_id, error=protocol_error(f"The tool was not called: {reason}."))
         arguments = msgspec.json.decode(call.arguments or "{}")
         try:
-            async with self._connect(call.label) as connection:
+            async with self._connect(call.label, call.name) as connection:
                 await connection.ready()
                 if self._is_held:
                     raise asyncio.CancelledError  # the next process makes it
-                await self._keep(Calling(call.item_id))
                 self._is_out = True
+                await self._keep(Calling(call.item_id), is_synced=tool is not None and not tool.may_repeat)
                 return await connection.call(
                     call.item_id,
                     call.name,
@@ -298,7 +336,7 @@ class Loop:
 
     async def _turn(self, number: int) -> ModelTurn | None:
         """Return a turn that has ended: the one that is kept, or one that runs now. None: the response has ended."""
-        turn = ModelTurn(f"{self.begun.loop_id.removeprefix('mcp_')}_{number}")
+        turn = ModelTurn(f"{self._hex}_{number}")
         if number < len(self._turns):
             self._open()
             for place, event in enumerate(msgspec.json.decode(zlib.decompress(self._turns[number].events)), 1):
@@ -315,15 +353,15 @@ class Loop:
             self.output.feed(turn, event)
             self._wake()
         if turn.final is None:
-            if self._is_new and not self.is_begun:
-                self.refusal = self._model.refusal
+            if self._can_refuse:
+                self.refusal, self.has_ended = self._model.refusal, True
                 self._wake()
             else:
                 await self._finish("failed", self._model.failure)
             return None
         await self._keep(_packed(self._raw))
         self._raw = []
-        await self._drop_streams()
+        await self.drop_streams()
         return turn
 
     def _body(self, number: int) -> JsonBody:
@@ -332,11 +370,15 @@ class Loop:
             return body_of_turn(self.begun, number, self.said, may_call=may_call)
         return body_of_turn(self.begun, number, self._fresh, may_call=may_call)
 
-    async def _drop_streams(self) -> None:
-        """Delete the streams of turns: what matters of them is kept here. A conversation still reads its own."""
-        if self.begun.body.get("conversation") is None:
-            with contextlib.suppress(StorageError):
-                await self._model.drop_streams()
+    @property
+    def _hex(self) -> str:
+        return self.begun.loop_id.removeprefix("mcp_")
+
+    async def drop_streams(self) -> None:
+        """End the streams of turns, and delete them: what matters of them is kept here. A conversation still reads its
+        own."""
+        with contextlib.suppress(StorageError):
+            await self._model.end_streams(are_kept=self.begun.body.get("conversation") is not None)
 
 
 def _packed(events: list[JsonBody]) -> TurnEnded:

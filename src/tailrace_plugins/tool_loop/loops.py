@@ -7,7 +7,8 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 
 from msgspec.structs import replace
@@ -25,15 +26,14 @@ from tailrace_plugins.tool_loop.loop import CallLimits, Connect, Loop
 from tailrace_plugins.tool_loop.records import Begun, Planned, ToolFacts
 from tailrace_plugins.tool_loop.servers_file import McpServer
 
-__all__ = ["KEPT_OF_OWNER", "Loops"]
+__all__ = ["KEPT_OF_OWNER", "RUNNING_OF_OWNER", "Loops"]
 
 logger = logging.getLogger("tailrace.mcp")
 
 _KEPT_S = 24 * 3600
 KEPT_OF_OWNER = 128
-_LISTING = 32  # requests that wait for the tools of their servers
 _RUNNING = 64
-_RUNNING_OF_OWNER = 16
+RUNNING_OF_OWNER = 16
 _SWEEP_S = 60.0
 _CLOSE_S = 5.0
 _MOST_LINGER_S = 3600.0
@@ -63,7 +63,7 @@ class Loops:
         self._group = group
         self._connections = McpConnections()
         self._live: dict[str, Loop] = {}
-        self._num_listing = 0
+        self._listing = Counter[str]()  # requests whose tools are listed, by their owners
         self._beginning = asyncio.Lock()
         self._is_closing = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,13 +77,18 @@ class Loops:
                 self._run(Loop(begun, self._journal, self._server, self._connect(begun, {}), self._limits, steps))
         self._tasks = [self._group.create_task(self._sweep()), self._group.create_task(self._connections.sweep())]
 
+    def drain(self) -> None:
+        """Readers that leave from now on end no response."""
+        self._is_closing = True
+
     async def close(self) -> None:
         """Leave everything to the next process, but let calls that are out come back for a short time."""
-        self._is_closing = True
+        self.drain()
         out = [loop.task for loop in self._live.values() if loop.task is not None and loop.hold()]
         if out:
             await asyncio.wait(out, timeout=_CLOSE_S)
-        tasks = [*self._tasks, *(loop.task for loop in self._live.values() if loop.task is not None)]
+        of_loops = [task for loop in self._live.values() for task in (loop.task, loop.leaving)]
+        tasks = [*self._tasks, *(task for task in of_loops if task is not None)]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -103,67 +108,62 @@ class Loops:
         """
         asked, sender = ToolRequest(body), Sender.of(request.scope)
         claim = request.headers.get("idempotency-key", "")
-        if (known := await self._claimed(sender.owner, claim, asked)) is not None:
+        if (known := await self._claimed(sender.owner, claim, asked.digest)) is not None:
             return known
         self._check_room(sender.owner)
-        self._num_listing += 1
+        self._listing[sender.owner] += 1
         try:
             tools = {tool.server_label: await self._tools_of(request, sender.owner, tool) for tool in asked.tools}
         finally:
-            self._num_listing -= 1
+            self._listing[sender.owner] -= 1
+            self._listing += Counter()  # without zeros
+        async with self._beginning:  # of two requests with one key or one approval, the second finds the first one's
+            known = await self._claimed(sender.owner, claim, asked.digest)
+            return known if known is not None else await self._new(request, body, asked, tools)
+
+    async def _new(
+        self, request: Request, body: JsonBody, asked: ToolRequest, tools: dict[str, list[ToolFacts]]
+    ) -> Loop:
+        """Begin a response. Raises: as `begin`."""
+        sender = Sender.of(request.scope)
         previous_id = loop_id_of(asked.previous)
-        previous = await self.find(sender.owner, previous_id) if previous_id is not None else None
+        previous = await self.shown(sender.owner, previous_id) if previous_id is not None else None
         if previous is not None and body.get("conversation") is not None:
             text = "conversation and previous_response_id cannot be used together."
             raise RequestError(text, param="conversation")
         if previous is not None and not previous.has_ended:
             raise UnknownLoop("The previous response has not ended.", param="previous_response_id")
-        async with self._beginning:  # of requests with one key or one approval, the later ones see the first one
-            if (known := await self._claimed(sender.owner, claim, asked)) is not None:
-                return known
-            calls = await self._calls_in(sender.owner, body)
-            said, decided, listed = asked.read_input(calls.get, tools)
-            headers = {tool.server_label: tool.all_headers for tool in asked.tools}
-            begun = Begun(
-                loop_id=new_loop_id(),
-                sender=sender,
-                created_s=int(time.time()),
-                body=asked.inner_body,
-                echo=asked.echo,
-                said=[*(previous.said if previous is not None else ()), *said],
-                previous=previous.begun.previous if previous is not None else asked.previous,
-                choice=asked.choice(tools),
-                own_tools=asked.own_tools,
-                tools=tools,
-                listed=[label for label in tools if label not in listed],
-                urls={tool.server_label: tool.server_url for tool in asked.tools if tool.server_url is not None},
-                with_secrets=[label for label, given in headers.items() if given],
-                decided=[await self._unused(sender.owner, call) for call in decided],
-                most_calls=min(asked.fields.max_tool_calls or self._most_calls, self._most_calls),
-                is_background=bool(asked.fields.background),
-                is_stored=asked.fields.store is not False,
-                headers={name: one for name, one in request.headers.items() if name == "x-tailrace-priority"},
-                linger_s=_linger_of(request),
-                claim=claim,
-            )
-            self._check_room(sender.owner)
-            self._make_room(sender.owner)
-            self._journal.begin(begun, asked.digest)
-            loop = Loop(begun, self._journal, self._server, self._connect(begun, headers), self._limits)
-            self._run(loop)
-            return loop
-
-    async def _claimed(self, owner: str, claim: str, asked: ToolRequest) -> Loop | None:
-        """Return the response of an Idempotency-Key. Raises: ApprovalConflict if it was to another request."""
-        known = self._journal.claimed(owner, claim) if claim else None
-        if known is None:
-            return None
-        loop_id, digest = known
-        if digest != asked.digest:
-            raise ApprovalConflict("This Idempotency-Key was used with another request.", param="idempotency-key")
-        with contextlib.suppress(UnknownLoop):
-            return await self.find(owner, loop_id)
-        return None
+        calls = await self._calls_in(sender.owner, body)
+        said, decided, listed = asked.read_input(calls.get, tools)
+        headers = {tool.server_label: tool.all_headers for tool in asked.tools}
+        begun = Begun(
+            loop_id=new_loop_id(),
+            sender=sender,
+            created_s=int(time.time()),
+            body=asked.inner_body,
+            echo=asked.echo,
+            said=[*(previous.said if previous is not None else ()), *said],
+            previous=previous.begun.previous if previous is not None else asked.previous,
+            choice=asked.choice(tools),
+            own_tools=asked.own_tools,
+            tools=tools,
+            listed=[label for label in tools if label not in listed],
+            urls={tool.server_label: tool.server_url for tool in asked.tools if tool.server_url is not None},
+            with_secrets=[label for label, given in headers.items() if given],
+            decided=[await self._unused(sender.owner, call) for call in decided],
+            most_calls=min(asked.fields.max_tool_calls or self._most_calls, self._most_calls),
+            is_background=bool(asked.fields.background),
+            is_stored=asked.fields.store is not False,
+            headers={name: one for name, one in request.headers.items() if name == "x-tailrace-priority"},
+            linger_s=_linger_of(request),
+            claim=request.headers.get("idempotency-key", ""),
+        )
+        self._check_room(sender.owner)
+        self._make_room(sender.owner)
+        self._journal.begin(begun, asked.digest)
+        loop = Loop(begun, self._journal, self._server, self._connect(begun, headers), self._limits)
+        self._run(loop)
+        return loop
 
     async def find(self, owner: str, loop_id: str) -> Loop:
         """Return a response of an owner. One that has ended is read from the journal. Raises: UnknownLoop,
@@ -181,23 +181,53 @@ class Loops:
         await loop.run()
         return loop
 
+    async def shown(self, owner: str, loop_id: str) -> Loop:
+        """Return a response that its client may read, as `find`. One that it did not let us store is kept only for
+        its Idempotency-Key and its approvals."""
+        loop = await self.find(owner, loop_id)
+        if loop.has_ended and not (loop.begun.is_stored or loop.asked):
+            raise UnknownLoop("There is no such response.", param="response_id")
+        return loop
+
+    async def cancel(self, loop: Loop) -> None:
+        """End a response as cancelled, if it runs. Raises: StorageError."""
+        try:
+            await loop.cancel()
+        finally:
+            self._gone(loop)
+        await loop.drop_streams()
+
     async def delete(self, loop: Loop) -> None:
         """Cancel a response if it runs, and forget it. Raises: StorageError."""
-        await loop.cancel()
-        self._live.pop(loop.begun.loop_id, None)
+        await self.cancel(loop)
         self._journal.delete(loop.begun)
 
     async def forget(self, owner: str) -> dict[str, int]:
         """Delete all responses of an owner. Raises: StorageError."""
         for loop in [loop for loop in self._live.values() if loop.begun.sender.owner == owner]:
-            await loop.cancel()
+            await self.cancel(loop)
         loop_ids = self._journal.of(owner)
         for loop_id in loop_ids:
-            self._live.pop(loop_id, None)
             self._journal.delete_id(owner, loop_id)
         return {"tool_loops": len(loop_ids)}
 
     # Parts of a request
+
+    async def _claimed(self, owner: str, claim: str, digest: bytes) -> Loop | None:
+        """Return the response that has begun with an Idempotency-Key.
+
+        Raises: ApprovalConflict if its request was another one, or it cannot be read.
+        """
+        known = self._journal.claimed(owner, claim) if claim else None
+        if known is None:
+            return None
+        if known[1] != digest:
+            raise ApprovalConflict("This Idempotency-Key was used with another request.", param="idempotency-key")
+        try:
+            return await self.find(owner, known[0])
+        except UnknownLoop:
+            text = "The response of this Idempotency-Key cannot be read any more."
+            raise ApprovalConflict(text, param="idempotency-key") from None
 
     async def _tools_of(self, request: Request, owner: str, tool: McpTool) -> list[ToolFacts]:
         """Return the tools of an MCP server that a request may have. Raises: RequestError, ServerUnreachable."""
@@ -263,8 +293,8 @@ class Loops:
         return replace(call, known=known) if known is not None else call
 
     def _check_room(self, owner: str) -> None:
-        num_own = sum(loop.begun.sender.owner == owner for loop in self._live.values())
-        if len(self._live) >= _RUNNING or num_own >= _RUNNING_OF_OWNER or self._num_listing >= _LISTING:
+        num_own = sum(loop.begun.sender.owner == owner for loop in self._live.values()) + self._listing[owner]
+        if len(self._live) + self._listing.total() >= _RUNNING or num_own >= RUNNING_OF_OWNER:
             raise LoopsFull("Too many responses with MCP tools run. Wait for one to end.", retry_after_s=5.0)
 
     def _make_room(self, owner: str) -> None:
@@ -279,8 +309,9 @@ class Loops:
     def _connect(self, begun: Begun, headers: Mapping[str, Mapping[str, str]]) -> Connect:
         sender = begun.sender
 
-        def connect(label: str) -> contextlib.AbstractAsyncContextManager[McpConnection]:
-            """Raises: RequestError if the server may not be used, or not any more."""
+        def connect(label: str, tool: str) -> contextlib.AbstractAsyncContextManager[McpConnection]:
+            """Raises: RequestError if the tool may not be used, or not any more."""
+            self._server.principal_of(sender)
             url, spec = begun.urls.get(label), self._specs.get(label)
             if url is not None:
                 check_url(url, self._hosts, "tools")
@@ -289,6 +320,8 @@ class Loops:
                     raise ServerUnreachable(text, param="tools")
             elif spec is None or not spec.may_use(sender.owner, sender.key_id):
                 raise Forbidden("This key may not use its server any more.", param="tools")
+            elif spec.tools is not None and tool not in spec.tools:
+                raise Forbidden("Its server does not offer it any more.", param="tools")
             return self._connection(spec, label, url, headers.get(label, {}), sender.owner)
 
         return connect
@@ -308,25 +341,30 @@ class Loops:
     def _run(self, loop: Loop) -> None:
         self._live[loop.begun.loop_id] = loop
         loop.on_left = self._left
-        loop.task = self._group.create_task(_safely(self._ended(loop)))
+        loop.task = self._group.create_task(_safely(partial(self._ended, loop)))
 
     async def _ended(self, loop: Loop) -> None:
         await loop.run()
-        if loop.refusal is not None or not (loop.begun.is_stored or loop.asked):
+        if loop.refusal is not None or not (loop.begun.is_stored or loop.asked or loop.begun.claim):
             with contextlib.suppress(StorageError):
                 self._journal.delete(loop.begun)
+        self._gone(loop)
+
+    def _gone(self, loop: Loop) -> None:
         self._live.pop(loop.begun.loop_id, None)
+        if loop.leaving is not None:
+            loop.leaving.cancel()
 
     def _left(self, loop: Loop) -> None:
         """The last reader has left."""
         if not self._is_closing:
-            self._group.create_task(_safely(self._cancel_unread(loop)))
+            loop.leaving = self._group.create_task(_safely(partial(self._cancel_unread, loop)))
 
     async def _cancel_unread(self, loop: Loop) -> None:
         await asyncio.sleep(max(_LEFT_S, loop.begun.linger_s))
-        if not loop.num_readers and not loop.has_ended:
-            await loop.cancel()
-            self._live.pop(loop.begun.loop_id, None)
+        loop.leaving = None
+        if not self._is_closing and not loop.num_readers and not loop.has_ended:
+            await self.cancel(loop)
 
     async def _sweep(self) -> None:
         """Delete responses that are kept for too long. Never returns."""
@@ -342,16 +380,18 @@ class Loops:
             await asyncio.sleep(_SWEEP_S)
 
 
-async def _safely(work: Coroutine[object, object, None]) -> None:
+async def _safely(work: Callable[[], Awaitable[None]]) -> None:
     """A defect must end only this work."""
     try:
-        await work
+        await work()
     except Exception:
         logger.exception("A response with MCP tools failed.")
 
 
 def _linger_of(request: Request) -> float:
     """Raises: RequestError."""
+    if request.scope.get("server", ()) is None:  # this server asks itself, such as for a batch, and gives up for good
+        return 0.0
     given = request.headers.get("x-tailrace-linger", "0")
     if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,3})?", given, re.ASCII):
         raise RequestError("X-Tailrace-Linger should be a number of seconds.", param="x-tailrace-linger")

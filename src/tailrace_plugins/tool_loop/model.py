@@ -6,14 +6,15 @@ It has an idempotency key. So after the death of the server the same turn finds 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 
 from tailrace.dialects import JsonBody
-from tailrace.errors import TailraceError
+from tailrace.errors import StreamError, TailraceError
 from tailrace.server import InnerAnswer, Server, StreamLog
 from tailrace_plugins.tool_loop.inner_events import read_events
 from tailrace_plugins.tool_loop.records import Begun, ToolFacts
@@ -33,13 +34,14 @@ _FINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
 class LoopModel:
-    """The model of one response."""
+    """The model of one response. `can_refuse`: whether a client waits for its beginning, which tries again itself."""
 
-    def __init__(self, begun: Begun, server: Server) -> None:
+    def __init__(self, begun: Begun, server: Server, can_refuse: Callable[[], bool]) -> None:
         self.headers: Mapping[str, str] = {}  # for the answer to the client
         self.refusal: InnerAnswer | TailraceError | None = None  # why the last turn did not begin
         self._begun = begun
         self._server = server
+        self._can_refuse = can_refuse
         self._logs: list[StreamLog] = []
 
     async def events(self, number: int, body: JsonBody) -> AsyncIterator[JsonBody]:
@@ -71,18 +73,17 @@ class LoopModel:
                         self.refusal = None
             except TailraceError as error:
                 self.refusal = error
-            if not self._may_retry(number, num_seen, attempt):
+            if not self._may_retry(attempt):
                 return
             await asyncio.sleep(self._wait_s())
 
-    def _may_retry(self, number: int, num_seen: int, attempt: int) -> bool:
-        """Return whether the same may succeed later. A client whose request does not begin tries again itself."""
+    def _may_retry(self, attempt: int) -> bool:
+        """Return whether the same may succeed later."""
         if attempt == _MOST_RETRIES:
             return False
         if self.refusal is None:
             return True
-        is_first = not (number or num_seen or self._begun.decided)
-        return isinstance(self.refusal, InnerAnswer) and self.refusal.status in _FOR_NOW and not is_first
+        return isinstance(self.refusal, InnerAnswer) and self.refusal.status in _FOR_NOW and not self._can_refuse()
 
     def _wait_s(self) -> float:
         given = self.refusal.headers.get("retry-after", "") if isinstance(self.refusal, InnerAnswer) else ""
@@ -113,10 +114,15 @@ class LoopModel:
             if answer.status >= 400:
                 logger.warning("Results of MCP tools are not in their conversation: status %d.", answer.status)
 
-    async def drop_streams(self) -> None:
-        """Delete the streams of the turns. Raises: StorageError."""
+    async def end_streams(self, *, are_kept: bool) -> None:
+        """Cancel the streams of the turns if they run, and delete them unless they are kept. Raises: StorageError."""
         while self._logs:
-            await self._server.drop(self._logs.pop())
+            log = self._logs.pop()
+            if are_kept:
+                with contextlib.suppress(StreamError):  # it has expired
+                    await self._server.stop(log)
+            else:
+                await self._server.drop(log)
 
 
 def body_of_turn(begun: Begun, number: int, said: Sequence[JsonBody], *, may_call: bool) -> JsonBody:

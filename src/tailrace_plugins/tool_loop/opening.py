@@ -44,4 +44,4 @@ async def open_tools(server: Server, options: Options) -> AsyncIterator[Opened]:
         takes.open_loops(server, notes, specs, hosts, options, group) as opened,
     ):
         routes = [listing_route(opened.labels)]
-        yield Opened(routes, listing_paths(), LISTING_TAG, forget=opened.forget, takes=opened.table)
+        yield Opened(routes, listing_paths(), LISTING_TAG, forget=opened.forget, drain=opened.drain, takes=opened.table)

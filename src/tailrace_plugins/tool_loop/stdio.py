@@ -34,13 +34,14 @@ _IDLE_BYTES = 2**20  # that a program may write between two messages of ours, be
 _CLOSE_S = 2.0
 
 
-def program_transport(spec: McpServer) -> Transport:
-    """Return a context of the streams of a program, which ends with it. Raises: OSError if it cannot be started."""
-    return _program(spec)
+def program_transport(spec: McpServer, ended: asyncio.Event) -> Transport:
+    """Return a context of the streams of a program, which ends with it. `ended` is set when the program has no more to
+    say. Raises: OSError if it cannot be started."""
+    return _program(spec, ended)
 
 
 @contextlib.asynccontextmanager
-async def _program(spec: McpServer) -> AsyncIterator[_Streams]:
+async def _program(spec: McpServer, ended: asyncio.Event) -> AsyncIterator[_Streams]:
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     process = await asyncio.create_subprocess_exec(
         *spec.command,
@@ -71,6 +72,7 @@ async def _program(spec: McpServer) -> AsyncIterator[_Streams]:
                     with contextlib.suppress(ValueError):  # a line that is no message, such as of a log
                         message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                         await to_session.send(SessionMessage(message))
+            ended.set()
 
     async def write() -> None:
         nonlocal num_bytes

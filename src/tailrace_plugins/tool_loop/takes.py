@@ -33,6 +33,7 @@ class Takes:
         self._loops = loops
         self.forget = loops.forget
         self.labels = loops.labels
+        self.drain = loops.drain
 
     @property
     def table(self) -> Mapping[tuple[str, str], Take]:
@@ -53,7 +54,7 @@ class Takes:
 
     async def _found(self, request: Request) -> Loop | None:
         loop_id = loop_id_of(request.path_params["response_id"])
-        return await self._loops.find(owner_of(request.scope), loop_id) if loop_id is not None else None
+        return await self._loops.shown(owner_of(request.scope), loop_id) if loop_id is not None else None
 
     async def _show(self, request: Request, body: JsonBody) -> ASGIApp | None:
         loop = await self._found(request)
@@ -71,7 +72,7 @@ class Takes:
         loop = await self._found(request)
         if loop is None:
             return None
-        await loop.cancel()
+        await self._loops.cancel(loop)
         return response_of(loop)
 
     async def _delete(self, request: Request, body: JsonBody) -> ASGIApp | None:

@@ -2,7 +2,8 @@
 
 It needs no package, so it starts at once. `python counting_server.py FILE [TOOLS]`: TOOLS is a file with other tools.
 A tool's arguments may say what happens: `kill` ends the parent, the server that calls, before or after the call is
-counted, but only at the first such call; `exit` ends this program; `sleep_s` waits; `bytes` is the answer's length.
+counted, but only at the first such call; `error` is the code of an error; `exit` ends this program; `sleep_s` waits;
+`bytes` is the answer's length.
 """
 
 from __future__ import annotations
@@ -53,7 +54,11 @@ def main() -> None:
                 own = json.loads(Path(sys.argv[2]).read_text()) if len(sys.argv) > 2 else TOOLS
                 answer["result"] = {"tools": own}
             case "tools/call":
-                answer["result"] = _called(counts, message["params"])
+                given = message["params"].get("arguments") or {}
+                if "error" in given:
+                    answer["error"] = {"code": given["error"], "message": "No."}
+                else:
+                    answer["result"] = _called(counts, message["params"])
             case _:
                 answer["error"] = {"code": -32601, "message": "There is no such method."}
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gzip
 import json
 import socket
 import subprocess
@@ -19,16 +21,19 @@ from openai import OpenAI
 from openai.types.responses import Response
 from tests.api.process import Server
 from tests.plugins.tool_loop.tool_servers import Json, Tools, asks_of, calls_of, client_of
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 pytest.importorskip("mcp")
+
+from tailrace_plugins.tool_loop.connections import McpConnection, http_transport
 
 SUMS = Path(__file__).with_name("sums_server.py")
 
 
 class _BadServer(BaseHTTPRequestHandler):
     """Its path says what it does: `/endless` answers without end, `/events` so in an event stream, `/away` redirects
-    to an address inside, `/wrong` breaks off after the call."""
+    to an address inside, `/wrong` breaks off after the call, `/packed` compresses its answers, `/stuck` does not
+    answer to the end of a session."""
 
     protocol_version = "HTTP/1.1"
     seen: ClassVar[list[str]] = []
@@ -56,7 +61,8 @@ class _BadServer(BaseHTTPRequestHandler):
         self.send_header("content-length", "0")
         self.end_headers()
 
-    do_DELETE = do_GET  # noqa: N815 - as above
+    def do_DELETE(self) -> None:
+        self.rfile.read(1)  # until the client leaves
 
     def _answer(self, message: Json) -> None:
         results: Json = {
@@ -74,6 +80,11 @@ class _BadServer(BaseHTTPRequestHandler):
             answer["error"] = {"code": -32601, "message": "There is no such method."}
         body = json.dumps(answer).encode()
         self.send_response(200)
+        if self.path == "/packed":
+            body = gzip.compress(body)
+            self.send_header("content-encoding", "gzip")
+        if self.path == "/stuck":
+            self.send_header("mcp-session-id", "1")
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         self.end_headers()
@@ -113,10 +124,18 @@ def _sums() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def bad_url() -> Iterator[str]:
     bad = ThreadingHTTPServer(("127.0.0.1", 0), _BadServer)
+    bad.daemon_threads = True
     thread = threading.Thread(target=bad.serve_forever, daemon=True)
     thread.start()
+    yield f"http://127.0.0.1:{bad.server_port}"
+    bad.shutdown()
+    bad.server_close()
+
+
+@pytest.fixture(scope="module")
+def server(bad_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with _sums() as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SUMS_TOKEN", "the-token")
         tools = Tools(tmp_path_factory.mktemp("http"), [])
@@ -132,17 +151,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         tools.servers = {
             "sums": {"url": url, "headers": {"x-token": "${SUMS_TOKEN}"}},
             "closed": {"url": url},
-            **{
-                name: {"url": f"http://127.0.0.1:{bad.server_port}/{name}"}
-                for name in ("endless", "events", "away", "wrong")
-            },
+            **{name: {"url": f"{bad_url}/{name}"} for name in ("endless", "events", "away", "wrong", "packed")},
         }
         tools.write()
         with contextlib.closing(tools.start("--mcp-call-s", "20")) as running:
             yield running
             assert "the-token" not in running.log
-    bad.shutdown()
-    bad.server_close()
 
 
 @pytest.fixture
@@ -169,11 +183,18 @@ def test_a_server_of_the_official_sdk(client: OpenAI) -> None:
     assert calls_of(only)[0].output == "5"
 
 
-@pytest.mark.parametrize("label", ["closed", "away"])
+@pytest.mark.parametrize("label", ["closed", "away", "packed"])
 def test_a_server_that_does_not_let_us_in(client: OpenAI, label: str) -> None:
     with pytest.raises(openai.APIStatusError) as refused:
         _ask(client, "Hi.", label)
     assert refused.value.status_code == 424
+
+
+async def test_a_session_whose_end_gets_no_answer(bad_url: str) -> None:
+    connection = McpConnection("stuck", http_transport(f"{bad_url}/stuck", {}))
+    assert [tool.name for tool in await connection.tools()] == ["add"]
+    async with asyncio.timeout(LONG_S):
+        await connection.closed()
 
 
 @pytest.mark.parametrize("label", ["endless", "events", "wrong"])

@@ -120,7 +120,7 @@ class Case:
                 await loops.close()
 
 
-def _request(headers: dict[str, str]) -> Request:
+def request_with(headers: dict[str, str]) -> Request:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     return Request({"type": "http", "headers": raw, "client": ("127.0.0.1", 1)})
 
@@ -147,7 +147,7 @@ async def _run(case: Case, deaths: Sequence[Death]) -> tuple[Loop, int, MortalNo
             with contextlib.suppress(Died):
                 known = notes.get(b"claims/" + hashlib.sha256(b"anonymous\0go").digest())
                 if known is None:
-                    loop = await loops.begin(_request({"idempotency-key": "go"}), BODY)
+                    loop = await loops.begin(request_with({"idempotency-key": "go"}), BODY)
                 else:
                     loop = await loops.find("anonymous", known[:36].decode())
                 await _until_end_or_death(loop, death, notes, dead)
@@ -207,7 +207,7 @@ def _check(case: Case, loop: Loop) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _cases(path: Path) -> AsyncIterator[Case]:
+async def cases(path: Path) -> AsyncIterator[Case]:
     tools = Tools(path, CALLS)
     async with serving_with_keys(path, tools.source) as house:
         yield Case(house, tools)
@@ -220,7 +220,7 @@ async def _survived(case: Case, *deaths: Death) -> tuple[str, int]:
 
 
 async def test_a_life_without_a_death(tmp_path: Path) -> None:
-    async with _cases(tmp_path) as case:
+    async with cases(tmp_path) as case:
         loop, _, notes = await _run(case, ())
         assert _check(case, loop) == "done"
         assert case.tools.counted() == ["append", "look", "append", "put", "append"]
@@ -229,7 +229,7 @@ async def test_a_life_without_a_death(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 async def test_a_death_at_each_write(tmp_path: Path) -> None:
-    async with _cases(tmp_path) as case:
+    async with cases(tmp_path) as case:
         outcomes = Counter[str]()
         for number in range(1, _NUM_WRITES + 1):
             for is_kept in (False, True):
@@ -244,7 +244,7 @@ async def test_a_death_at_each_write(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 async def test_many_deaths(tmp_path: Path) -> None:
     random = Random(1)
-    async with _cases(tmp_path) as case:
+    async with cases(tmp_path) as case:
         num_deaths = 0
         outcomes = Counter[str]()
         while num_deaths < _MANY:
