@@ -485,6 +485,12 @@ class RayTeam(Team):
     def remove_machine(self) -> None:
         max(self.servers[1:], key=lambda node: node.work_s()).remove()
 
+    def repair(self) -> None:
+        """Start the lost node again, and wait until both replicas are ready."""
+        if any(node.is_lost for node in self.servers):
+            super().repair()
+            self._deploy("new")
+
 
 PEERS: dict[str, type[Peer]] = {
     peer.key: peer for peer in (Tailrace, LlamaServer, TransformersServe, Vllm, LitServe, LiteLlm, RayServe)
