@@ -61,6 +61,8 @@ def test_every_example_works_when_pasted(server: Server, document: Document) -> 
     for method, path, example in every:
         if path == "/v1/batches":
             example["input_file_id"] = uploaded["id"]
+        if path == "/v1/shares":
+            example["conversation_id"] = made["id"]
         filled = re.sub(r"\{([a-z_]+)\}", lambda match: names[match[1]], path)
         answer = httpx.request(method, server.url + filled, json=example, timeout=LONG_S)
         if path in _OF_OTHER_MODELS:
