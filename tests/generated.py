@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["check_table"]
+__all__ = ["REGENERATE", "check_table"]
+
+REGENERATE = (
+    "The page is not what the code says. TAILRACE_REGENERATE=1 pytest tests/{test} writes it. Read its changes."
+)
 
 _END = "<!-- end -->"
 
@@ -20,4 +24,4 @@ def check_table(page: Path, test: str, table: str) -> None:
     expected = f"{before}{begin}{table}{_END}{after}"
     if os.environ.get("TAILRACE_REGENERATE"):
         page.write_text(expected)
-    assert page.read_text() == expected
+    assert page.read_text() == expected, REGENERATE.format(test=test)

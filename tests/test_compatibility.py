@@ -23,6 +23,7 @@ from tests.compatibility import APIS
 from tests.described_api import ANY, Api, Value, fields_of
 from tests.dialects.fake_server import FakeServer, parsed
 from tests.dialects.transcripts import facts
+from tests.generated import REGENERATE
 
 from tailrace.dialects import GenerateCall, StreamFacts, Wire, websocket
 from tailrace.dialects.bodies import JsonBody
@@ -134,7 +135,9 @@ def _with(body: JsonBody, name: str, value: Value) -> JsonBody:
 def _refusal(api: Api, name: str, error: RequestError) -> str:
     """Return status and code of an error, in the shape of its wire."""
     # Anything else than this is a sample that makes no sense, unless somebody chose it.
-    assert isinstance(error, UnsupportedParameter) or name in api.samples, f"{api.door}: {name}: {error.message}"
+    assert isinstance(error, UnsupportedParameter) or name in api.samples, (
+        f"{api.door} refuses {name}: {error.message} tests/compatibility.py needs a sample of {name} that is valid."
+    )
     inner = name.rpartition(".")[2]
     assert error.param in (name, inner), f"{api.door}: {name} is refused as {error.param}"
     if api.door.startswith("create "):
@@ -290,4 +293,4 @@ def test_every_field_of_a_body_has_its_entry() -> None:
 
 
 def test_the_page_is_current() -> None:
-    assert page() == render()
+    assert page() == render(), REGENERATE.format(test="test_compatibility.py")

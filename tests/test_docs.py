@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+from tests.generated import REGENERATE
+
 import tailrace.errors
 from tailrace.cli import main
 from tailrace.errors import TailraceError
@@ -103,7 +105,7 @@ def render() -> str:
 def test_reference_is_current() -> None:
     if os.environ.get("TAILRACE_REGENERATE"):
         REFERENCE.write_text(render())
-    assert REFERENCE.read_text() == render()
+    assert REFERENCE.read_text() == render(), REGENERATE.format(test="test_docs.py")
 
 
 def test_every_code_in_the_source_is_documented() -> None:

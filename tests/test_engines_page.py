@@ -64,7 +64,10 @@ def test_every_engine_and_its_settings_are_on_the_page() -> None:
         assert f"| `{kind.name}` |" in text
         if kind.extra:
             row = next(line for line in text.splitlines() if line.startswith(f"| `{kind.name}` |"))
-            assert row.endswith(f"| `{in_the_checkout(kind.remedy)}` |")
+            # The remedy is from the installation.
+            assert row.endswith(f"| `{in_the_checkout(kind.remedy)}` |"), (
+                "After a change of pyproject.toml: make install"
+            )
         for name in kind.settings:
             flag = f"`--{name.replace('_', '-')}`"
             row = next(line for line in text.splitlines() if line.startswith("| `--") and flag in line)

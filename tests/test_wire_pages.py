@@ -50,4 +50,6 @@ def test_every_wire_has_a_page() -> None:
     for wire in WIRES:
         for operation in wire.operations:
             path = re.sub(r"\{[^}]*\}", "{}", operation.path)
-            assert path in re.sub(r"\{[^}]*\}", "{}", pages), f"{wire.name}: {operation.path} is on no page"
+            assert path in re.sub(r"\{[^}]*\}", "{}", pages), (
+                f"{wire.name}: {operation.path} is on no page of docs/wires"
+            )
