@@ -446,6 +446,12 @@ class Record(KeptFields, frozen=True):
     attachments: dict[str, bytes] = {}  # of the prompts, by digest; only while the stream runs
     images: tuple[KeptImage, ...] = ()  # of the messages, in order, if the database has them; also after the end
     is_chat: bool = False
+    ended_calls: CallReading | None = None  # `calls` of an ended stream, whose prompts are gone
+
+    @property
+    def calls(self) -> CallReading | None:
+        """How tool calls are read from the answers."""
+        return self.prompts[0].calls if self.prompts else self.ended_calls
 
     @property
     def seed(self) -> int:
@@ -458,7 +464,7 @@ class Record(KeptFields, frozen=True):
 
     def finished(self) -> Record:
         """Return the record of the ended stream, without prompts, attachments and caller."""
-        return msgspec.structs.replace(self, prompts=(), attachments={}, caller="")
+        return msgspec.structs.replace(self, prompts=(), attachments={}, caller="", ended_calls=self.calls)
 
 
 class PromptProgress(NamedTuple):

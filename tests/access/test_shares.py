@@ -94,3 +94,34 @@ def test_a_link_without_a_key_is_worth_nothing_once_there_are_keys() -> None:
     assert shares.find(token_of(share), NOW_S) == share
     keyring.update([new_key("ann", now_s=NOW_S, scopes=("read",)).key])
     assert shares.find(token_of(share), NOW_S) is None
+
+
+def test_readers_of_a_link_made_without_a_key_are_sent_away_by_the_first_key() -> None:
+    keyring = Keyring()
+    shares = Shares(keyring)
+    share = new_share("anonymous", "", "stream", "a-stream", now_s=NOW_S, expires_s=NOW_S + 60)
+    shares.update([share], NOW_S)
+    assert shares.find(token_of(share), NOW_S) == share
+    with shares.reading(share) as ended:
+        shares.update([], NOW_S)
+        assert not ended.is_set()
+        keyring.update([new_key("ann", now_s=NOW_S, scopes=("read",)).key])
+        shares.update([], NOW_S)
+        assert ended.is_set()
+
+
+def test_a_reader_who_comes_after_the_revocation_is_sent_away() -> None:
+    server = Server()
+    with server.shares.reading(server.share) as ended:
+        assert not ended.is_set()
+    server.shares.end(server.share.share_id)
+    with server.shares.reading(server.share) as ended:
+        assert ended.is_set()
+
+
+def test_expired_links_leave_the_memory() -> None:
+    server = Server()
+    with server.shares.reading(server.share) as ended:
+        server.shares.update([], NOW_S + 61)
+        assert ended.is_set()
+    assert not server.shares.is_valid(server.share, NOW_S)  # as if the clock went back

@@ -28,6 +28,7 @@ __all__ = ["Share", "ShareKind", "Shares", "new_share", "token_of"]
 ShareKind: TypeAlias = Literal["conversation", "stream"]
 
 _TOKEN = re.compile(r"trs_([0-9a-f]{16})_([A-Za-z0-9_-]{43})", re.ASCII)
+_SWEEP_S = 60.0
 _PURPOSE = b"tailrace share\0"  # so that no other use of the secret can produce this signature
 
 
@@ -67,10 +68,12 @@ class Shares:
         self._keyring = keyring
         self._by_id: dict[str, Share] = {}
         self._readers: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
+        self._swept_s = 0.0
         keyring.on_revoked(self._end_of_key)
 
     def update(self, shares: Iterable[Share], now_s: float, *, is_whole: bool = False) -> None:
-        """Add new shares, and end those that were revoked; with `is_whole` also all that are not among them."""
+        """Add new shares, and end those that were revoked; with `is_whole` also all that are not among them. Called
+        after each update of the keyring: readers whose link it has ended are sent away, too."""
         if is_whole:
             shares = list(shares)
             for share_id in self._by_id.keys() - {share.share_id for share in shares}:
@@ -80,6 +83,14 @@ class Shares:
                 self._by_id[share.share_id] = share
             else:
                 self.end(share.share_id)
+        if abs(now_s - self._swept_s) >= _SWEEP_S:
+            self._swept_s = now_s
+            for share in [one for one in self._by_id.values() if one.expires_s <= now_s]:
+                self.end(share.share_id)
+        for share_id in list(self._readers):
+            read = self._by_id.get(share_id)
+            if read is None or not self.is_valid(read, now_s):
+                self.end(share_id)
 
     def end(self, share_id: str) -> None:
         """Forget a share, and send its readers away."""
@@ -95,7 +106,11 @@ class Shares:
         return share if is_signed and self.is_valid(share, now_s) else None
 
     def is_valid(self, share: Share, now_s: float) -> bool:
-        if share.expires_s <= now_s or share.share_id not in self._by_id:
+        return share.expires_s > now_s and self._is_held(share)
+
+    def _is_held(self, share: Share) -> bool:
+        """Return whether neither the share nor the key that made it has ended."""
+        if share.share_id not in self._by_id:
             return False
         maker = self._keyring.principal_of(share.key_id)
         return maker is not None and maker.owner == share.owner
@@ -117,6 +132,8 @@ class Shares:
     def reading(self, share: Share) -> Iterator[asyncio.Event]:
         """Count a reader of a share. The event is set when the share is revoked, with its key or alone."""
         ended = asyncio.Event()
+        if not self._is_held(share):  # it was valid when it was looked up
+            ended.set()
         self._readers[share.share_id].add(ended)
         try:
             yield ended

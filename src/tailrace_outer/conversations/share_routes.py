@@ -42,7 +42,7 @@ _USUAL_S = 7 * 86_400.0
 _LONGEST_S = 366 * 86_400.0
 _MOST_READERS = 200  # of all links on one server
 _MOST_READERS_OF_LINK = 50
-_MOST_OPENED = 120  # within a minute, of one network
+_MOST_OPENED = 120  # within a minute, of one share; failed ones: from one network
 _MINUTE_S = 60.0
 
 
@@ -60,7 +60,7 @@ class ShareRoutes:
         self._streams = streams
         self._bodies = bodies
         self._settings = settings
-        self._opened: Counter[str] = Counter()  # by network, in the current minute
+        self._opened: Counter[str] = Counter()  # by share or network, in the current minute
         self._minute = 0
 
     def table(self) -> list[Route]:
@@ -117,8 +117,8 @@ class ShareRoutes:
         return JsonAnswer(to_json({"id": share_id, "object": "share.revoked", "revoked": True}))
 
     async def _read(self, request: Request) -> ASGIApp:
-        self._count(request)
         share = self._records.shares.find(request.headers.get(_HEADER, ""), time.time())
+        self._count(request, share)
         if share is None:
             raise UnknownShare("This link is not valid any more.", param=_HEADER)
         shares = self._records.shares
@@ -126,15 +126,17 @@ class ShareRoutes:
             raise QueueFull("Too many people read this at the moment.", retry_after_s=10.0)
         return SharedAnswer(share, self._records, self._streams, self._settings.heartbeat_s)
 
-    def _count(self, request: Request) -> None:
-        """Raises: QueueFull for too many openings from one network."""
+    def _count(self, request: Request, share: Share | None) -> None:
+        """Raises: QueueFull for too many openings of one share, or too many failed ones from one network. Behind a
+        proxy all clients have one network: failed openings must not lock out those who have a link."""
         minute = int(asyncio.get_running_loop().time() / _MINUTE_S)
         if minute != self._minute:
             self._minute = minute
             self._opened.clear()
         network = network_of(request.client.host) if request.client is not None else ""
-        self._opened[network] += 1
-        if self._opened[network] > _MOST_OPENED:
+        counted = f"share {share.share_id}" if share is not None else network
+        self._opened[counted] += 1
+        if self._opened[counted] > _MOST_OPENED:
             raise QueueFull("Too many requests for links.", retry_after_s=_MINUTE_S)
 
     def _json(self, share: Share) -> JsonBody:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 
 from starlette.types import Receive, Scope, Send
 
 from tailrace.access.shares import Share
-from tailrace.conversations.items import Item
+from tailrace.conversations.items import Conversation, Item
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.wire import HEARTBEAT
 from tailrace.errors import StorageError, StreamError, TailraceError, UnknownConversation
@@ -27,12 +28,19 @@ from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
 from tailrace.http.stream_actions import StreamActions
 from tailrace.records.service import Records
 from tailrace.streams import Reader, StreamLog
-from tailrace.types import End, Released, TextDelta
+from tailrace.text import ToolCallReader
+from tailrace.types import CallReading, End, Released, TextDelta
 
 __all__ = ["NO_INDEX", "SharedAnswer"]
 
 NO_INDEX = {"x-robots-tag": "noindex, nofollow, noarchive"}
-_HEADERS = {**STREAM_HEADERS, **NO_INDEX, "content-type": "text/event-stream; charset=utf-8"}
+_HEADERS = {
+    **STREAM_HEADERS,
+    **NO_INDEX,
+    "cache-control": "no-store, no-transform",  # a revoked link must not be in a cache
+    "vary": "x-tailrace-share",
+    "content-type": "text/event-stream; charset=utf-8",
+}
 _POLL_S = 2.0  # between two looks for changes of a conversation
 _SOON_S = 0.3  # until the database has an answer that has ended
 _LOOK_S = 5.0  # between two looks for a stream's log, which another server may write by now
@@ -48,16 +56,17 @@ class SharedAnswer:
         self._streams = streams
         self._heartbeat_s = heartbeat_s
         self._ids: dict[str, int] = {}  # the numbers of messages, by their ids
-        self._known: dict[int, tuple[str, bool]] = {}  # text, and whether it runs
+        self._known: dict[int, tuple[bytes, bool]] = {}  # digest of the text, and whether it runs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = [(name.encode(), text.encode()) for name, text in _HEADERS.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
         if scope["method"] == "HEAD":
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             await send({"type": "http.response.body"})
             return
         with self._records.shares.reading(self._share) as revoked:
-            writer = asyncio.ensure_future(self._write(send))
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            writer = asyncio.ensure_future(self._write(send, revoked))
             leaving = asyncio.ensure_future(client_disconnected(receive))
             ending = asyncio.ensure_future(revoked.wait())
             tasks = (writer, leaving, ending)
@@ -75,16 +84,20 @@ class SharedAnswer:
                 await asyncio.wait(tasks)
         with contextlib.suppress(TimeoutError):  # a reader that takes nothing does not get the last event either
             async with asyncio.timeout(_LAST_WORDS_S):
-                last = _event("end", {"reason": "revoked" if revoked.is_set() else "expired"})
+                is_revoked = revoked.is_set() and time.time() < self._records.shares.ends_s(self._share)
+                last = _event("end", {"reason": "revoked" if is_revoked else "expired"})
                 await send({"type": "http.response.body", "body": last})
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, revoked: asyncio.Event) -> None:
         """Write until there is nothing more to show."""
+        if revoked.is_set():  # before the first word
+            await asyncio.Event().wait()
         chunks = self._of_stream() if self._share.kind == "stream" else self._of_conversation()
         reason = "done"
         try:
             async for chunk in chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if chunk:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except (UnknownConversation, StreamError):
             reason = "deleted"
         except StorageError:
@@ -96,36 +109,50 @@ class SharedAnswer:
     async def _of_stream(self) -> AsyncIterator[bytes]:
         log = await self._streams.find(self._share.owner, self._share.target)
         numbers = range(log.record.num_choices)
-        texts = [log.text(choice) for choice in numbers] if log.end is not None else ["" for _ in numbers]
+        texts = ["" for _ in numbers]
+        if log.end is not None:
+            for choice in numbers:
+                plain = _PlainText(log.record.calls)
+                texts[choice] = plain.push(log.text(choice)) + plain.flush()
         items = [_shown(number, "assistant", texts[number], is_running=log.end is None) for number in numbers]
         yield _event("state", {"title": "", "items": items})
         if log.end is None:
             async for chunk in self._deltas(log, {choice: choice for choice in numbers}):
                 yield chunk
 
-    async def _deltas(self, log: StreamLog, numbers: Mapping[int, int]) -> AsyncIterator[bytes]:
-        """Yield what is written of a stream, up to its end. `numbers` are those of its choices' messages."""
+    async def _deltas(self, log: StreamLog, numbers: Mapping[int, int]) -> AsyncGenerator[bytes, None]:
+        """Yield what is written of a stream, up to its end, and b"" if nothing was for a while. `numbers` are those of
+        its choices' messages."""
         reader = Reader(log)  # not entered: the log does not count it
-        beaten_s = time.monotonic()
+        plain = {choice: _PlainText(log.record.calls) for choice in numbers}
+        beaten_s = looked_s = time.monotonic()
         while True:
-            match await reader.next(_LOOK_S):
+            match await reader.next(_POLL_S):
                 case list() as events:
                     texts: dict[int, str] = {}
                     for event in events:
                         if isinstance(event, TextDelta) and event.choice in numbers and event.text:
                             number = numbers[event.choice]
-                            texts[number] = texts.get(number, "") + event.text
+                            texts[number] = texts.get(number, "") + plain[event.choice].push(event.text)
                     for number, text in texts.items():
-                        yield _event("text", {"id": number, "text": text})
-                    if not events:
+                        if text:
+                            yield _event("text", {"id": number, "text": text})
+                    if events:
+                        beaten_s = looked_s = time.monotonic()
+                        continue
+                    yield b""
+                    if time.monotonic() - looked_s >= _LOOK_S:
+                        looked_s = time.monotonic()
                         found = await self._streams.find(self._share.owner, log.stream_id)
                         if found is not log:
                             log, reader = found, Reader(found, min(reader.cursor, found.last_seq))
-                        if time.monotonic() - beaten_s >= self._heartbeat_s:
-                            yield HEARTBEAT
-                    else:
+                    if time.monotonic() - beaten_s >= self._heartbeat_s:
                         beaten_s = time.monotonic()
+                        yield HEARTBEAT
                 case End():
+                    for choice, number in numbers.items():
+                        if text := plain[choice].flush():
+                            yield _event("text", {"id": number, "text": text})
                     return
                 case Released():  # another server writes it; it is found again there
                     await asyncio.sleep(_SOON_S)
@@ -135,31 +162,58 @@ class SharedAnswer:
     # A conversation
 
     async def _of_conversation(self) -> AsyncIterator[bytes]:
-        owner, conversation_id = self._share.owner, self._share.target
-        conversations = self._records.conversations
         followed = ""  # the id of the last stream that was followed to its end
         beaten_s = time.monotonic()
         while True:
-            conversation, items = await conversations.ask(lambda store: store.tree(owner, conversation_id))
-            branch = _visible(items, conversation.head)
-            last = branch[-1] if branch and branch[-1].status == "in_progress" else None
-            yield self._state(conversation.title, branch)
+            conversation, last, state = await self._look()
+            yield state
+            del state
             if last is not None and last.stream_id and last.stream_id != followed:
-                log = await self._find(last.stream_id)
-                if log is not None:
-                    with contextlib.suppress(StreamError):  # it has expired; the database has it
-                        async for chunk in self._deltas(log, {0: self._ids[last.item_id]}):
-                            yield chunk
                 followed = last.stream_id
+                log = await self._find(last.stream_id)
+                if log is None:
+                    continue
+                number = self._ids[last.item_id]
+                looked_s = time.monotonic()
+                # It may have expired: then the database has it.
+                async with contextlib.aclosing(self._deltas(log, {0: number})) as chunks:
+                    with contextlib.suppress(StreamError):
+                        async for chunk in chunks:
+                            yield chunk
+                            if time.monotonic() - looked_s < _POLL_S:
+                                continue
+                            looked_s = time.monotonic()
+                            if (await self._get()).head != conversation.head:
+                                del self._known[number]  # if it is shown again, it is shown from its beginning
+                                followed = ""
+                                break
                 continue
+            pause_s = _SOON_S if last is not None else _POLL_S
+            loaded_s = time.monotonic()
             while True:
-                await asyncio.sleep(_SOON_S if last is not None else _POLL_S)
-                now = await conversations.ask(lambda store: store.get(owner, conversation_id))
-                if now != conversation or last is not None:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _POLL_S)
+                if await self._get() != conversation:
+                    break
+                if last is not None and time.monotonic() - loaded_s >= _LOOK_S:
                     break
                 if time.monotonic() - beaten_s >= self._heartbeat_s:
                     beaten_s = time.monotonic()
                     yield HEARTBEAT
+
+    async def _get(self) -> Conversation:
+        """Raises: UnknownConversation, StorageError."""
+        owner, its_id = self._share.owner, self._share.target
+        return await self._records.conversations.ask(lambda store: store.get(owner, its_id))
+
+    async def _look(self) -> tuple[Conversation, Item | None, bytes]:
+        """Return the conversation, the message that is running at its end, and the state for the reader. The other
+        messages are not kept in memory. Raises: UnknownConversation, StorageError."""
+        owner, its_id = self._share.owner, self._share.target
+        conversation, items = await self._records.conversations.ask(lambda store: store.tree(owner, its_id))
+        branch = _visible(items, conversation.head)
+        last = branch[-1] if branch and branch[-1].status == "in_progress" else None
+        return conversation, last, self._state(conversation.title, branch)
 
     async def _find(self, stream_id: str) -> StreamLog | None:
         with contextlib.suppress(TailraceError):
@@ -172,10 +226,30 @@ class SharedAnswer:
             number = self._ids.setdefault(item.item_id or item.stream_id, len(self._ids))
             is_running = item.status == "in_progress"
             text = "" if is_running else item.text
-            is_known = self._known.get(number) == (text, is_running)
-            self._known[number] = (text, is_running)
+            known = hashlib.sha256(text.encode()).digest(), is_running
+            is_known = self._known.get(number) == known
+            self._known[number] = known
             shown.append(_shown(number, item.role, None if is_known else text, is_running=is_running))
         return _event("state", {"title": title, "items": shown})
+
+
+class _PlainText:
+    """The text of an answer without its tool calls."""
+
+    def __init__(self, calls: CallReading | None) -> None:
+        self._reader = ToolCallReader(calls) if calls is not None else None
+
+    def push(self, text: str) -> str:
+        """Return what is plain text for certain by now."""
+        return text if self._reader is None else _joined(self._reader.push(text))
+
+    def flush(self) -> str:
+        """Return the rest at the end of the answer."""
+        return "" if self._reader is None else _joined(self._reader.flush())
+
+
+def _joined(parts: Iterable[object]) -> str:
+    return "".join(part for part in parts if isinstance(part, str))
 
 
 def _shown(number: int, role: str, text: str | None, *, is_running: bool) -> JsonBody:
