@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import pkgutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -106,6 +106,7 @@ class Server:
         records: Records | None = None,
         observers: Iterable[Observers] = (),
         reads_images: Callable[[], bool] = lambda: False,
+        model_names: Collection[str] = (),
     ) -> None:
         self.settings = settings
         self.bodies = BodyBudget(settings)
@@ -113,6 +114,7 @@ class Server:
         self.store = store
         self.records = records
         self.reads_images = reads_images  # whether a model does
+        self.model_names = frozenset(model_names)  # with those of adapters
         self._keyring = records.keyring if records is not None else Keyring()
         self._observers = tuple(observers)
         self._app: ASGIApp | None = None

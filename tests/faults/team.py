@@ -50,11 +50,11 @@ class Team(Generic[ServerT]):
         self._moved = threading.Condition()
         self._num_started = 0
 
-    def launch(self, **where: object) -> ServerT:
+    def launch(self, *source: str, **where: object) -> ServerT:
         """Start a server, which belongs to the team when it is in `servers`."""
         self._num_started += 1
         records = self._directory / f"server-{self._num_started}"
-        return self._launch(self._source, *self._flags, "--data-dir", str(records), **where)
+        return self._launch(*(source or (self._source,)), *self._flags, "--data-dir", str(records), **where)
 
     def add(self, **where: object) -> ServerT:
         server = self.launch(**where).wait_ready()

@@ -227,7 +227,8 @@ async def open_server(
             records.recording([served.generator for served in service.models], service.store, data_path),
         ):
             observers = [served.generator.observers for served in service.models]
-            server = Server(settings, service.store, records, observers, lambda: service.models.read_images)
+            names = [one.model for one in service.models.names]
+            server = Server(settings, service.store, records, observers, lambda: service.models.read_images, names)
             async with open_extensions(server) as extensions, asyncio.TaskGroup() as group:
                 app = build_app(service.models, server, extensions, records, own_routes(service), audit, *metrics)
                 stalls = StallWatch([served.generator for served in service.models], *metrics)

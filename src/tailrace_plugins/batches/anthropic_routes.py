@@ -72,24 +72,25 @@ class AnthropicRoutes:
             writer = FileWriter(self._batches.files, owner, batch_id)
             try:
                 await write_rows(rows, writer)
-                now_s = int(time.time())
-                batch = RowBatch(
-                    batch_id=batch_id,
-                    sender=Sender.of(request.scope),
-                    endpoint=_ENDPOINT,
-                    created_s=now_s,
-                    order=time.time_ns(),
-                    expires_s=now_s + _WINDOW_S,
-                    window="24h",
-                    rows=writer.prefix,
-                    num_rows_bytes=writer.num_bytes,
-                    status="in_progress",
-                    num_rows=len(rows),
-                )
-                batch = await self._batches.create(batch, upload_key=writer.upload_key)
             except BaseException:
                 await writer.undo()
                 raise
+            now_s = int(time.time())
+            batch = RowBatch(
+                batch_id=batch_id,
+                sender=Sender.of(request.scope),
+                endpoint=_ENDPOINT,
+                created_s=now_s,
+                order=time.time_ns(),
+                expires_s=now_s + _WINDOW_S,
+                window="24h",
+                rows=writer.prefix,
+                num_rows_bytes=writer.num_bytes,
+                status="in_progress",
+                num_rows=len(rows),
+            )
+            # If this fails, the batch may be kept: then its rows are needed. Otherwise the sweep erases them.
+            batch = await self._batches.create(batch, upload_key=writer.upload_key)
         return self._answer(request, batch)
 
     def _check(self, rows: list[BatchRequest]) -> None:

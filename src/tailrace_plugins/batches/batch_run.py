@@ -29,7 +29,7 @@ from tailrace_plugins.batches.keys import (
 from tailrace_plugins.batches.records import LineError, RowBatch, Status, StoredFile
 from tailrace_plugins.batches.results import RESULT_NAMES, Results, result_file_id, result_of, unrun_line
 from tailrace_plugins.batches.row_runner import RowRunner, RowsInProgress
-from tailrace_plugins.batches.rows import Outcome, RowError, RowReader, read_row
+from tailrace_plugins.batches.rows import Outcome, RowError, RowReader, model_of, read_row
 
 __all__ = ["KEPT_S", "RowBatchRun", "RowLimits", "encode"]
 
@@ -115,6 +115,7 @@ class RowBatchRun:
         """Check the file of a batch: then it is in progress, or has failed."""
         batch = self.batch
         reader, errors, number, num_rows = RowReader(batch.endpoint), list[LineError](), 0, 0
+        models = set[str | None]()
         async for number, line in self._files.lines(batch.rows, batch.num_rows_bytes, self._limits.row_bytes):
             num_rows += 1
             if num_rows > self._limits.most_rows:
@@ -122,13 +123,15 @@ class RowBatchRun:
                 errors.append(error.at(number))
                 break
             try:
-                reader.read(line)
+                models.add(model_of(reader.read(line)))
             except RowError as error:
                 errors.append(error.at(number))
                 if len(errors) == _ERRORS:
                     break
         if not num_rows:
             errors.append(LineError("empty_file", "The file has no rows.", None, None))
+        if models <= set(batch.models):  # another name may stand for any of them
+            batch.models = [name for name in batch.models if name in models]
         batch.num_rows, batch.errors = (0 if errors else num_rows), errors
         await self._keep("failed" if errors else "in_progress")
 

@@ -117,16 +117,24 @@ class RowBatches:
     async def create(self, batch: RowBatch, *, upload_key: bytes | None = None) -> RowBatch:
         """Keep a new batch, and run it. Its rows are no upload any more. Raises: StorageError."""
         batch.enter(batch.status)
+        batch.models = sorted(self._runner.server.model_names)
         rows = {key_of_batch(BATCHES, batch): encode(batch), key_of_batch(OPEN, batch): batch.input_file_id.encode()}
         await self._table.change(rows, [upload_key] if upload_key is not None else ())
         with contextlib.suppress(StorageError):  # it is taken later, or by another server
             await self._run(key_of_batch(b"", batch))
-        return await self._shown(_decode(rows[key_of_batch(BATCHES, batch)]))
+        batch = _decode(rows[key_of_batch(BATCHES, batch)])
+        with contextlib.suppress(StorageError):  # the batch is kept, whatever is known of its progress
+            return await self._shown(batch)
+        return batch
 
     async def cancel(self, batch: RowBatch) -> RowBatch:
         """Cancel a batch that has not ended. Raises: StorageError."""
         if batch.status in _CAN_BE_CANCELLED:
-            await self._table.change({key_of_batch(CANCELLED, batch): b"%d" % time.time()})
+            cancelled = key_of_batch(CANCELLED, batch)
+            await self._table.change({cancelled: b"%d" % time.time()})
+            (row,) = await self._table.get(key_of_batch(BATCHES, batch))
+            if row is None or _decode(row).has_ended:  # meanwhile, so nothing else erases it
+                await self._table.change({}, [cancelled])
             run = self._runs.get(batch.batch_id)
             if run is not None:
                 run.cancel()
@@ -184,16 +192,31 @@ class RowBatches:
     async def _look(self) -> None:
         """Run the batches that no other server runs, and learn which of its own are cancelled. Raises: StorageError."""
         own: list[RowBatchRun] = []
+        others: list[bytes] = []
         for key in await self.files.sizes(OPEN + b"/"):
             run = self._runs.get(key.rpartition(b"/")[2].decode())
             if run is None:
-                await self._run(key.removeprefix(OPEN))
+                others.append(key.removeprefix(OPEN))
             elif not run.is_cancelled:
                 own.append(run)
+        rows = await self._table.get(*(BATCHES + name for name in others))
+        for name, row in zip(others, rows, strict=True):
+            if row is not None and self._may_run(row):
+                await self._run(name)
         cancelled = await self._table.get(*(key_of_batch(CANCELLED, run.batch) for run in own))
         for run, row in zip(own, cancelled, strict=True):
             if row is not None:
                 run.cancel()
+
+    def _may_run(self, row: bytes) -> bool:
+        """Return whether this server has the models of a batch. One that has expired needs none."""
+        try:
+            batch = _decode(row)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            logger.warning("A batch cannot be read: a newer version may have kept it.")
+            return False
+        names = self._runner.server.model_names
+        return not self._table.is_shared or names.issuperset(batch.models) or batch.expires_s <= time.time()
 
     async def _run(self, name: bytes) -> None:
         """Run a batch, by its key without the kind, if no other server does. Raises: StorageError."""
@@ -218,6 +241,7 @@ class RowBatches:
             for batch in await _tried(self._expired()) or ():
                 await _tried(self.delete(batch))
             await _tried(self.files.erase_unfinished())
+            self._has_changed.set()  # a batch that no server has the models of may have expired
             await asyncio.sleep(_SWEEP_S)
 
     async def _delete_expired(self, file: StoredFile) -> None:

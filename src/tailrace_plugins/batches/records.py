@@ -53,6 +53,7 @@ class RowBatch(msgspec.Struct, kw_only=True):
     input_file_id: str = ""  # "": Anthropic's batches have no file; their rows are kept below `rows`
     rows: bytes = b""  # the keys of the pieces with its rows begin so
     num_rows_bytes: int = 0
+    models: list[str] = []  # that a server needs to run it, of those of the server that took it
     metadata: dict[str, str] | None = None
     output_expires_s: int | None = None  # how long its results are kept
     status: Status = "validating"

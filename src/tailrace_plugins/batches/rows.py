@@ -10,7 +10,7 @@ import msgspec
 
 from tailrace_plugins.batches.records import LineError
 
-__all__ = ["BatchRow", "Outcome", "RowError", "RowReader", "body_of", "seconds_of"]
+__all__ = ["BatchRow", "Outcome", "RowError", "RowReader", "body_of", "model_of", "seconds_of"]
 
 _CUSTOM_ID_CHARACTERS = 512
 _WHOLE = {"stream", "stream_options", "background"}  # rows have whole answers
@@ -22,6 +22,13 @@ Outcome: TypeAlias = Literal["succeeded", "errored", "expired", "canceled"]
 
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
+
+
+class _OfModel(msgspec.Struct):
+    model: str | None = None
+
+
+_decode_model = msgspec.json.Decoder(_OfModel).decode
 _decode_body = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -108,6 +115,14 @@ def body_of(row: BatchRow) -> bytes:
     if not fields.keys() & _WHOLE:
         return row.body
     return msgspec.json.encode({name: value for name, value in fields.items() if name not in _WHOLE})
+
+
+def model_of(row: BatchRow) -> str | None:
+    """Return the model that a row asks for; None if it names none."""
+    try:
+        return _decode_model(row.body).model
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def seconds_of(window: str) -> int | None:

@@ -23,7 +23,7 @@ from tailrace_plugins.batches.anthropic_routes import BatchRequest, write_rows
 from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
 from tailrace_plugins.batches.files import PIECE_BYTES, Files, FileWriter, new_id
-from tailrace_plugins.batches.keys import BATCHES, OPEN, RESULTS, key_of, result_prefix
+from tailrace_plugins.batches.keys import BATCHES, CANCELLED, OPEN, RESULTS, key_of, key_of_batch, result_prefix
 from tailrace_plugins.batches.records import RowBatch, StoredFile
 from tailrace_plugins.batches.row_runner import RowRunner, RowsInProgress
 from tailrace_plugins.batches.rows import BatchRow
@@ -40,6 +40,7 @@ class Rows(LocalTable):
         self.keeps_results = True
         self.keeps_pieces = False
         self.has_defect = False
+        self.is_readable = True
         self.num_in_turn = 0
         self.most_in_turn = 0
 
@@ -58,6 +59,11 @@ class Rows(LocalTable):
         found = await super().page(prefix, after=after, most=most)
         self._count(sum(len(row or b"") > PIECE_BYTES // 2 for row in found.values()))
         return found
+
+    async def get(self, *keys: bytes) -> list[bytes | None]:
+        if not self.is_readable:
+            raise StorageError("The log store cannot be read.")
+        return await super().get(*keys)
 
     async def change(
         self, rows: Mapping[bytes, bytes], erased: Iterable[bytes] = (), *, lease: TableLease | None = None
@@ -274,3 +280,32 @@ async def test_errors_of_a_row_have_the_form_of_its_wire(path: str, kind: str, t
         answer = await rows.answer(BatchRow("a", b"{}"), 1, [])
         assert answer.status == 500
         assert (msgspec.json.decode(answer.body).get("type") == "error") is (path == "/v1/messages")
+
+
+async def test_a_batch_that_is_kept_is_created_even_if_it_cannot_be_read_for_now(tmp_path: Path) -> None:
+    table = Rows()
+    async with serving_with_keys(tmp_path) as house, _opened(house, table) as batches:
+        writer = FileWriter(batches.files, "anonymous", new_id("file-"))
+        writer.add(chat_file(1))
+        file = await writer.close(filename="rows", purpose="batch", expires_s=None)
+        table.is_readable = False
+        batch = await batches.create(_batch(file))
+        table.is_readable = True
+        assert (await _now(batches, batch)).batch_id == batch.batch_id
+
+
+async def test_a_cancel_that_comes_after_the_end_leaves_nothing(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house, _opened(house, Rows()) as batches:
+        begun = await _add(batches, chat_file(1))
+        await _until_ended(batches, begun)
+        assert begun.status == "validating"
+        await batches.cancel(begun)
+        assert await batches.files.table.get(key_of_batch(CANCELLED, begun)) == [None]
+
+
+async def test_a_batch_that_cannot_be_read_stops_no_other(tmp_path: Path) -> None:
+    table = Rows()
+    for kind in (BATCHES, OPEN):
+        await table.change({key_of(kind, "anonymous", "batch_damaged"): b"no batch"})
+    async with serving_with_keys(tmp_path) as house, _opened(house, table) as batches:
+        assert (await _until_ended(batches, await _add(batches, chat_file(1)))).status == "completed"

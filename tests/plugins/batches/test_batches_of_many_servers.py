@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from pathlib import Path
 
@@ -100,3 +101,19 @@ def _freeze_until_taken(first: Server, second: Server) -> None:
     first.send_signal(signal.SIGSTOP)
     second.wait_line("A server does not answer any more")
     first.send_signal(signal.SIGCONT)
+
+
+def test_a_server_with_other_models_leaves_a_batch(tmp_path: Path) -> None:
+    with team(tmp_path, size=1, flags=("--batch-rows-at-once", "4")) as (servers, _):
+        (first,) = servers.servers
+        other = servers.launch("--model=other=scripted:tokens_per_s=100").wait_ready()
+        with contextlib.closing(other):
+            batch = run_batch(client_of(first), chat_file(60, max_tokens=20))
+            client = client_of(other)
+            until(lambda: _num_completed(client, batch.id) > 0)
+            servers.kill(first)
+            other.wait_line("A server does not answer any more")
+            servers.add()
+            ended = wait_ended(client, batch)
+        assert ended.error_file_id is None
+        _check_rows(client_of(servers.servers[0]), ended.output_file_id, 60, 20)
