@@ -72,12 +72,12 @@ def _called(counts: Path, params: Json) -> Json:
         counts.with_suffix(".killed").touch()
     if given.get("kill") == "before" and is_first:
         os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(3600)
+        _end_with_parent()
     with counts.open("a") as file:
         file.write(json.dumps([params["name"], given]) + "\n")
     if given.get("kill") == "after" and is_first:
         os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(3600)
+        _end_with_parent()
     if given.get("exit"):
         os._exit(1)
     time.sleep(given.get("sleep_s", 0))
@@ -85,6 +85,11 @@ def _called(counts: Path, params: Json) -> Json:
         return {"content": [{"type": "text", "text": json.dumps(dict(os.environ))}]}
     text = given.get("text", "done") + "x" * given.get("bytes", 0)
     return {"content": [{"type": "text", "text": text}], "isError": bool(given.get("fails"))}
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()  # until the pipe of the parent is closed
+    os._exit(1)
 
 
 if __name__ == "__main__":
