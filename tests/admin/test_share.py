@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import httpx
 import pytest
 from click.testing import CliRunner, Result
@@ -47,3 +51,28 @@ def test_what_cannot_be_shared_is_an_error_of_one_line(server: Server, arguments
     assert ran.exit_code != 0
     assert "Traceback" not in ran.output
     assert ran.output.strip() or ran.exception
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """A server whose links are commands for a terminal."""
+
+    def do_GET(self) -> None:
+        body = json.dumps({"data": [], "path": "/share#\x1b]0;x\x07"}).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_POST = do_GET  # noqa: N815 - the name in the library
+
+
+def test_a_link_of_a_server_is_no_command_for_the_terminal() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hostile) as hostile:
+        threading.Thread(target=hostile.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{hostile.server_port}"
+        made = CliRunner().invoke(share, ["a", "--url", url], env={"TAILRACE_KEY": ""})
+        hostile.shutdown()
+    assert made.exit_code == 0, made.output
+    assert "/share#" in made.output
+    assert "\x1b" not in made.output

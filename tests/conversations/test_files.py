@@ -78,6 +78,12 @@ def test_our_file_loses_nothing(tree: tuple[Conversation, list[Item]]) -> None:
     assert (draft.conversation, draft.items, draft.num_left_out) == (*tree, 0)
 
 
+def test_a_file_turns_no_tools_on() -> None:
+    metadata = {"tools": "files", "mcp_response": "../x", "model": "m"}
+    (draft,) = _again("tailrace", (Conversation(metadata=metadata), []))
+    assert draft.conversation.metadata == {"model": "m"}
+
+
 def test_our_file_has_calls_and_knows_no_stream() -> None:
     conversation, items = _line(*_TALK, Item(role="assistant", status="in_progress", stream_id="s"))
     (draft,) = _again("tailrace", (conversation, items))

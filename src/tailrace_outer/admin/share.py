@@ -6,6 +6,7 @@ import click
 
 from tailrace.cli.console import print_table, say
 from tailrace.cli.servers import default_url, server_failures, server_options
+from tailrace.wording import printable_text
 from tailrace_outer.admin.times import Duration, date_of
 
 __all__ = ["share"]
@@ -57,8 +58,8 @@ async def _share(root: str, key: str, shown: str, lifetime_s: float, revoked: st
             found = (await client.get("/v1/shares"))["data"]
             rows = [
                 (
-                    one["id"],
-                    str(one.get("conversation_id") or one.get("stream_id")),
+                    printable_text(one["id"]),
+                    printable_text(str(one.get("conversation_id") or one.get("stream_id"))),
                     str(date_of(one["expires_at"])),
                     _link(root, one["path"]),
                 )
@@ -69,4 +70,4 @@ async def _share(root: str, key: str, shown: str, lifetime_s: float, revoked: st
 
 def _link(root: str, path: str) -> str:
     """The server's path may lack what a proxy put before it; the URL has it."""
-    return f"{root}/share#{path.partition('#')[2]}"
+    return printable_text(f"{root}/share#{path.partition('#')[2]}")

@@ -21,6 +21,8 @@ __all__ = ["FORMAT", "read_own", "write_own"]
 FORMAT = "tailrace.conversations"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _SHOWN = {"item_id": "id", "kind": "type", "created_s": "created_at"}
+# What the page keeps in the metadata of a conversation, and a file must not set: tools to use, and a response.
+_NOT_READ = ("tools", "mcp_response")
 _HIDDEN = ("stream_id", "images")  # the stream means nothing to another server
 
 
@@ -101,7 +103,7 @@ def read_own(value: object, where: str) -> Draft:
         title=given.title,
         created_s=given.created_at,
         updated_s=given.updated_at,
-        metadata=given.metadata,
+        metadata={name: text for name, text in given.metadata.items() if name not in _NOT_READ},
     )
 
 

@@ -150,11 +150,18 @@ async def _ask(chat: Chat, question: str, *, is_plain: bool) -> bool:
 
 
 async def ask_at_terminal(call: str) -> bool:
-    """Ask whether a call may be made."""
+    """Ask whether a call may be made. What was typed before the question is no answer."""
+    import click
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.input.typeahead import clear_typeahead
 
+    click.echo(f"The model wants to call {call}", err=True)
+    session = PromptSession[str]()
+    clear_typeahead(session.app.input)
+    with contextlib.suppress(termios.error, ValueError):
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
     try:
-        answer = await PromptSession[str]().prompt_async(f"Call {call}? [y/N] ")
+        answer = await session.prompt_async("Allow this call? [y/N] ")
     except (EOFError, KeyboardInterrupt):
         return False
     return answer.strip().lower() in ("y", "yes")

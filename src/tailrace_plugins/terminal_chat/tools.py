@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.cli.commands import printable_text, until_interrupted
-from tailrace.client import Client
+from tailrace.client import AnswerFailed, Client
 from tailrace_plugins.terminal_chat.screen import Screen
 
 __all__ = ["Tools"]
@@ -17,6 +18,7 @@ __all__ = ["Tools"]
 Json = dict[str, Any]  # Any: JSON
 
 _SHOWN = 200  # characters of arguments and results
+_MOST_REFUSED = 5  # times in a row that the model may ask for calls and get none
 
 
 async def _allow_nothing(call: str) -> bool:
@@ -52,6 +54,7 @@ class Tools:
             {"type": "mcp", "server_label": label, "require_approval": {"never": {"read_only": True}}}
             for label in self.labels
         ]
+        num_refused = 0
         while True:
             self._asked = []
             request = {**body, "input": given, "tools": tools}
@@ -68,10 +71,14 @@ class Tools:
                 {
                     "type": "mcp_approval_response",
                     "approval_request_id": call["id"],
-                    "approve": await self.allow(_shown(call)),
+                    "approve": await self.allow(_whole(call)),
                 }
                 for call in self._asked
             ]
+            num_refused = 0 if any(one["approve"] for one in given) else num_refused + 1
+            if num_refused == _MOST_REFUSED:
+                self.response_id = ""
+                raise AnswerFailed("the model asks again and again for calls that are not allowed")
 
     async def _show(self, client: Client, request: Json, pieces: _Pieces, on_piece: Callable[[str], None]) -> None:
         async with contextlib.aclosing(client.respond(request)) as events:
@@ -115,7 +122,17 @@ class _Pieces:
 
 
 def _shown(call: Mapping[str, Any]) -> str:
-    return f"{call['server_label']}: {call['name']} {_cut(str(call['arguments']))}"
+    return printable_text(f"{call['server_label']}: {call['name']} {_cut(str(call['arguments']))}")
+
+
+def _whole(call: Mapping[str, Any]) -> str:
+    """Return all that is approved, in ASCII: other characters may be invisible, or change the order of the text."""
+    try:
+        arguments = json.dumps(json.loads(call["arguments"]))
+    except (ValueError, RecursionError):
+        arguments = json.dumps(call["arguments"])
+    label, name = (json.dumps(call[field])[1:-1] for field in ("server_label", "name"))
+    return f"{label}: {name} {arguments}"
 
 
 def _result(call: Mapping[str, Any]) -> str:

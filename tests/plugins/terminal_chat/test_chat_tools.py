@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from tests.api.process import TAILRACE, Server, environment
 from tests.plugins.terminal_chat.pty_process import terminal
 from tests.plugins.tool_loop.tool_servers import Tools
+from tests.waiting import until
+
+from tailrace.cli.commands import PlainScreen
+from tailrace.client import AnswerFailed, Client
+from tailrace_plugins.terminal_chat.tools import Tools as ChatTools
 
 pytest.importorskip("mcp")
 
@@ -24,6 +31,11 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, T
             "when": "Write",
             "say": "I write.",
             "calls": [{"name": "count__append", "arguments": {"text": "a\u001b[2Jb"}}],
+        },
+        {
+            "when": "Long",
+            "say": "I write.",
+            "calls": [{"name": "count__append", "arguments": {"text": "a" * 300 + "\u202e\u200bEND"}}],
         },
         {"when": "Look", "calls": [{"name": "count__look", "arguments": {"text": "seen"}}]},
         {"when": r"<tool_response>\n([^\n]*)", "say": "It said: $1"},
@@ -70,10 +82,49 @@ def test_at_a_terminal_calls_are_asked_for(served: tuple[Server, Tools], tmp_pat
         at.wait_for("did not allow this call")
         assert len(tools.counted()) == before
         at.type("Write.\r")
-        at.wait_for("[y/N]", count=2)
+        at.wait_for("The model wants to call", count=2)
+        until(lambda: "[y/N]" in at.text.rpartition("The model wants to call")[2])
         at.type("y\r")
         at.wait_for("It said: a")
         assert tools.counted()[before:] == ["append"]
         assert "\x1b[2Jb" not in at.raw.replace("\x1b[2J\x1b", "")
         at.type('/tools ""\r')
         at.wait_for("No tools are used now.")
+
+
+def test_a_question_shows_all_and_is_answered_after_it(served: tuple[Server, Tools], tmp_path: Path) -> None:
+    server, tools = served
+    before = len(tools.counted())
+    with terminal("chat", "--url", server.url, "--tools", "count", "scripted", TAILRACE_HOME=str(tmp_path)) as at:
+        at.wait_for(">>>")
+        at.type("Long.\ry\r")  # before the question
+        at.wait_for("[y/N]")
+        shown = "".join(at.text.split())
+        assert "a" * 300 + "\\u202e\\u200bEND" in shown
+        at.type("n\r")
+        at.wait_for("did not allow this call")
+        assert len(tools.counted()) == before
+
+
+async def test_a_model_that_asks_without_end_is_stopped() -> None:
+    call = {"type": "mcp_approval_request", "id": "m", "server_label": "a", "name": "b", "arguments": "no JSON \u202e"}
+
+    class Asking:
+        num_asked = 0
+
+        async def respond(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+            self.num_asked += 1
+            yield {"type": "response.output_item.done", "item": call}
+            yield {"type": "response.completed", "response": {"id": "resp_x"}}
+
+    client, asked = Asking(), list[str]()
+
+    async def refuse(call: str) -> bool:
+        asked.append(call)
+        return False
+
+    tools = ChatTools(["a"], asked.append, refuse)
+    with pytest.raises(AnswerFailed, match="not allowed"):
+        await tools.answer(cast(Client, client), {}, [], lambda: PlainScreen(io.StringIO()), asked.append)
+    assert client.num_asked == 5
+    assert asked[0] == 'a: b "no JSON \\u202e"'

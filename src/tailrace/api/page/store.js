@@ -199,7 +199,7 @@ export async function load() {
     show(new Tree(all.data, all.head, all.answers));
   });
   const responseId = found.metadata[RESPONSE];
-  if (responseId && response.value?.id !== responseId) followResponse(responseId, id, onItems);
+  if (ID.test(responseId ?? "") && response.value?.id !== responseId) followResponse(responseId, id, onItems);
 }
 
 const onItems = () => load().catch(() => {});
