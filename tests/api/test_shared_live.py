@@ -15,6 +15,7 @@ from tests.waiting import until
 RULES: Rules = [
     {"when": "<tool_response>", "say": "It is sunny."},
     {"when": "weather", "say": "I look it up.", "calls": [{"name": "look_up", "arguments": {"city": "secret-city"}}]},
+    {"when": "forecast", "say": "word " * 80, "calls": [{"name": "look_up", "arguments": {"city": "secret-city"}}]},
     {"when": "", "say": "word " * 4000},
 ]
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -49,36 +50,40 @@ def test_a_stream_is_shown_without_its_tool_calls(server: Server) -> None:
     assert live.headers["vary"] == "x-tailrace-share"
 
 
-def conversation(server: Server, text: str) -> str:
+def conversation(server: Server, text: str) -> tuple[str, str]:
+    """Return the ids of a conversation and of the response that runs in it."""
     its_id = str(server.post("/v1/conversations", {}).json()["id"])
     body = {"model": "coder", "input": text, "conversation": its_id, "tools": [TOOL], "background": True}
-    assert server.post("/v1/responses", body).status_code == 200
-    return its_id
+    begun = server.post("/v1/responses", body)
+    assert begun.status_code == 200
+    return its_id, str(begun.json()["id"])
 
 
 def test_a_conversation_is_shown_without_its_tool_calls(server: Server) -> None:
-    its_id = conversation(server, "The weather?")
+    its_id, _ = conversation(server, "The forecast?")
     with read(server, conversation_id=its_id) as reader:
-        until(lambda: not reader.is_running and "I look it up." in reader.body)
+        until(lambda: reader.is_running and "word" in reader.texts.get(1, ""))  # the call is written later
+        until(lambda: not reader.is_running)
         assert server.http.delete(f"/v1/conversations/{its_id}").status_code == 200
     assert "secret-city" not in reader.body
     assert "look_up" not in reader.body
 
 
 def test_readers_of_an_answer_that_runs_see_that_the_conversation_changes(server: Server) -> None:
-    its_id = conversation(server, "Tell me much.")
+    its_id, response_id = conversation(server, "Tell me much.")
     with read(server, conversation_id=its_id) as reader:
         until(lambda: len(reader.texts.get(1, "")) > 20)
         answer = server.http.post(f"/v1/conversations/{its_id}", json={"head": None})
         assert answer.status_code == 200, answer.text
         until(lambda: reader.branch == [])
         assert not reader.is_running
+        assert server.http.get(f"/v1/responses/{response_id}").json()["status"] == "in_progress"
         assert server.http.delete(f"/v1/conversations/{its_id}").status_code == 200
     assert reader.reason == "deleted"
 
 
 def test_a_deleted_conversation_cuts_the_readers_of_its_running_answer(server: Server) -> None:
-    its_id = conversation(server, "Tell me much.")
+    its_id, _ = conversation(server, "Tell me much.")
     with read(server, conversation_id=its_id) as reader:
         until(lambda: len(reader.texts.get(1, "")) > 20)
         assert server.http.delete(f"/v1/conversations/{its_id}").status_code == 200
