@@ -40,6 +40,7 @@ class _Rows(served.Server):
 
     def __init__(self, server: Server) -> None:
         self.store = server.store
+        self.model_names = frozenset({MODEL})
         self._server = server
 
     async def ask(

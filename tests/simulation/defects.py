@@ -234,7 +234,7 @@ DEFECTS = (
     Defect(
         "nobody takes the batches of a dead server",
         "tailrace_plugins.batches.batches",
-        "                await self._run(key.removeprefix(OPEN))\n",
+        "                others.append(key.removeprefix(OPEN))\n",
         "                continue\n",
         seeds=100,
         first=FIRST_WITH_BATCH,
