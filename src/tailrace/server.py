@@ -27,11 +27,12 @@ from tailrace.dialects.wire import HEARTBEAT
 from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError, StreamError, TailraceError, Unauthenticated
 from tailrace.extensions import Extension, installed_extensions
 from tailrace.generation.observers import Observer, Observers, Times
-from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
+from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected, unless_left
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.inner_requests import InnerAnswer, InnerStream, begin, post
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
+from tailrace.images.fetch import is_public
 from tailrace.records.service import Records
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
@@ -76,12 +77,14 @@ __all__ = [
     "client_disconnected",
     "event_json",
     "is_deeper",
+    "is_public",
     "missing_stream_error",
     "open_extensions",
     "owner_of",
     "principal_of",
     "read_query",
     "require_plain_utf8",
+    "unless_left",
 ]
 
 logger = logging.getLogger("tailrace.plugins")

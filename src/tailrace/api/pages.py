@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tailrace.api.openapi import routes_page
+from tailrace.http.asgi_answers import NO_INDEX
 
 __all__ = ["NO_LIBRARIES", "PageFiles", "Pages", "answer_without_libraries", "has_libraries", "wants_page"]
 
@@ -119,7 +120,7 @@ class Pages:
 
     async def share(self, request: Request) -> Response:
         """Return the page that shows what a link shows. It works without the libraries, with less of Markdown."""
-        return self._files.answer(request, "share.html", {"x-robots-tag": "noindex, nofollow, noarchive"})
+        return self._files.answer(request, "share.html", NO_INDEX)
 
     def docs(self, request: Request, document: bytes) -> Response:
         """Show all routes of an OpenAPI document. The page is made at its first request."""

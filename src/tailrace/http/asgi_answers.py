@@ -20,6 +20,7 @@ from tailrace.types import ContentT, End, Released
 
 __all__ = [
     "ANSWERED",
+    "NO_INDEX",
     "STREAM_HEADERS",
     "JsonAnswer",
     "StreamAnswer",
@@ -30,6 +31,7 @@ __all__ = [
     "unless_left",
 ]
 
+NO_INDEX = {"x-robots-tag": "noindex, nofollow, noarchive"}
 STREAM_HEADERS = {
     "cache-control": "no-cache, no-transform",  # proxies must not delay it to compress it
     "x-accel-buffering": "no",  # nginx must not buffer it, either

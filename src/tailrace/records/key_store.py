@@ -14,7 +14,7 @@ from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.sessions import Session
 from tailrace.access.shares import Share
 from tailrace.errors import UnknownKey
-from tailrace.records.record_database import RecordDatabase
+from tailrace.records.record_database import RecordDatabase, struct_of
 from tailrace.records.tables import key_changes, keys, owners, sessions, shares
 
 __all__ = ["Changes", "KeyStore", "find_forgotten", "next_version"]
@@ -130,8 +130,8 @@ class KeyStore:
             limited = connection.execute(select(owners).where(owners.c.version > since)).all()
             linked = connection.execute(select(shares).where(shares.c.version > since)).all()
             signed_in = connection.execute(select(sessions).where(sessions.c.version > since)).all()
-        found = [Session(**{name: getattr(row, name) for name in Session.__struct_fields__}) for row in signed_in]
-        links = [Share(**{name: getattr(row, name) for name in Share.__struct_fields__}) for row in linked]
+        found = [struct_of(Session, row) for row in signed_in]
+        links = [struct_of(Share, row) for row in linked]
         quotas = {row.owner: _quota(row.quota) for row in limited}
         return Changes([_key(row) for row in rows], quotas, found, links, newest)
 

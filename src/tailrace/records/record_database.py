@@ -7,8 +7,9 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
@@ -19,7 +20,7 @@ from tailrace.records.threads import TOO_SLOW, UNREACHABLE
 from tailrace.system.file_systems import NEEDS_LOCAL_DISK, lacks_locks, warn_of_network
 from tailrace.system.owners import create_file, make_directory
 
-__all__ = ["HEAD", "RecordDatabase"]
+__all__ = ["HEAD", "RecordDatabase", "struct_of"]
 
 logger = logging.getLogger("tailrace.records")
 
@@ -27,6 +28,7 @@ HEAD = "0008"  # the newest migration
 STATEMENT_S = 10.0
 LONG_STATEMENT_S = 600.0  # of deletions and migrations
 _BUSY_S = 10.0  # for a lock of SQLite
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
 _URL_HINT = "--database takes a URL such as sqlite:///records.sqlite or postgresql://user@host/name."
 
 
@@ -178,3 +180,8 @@ def _postgresql(url: URL) -> Engine:
     from tailrace.records.postgresql import postgresql_engine
 
     return postgresql_engine(url, answer_s=STATEMENT_S / 2)
+
+
+def struct_of(kind: type[_StructT], row: Any) -> _StructT:  # Any: a row of a table
+    """Return a row whose columns are named like the fields of a struct."""
+    return kind(**{name: getattr(row, name) for name in kind.__struct_fields__})

@@ -12,7 +12,7 @@ from sqlalchemy import delete, func, insert, select, update
 from tailrace.access.shares import Share
 from tailrace.errors import KeyRevoked, RequestError, UnknownShare
 from tailrace.records.key_store import find_forgotten, next_version
-from tailrace.records.record_database import RecordDatabase
+from tailrace.records.record_database import RecordDatabase, struct_of
 from tailrace.records.tables import shares
 
 __all__ = ["ShareStore"]
@@ -43,7 +43,7 @@ class ShareStore:
         query = select(shares).where(shares.c.owner == owner, *_is_active(time.time()))
         with self._database.begin() as connection:
             rows = connection.execute(query.order_by(shares.c.created_s.desc(), shares.c.share_id)).all()
-        return [_share(row) for row in rows]
+        return [struct_of(Share, row) for row in rows]
 
     def revoke(self, owner: str, share_id: str) -> None:
         """Raises: UnknownShare if the owner has no such link."""
@@ -71,7 +71,3 @@ class ShareStore:
 
 def _is_active(now_s: float) -> tuple[Any, ...]:  # Any: conditions of a query
     return shares.c.revoked_s.is_(None), shares.c.expires_s > now_s
-
-
-def _share(row: Any) -> Share:  # Any: a row of `shares`
-    return Share(**{name: getattr(row, name) for name in Share.__struct_fields__})

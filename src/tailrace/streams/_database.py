@@ -343,10 +343,7 @@ class Database:
     def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
         """Write notes of an extension, given as (key, body)."""
         with self._writing() as connection:
-            connection.executemany(
-                "INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)",
-                [(key, body, checksum(body, key)) for key, body in notes],
-            )
+            _insert_notes(connection, notes)
 
     def change_notes(self, notes: Iterable[tuple[bytes, bytes]], erased: Iterable[bytes]) -> None:
         """Delete all notes with the keys of `notes` and with those of `erased`, and write `notes`: all or none."""
@@ -354,10 +351,7 @@ class Database:
         with self._writing() as connection:
             keys = [(key,) for key in (*(key for key, _ in notes), *erased)]
             connection.executemany("DELETE FROM notes WHERE key = ?", keys)
-            connection.executemany(
-                "INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)",
-                [(key, body, checksum(body, key)) for key, body in notes],
-            )
+            _insert_notes(connection, notes)
 
     def erase_notes(self, keys: Iterable[bytes]) -> None:
         """Delete all notes with these keys."""
@@ -424,3 +418,10 @@ def _rows_within(first: bytes, end: bytes) -> str:
     if first < end:
         return "SELECT row FROM notes WHERE key >= ? AND key < ? UNION ALL SELECT row FROM notes WHERE key < x''"
     return "SELECT row FROM notes WHERE key >= ? OR key < ?"
+
+
+def _insert_notes(connection: sqlite3.Connection, notes: Iterable[tuple[bytes, bytes]]) -> None:
+    connection.executemany(
+        "INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)",
+        [(key, body, checksum(body, key)) for key, body in notes],
+    )

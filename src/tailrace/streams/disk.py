@@ -285,12 +285,15 @@ class DiskJournal:
     def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
         """Commit notes before this returns: all or none. Raises: StorageError."""
         with self._write_now():
-            self._database.add_notes([(key, self._rows.encrypt(body, key.hex())) for key, body in notes])
+            self._database.add_notes(self._sealed(notes))
 
     def change_notes(self, notes: Iterable[tuple[bytes, bytes]], erased: Iterable[bytes]) -> None:
         """As `add_notes`, in place of all notes with these keys and with those of `erased`. Raises: StorageError."""
         with self._write_now():
-            self._database.change_notes([(key, self._rows.encrypt(body, key.hex())) for key, body in notes], erased)
+            self._database.change_notes(self._sealed(notes), erased)
+
+    def _sealed(self, notes: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        return [(key, self._rows.encrypt(body, key.hex())) for key, body in notes]
 
     def erase_notes(self, keys: Iterable[bytes]) -> None:
         """Raises: StorageError."""

@@ -104,11 +104,13 @@ class LocalTable:
     async def page(self, prefix: bytes, *, after: bytes | None = None, most: int) -> dict[bytes, bytes | None]:
         found: dict[bytes, bytes | None] = {}
         num_bytes = 0
-        for key, size in self._notes.sizes(prefix, after=after, most=most).items():
-            found[key] = self._notes.get(key)
-            num_bytes += size
-            if num_bytes >= PAGE_BYTES:
+        while len(found) < most and num_bytes < PAGE_BYTES:
+            sizes = self._notes.sizes(prefix, after=after, most=1)  # the database reads whole rows for their sizes
+            if not sizes:
                 break
+            ((after, size),) = sizes.items()
+            found[after] = self._notes.get(after)
+            num_bytes += size
         return found
 
     async def sizes(self, prefix: bytes, *, after: bytes | None = None, most: int) -> dict[bytes, int]:

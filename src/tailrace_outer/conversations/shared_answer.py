@@ -24,16 +24,15 @@ from tailrace.conversations.items import Conversation, Item
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.wire import HEARTBEAT
 from tailrace.errors import StorageError, StreamError, TailraceError, UnknownConversation
-from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected
+from tailrace.http.asgi_answers import NO_INDEX, STREAM_HEADERS, client_disconnected
 from tailrace.http.stream_actions import StreamActions
 from tailrace.records.service import Records
 from tailrace.streams import Reader, StreamLog
 from tailrace.text import ToolCallReader
 from tailrace.types import CallReading, End, Released, TextDelta
 
-__all__ = ["NO_INDEX", "SharedAnswer"]
+__all__ = ["SharedAnswer"]
 
-NO_INDEX = {"x-robots-tag": "noindex, nofollow, noarchive"}
 _HEADERS = {
     **STREAM_HEADERS,
     **NO_INDEX,

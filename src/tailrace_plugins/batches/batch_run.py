@@ -194,7 +194,7 @@ class RowBatchRun:
             batch.output_file_id = await self._add_file(RESULTS)
             batch.error_file_id = await self._add_file(ERRORS)
         else:
-            batch.num_result_bytes = await self._num_bytes(batch, RESULTS)
+            batch.num_result_bytes = await self._num_bytes(RESULTS)
         batch.counts = dict(counts)
         status: Status = "completed"
         if batch.errors:
@@ -206,14 +206,14 @@ class RowBatchRun:
             status = "expired"
         await self._keep(status)
 
-    async def _num_bytes(self, batch: RowBatch, kind: bytes) -> int:
-        return sum((await self._files.sizes(result_prefix(kind, batch))).values())
+    async def _num_bytes(self, kind: bytes) -> int:
+        return sum((await self._files.sizes(result_prefix(kind, self.batch))).values())
 
     async def _add_file(self, kind: bytes) -> str | None:
         """Return the id of a file of results, which an earlier process may have made; None if there are none."""
         batch = self.batch
         file_id = result_file_id(kind, batch)
-        num_bytes = await self._num_bytes(batch, kind)
+        num_bytes = await self._num_bytes(kind)
         if not num_bytes:
             return None
         now_s = int(time.time())

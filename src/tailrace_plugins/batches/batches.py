@@ -67,7 +67,9 @@ class RowBatches:
         if not self._table.is_shared:
             await self.files.erase_unfinished(after_s=0)
         await self._look()
-        self._tasks = [self._group.create_task(task) for task in (self._look_again(), self._sweep())]
+        self._tasks = [self._group.create_task(self._sweep())]
+        if self._table.is_shared:
+            self._tasks.append(self._group.create_task(self._look_again()))
 
     def close(self) -> None:
         """Leave everything to the next process, or to other servers."""
@@ -83,7 +85,8 @@ class RowBatches:
         rows = [row async for _, row in self.files.rows(key_of(BATCHES, owner)) if row is not None]
         batches = [batch for batch in map(_decode, rows) if bool(batch.input_file_id) is has_file]
         batches.sort(key=lambda batch: batch.order, reverse=True)
-        return [await self._shown(batch) for batch in batches]
+        await self._add_progress(*batches)
+        return batches
 
     async def find(self, owner: str, batch_id: str, *, has_file: bool) -> RowBatch:
         """Raises: UnknownBatch, StorageError."""
@@ -91,27 +94,29 @@ class RowBatches:
         batch = _decode(row) if row is not None else None
         if batch is None or bool(batch.input_file_id) is not has_file:
             raise UnknownBatch("There is no such batch.", param="batch_id")
-        return await self._shown(batch)
-
-    async def _shown(self, batch: RowBatch) -> RowBatch:
-        """Add to a batch that has not ended what is kept apart: that a client has cancelled it, and its counts."""
-        if batch.has_ended:
-            return batch
-        cancelled, counts = await self._table.get(*(key_of_batch(kind, batch) for kind in (CANCELLED, COUNTS)))
-        run = self._runs.get(batch.batch_id)
-        if run is not None:
-            batch.counts = dict(run.results.counts)
-        elif counts is not None:
-            batch.counts = _decode_counts(counts)
-        if cancelled is not None and batch.status in _CAN_BE_CANCELLED:
-            batch.status, batch.times = "cancelling", {**batch.times, "cancelling": int(cancelled)}
+        await self._add_progress(batch)
         return batch
+
+    async def _add_progress(self, *batches: RowBatch) -> None:
+        """Add to batches that have not ended what is kept apart: that a client has cancelled them, and their counts.
+        Raises: StorageError."""
+        under_way = [batch for batch in batches if not batch.has_ended]
+        keys = [key_of_batch(kind, batch) for batch in under_way for kind in (CANCELLED, COUNTS)]
+        rows = await self._table.get(*keys)
+        for batch, cancelled, counts in zip(under_way, rows[::2], rows[1::2], strict=True):
+            run = self._runs.get(batch.batch_id)
+            if run is not None:
+                batch.counts = dict(run.results.counts)
+            elif counts is not None:
+                batch.counts = _decode_counts(counts)
+            if cancelled is not None and batch.status in _CAN_BE_CANCELLED:
+                batch.status, batch.times = "cancelling", {**batch.times, "cancelling": int(cancelled)}
 
     async def check_number(self, owner: str) -> None:
         """Raises: TooMany, StorageError."""
-        if len(await self.files.sizes(key_of(BATCHES, owner))) >= _BATCHES_OF_OWNER:
+        if len(await self._table.sizes(key_of(BATCHES, owner), most=_BATCHES_OF_OWNER)) >= _BATCHES_OF_OWNER:
             raise TooMany(f"An owner has at most {_BATCHES_OF_OWNER} batches. They are deleted after 30 days.")
-        if len(await self.files.sizes(key_of(OPEN, owner))) >= _OPEN_OF_OWNER:
+        if len(await self._table.sizes(key_of(OPEN, owner), most=_OPEN_OF_OWNER)) >= _OPEN_OF_OWNER:
             raise TooMany(f"An owner has at most {_OPEN_OF_OWNER} batches that have not ended. Wait for some.")
 
     async def create(self, batch: RowBatch, *, upload_key: bytes | None = None) -> RowBatch:
@@ -122,9 +127,8 @@ class RowBatches:
         await self._table.change(rows, [upload_key] if upload_key is not None else ())
         with contextlib.suppress(StorageError):  # it is taken later, or by another server
             await self._run(key_of_batch(b"", batch))
-        batch = _decode(rows[key_of_batch(BATCHES, batch)])
         with contextlib.suppress(StorageError):  # the batch is kept, whatever is known of its progress
-            return await self._shown(batch)
+            await self._add_progress(batch)
         return batch
 
     async def cancel(self, batch: RowBatch) -> RowBatch:
@@ -138,7 +142,8 @@ class RowBatches:
             run = self._runs.get(batch.batch_id)
             if run is not None:
                 run.cancel()
-        return await self._shown(batch)
+        await self._add_progress(batch)
+        return batch
 
     async def delete(self, batch: RowBatch) -> None:
         """Delete a batch that has ended, with its results that are no files. Raises: StorageError."""
@@ -181,13 +186,12 @@ class RowBatches:
         while True:
             await self._has_changed.wait()
             self._has_changed.clear()
-            if self._table.is_shared:
-                try:
-                    await self._look()
-                except StorageError:
-                    continue  # it looks again soon
-                except Exception:  # a defect must not end the server
-                    logger.exception("Batches of other servers are not looked for.")
+            try:
+                await self._look()
+            except StorageError:
+                continue  # it looks again soon
+            except Exception:  # a defect must not end the server
+                logger.exception("Batches of other servers are not looked for.")
 
     async def _look(self) -> None:
         """Run the batches that no other server runs, and learn which of its own are cancelled. Raises: StorageError."""

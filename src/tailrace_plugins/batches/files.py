@@ -129,7 +129,7 @@ class Files:
 
     async def check_number(self, owner: str) -> None:
         """Raises: TooMany, StorageError."""
-        if len(await self.sizes(key_of(FILES, owner))) >= _FILES_OF_OWNER:
+        if len(await self.table.sizes(key_of(FILES, owner), most=_FILES_OF_OWNER)) >= _FILES_OF_OWNER:
             raise TooMany(f"An owner has at most {_FILES_OF_OWNER} files. Delete some.")
 
     async def add(self, file: StoredFile, *, upload_key: bytes | None = None, lease: TableLease | None = None) -> None:

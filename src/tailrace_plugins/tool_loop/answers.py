@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.dialects import SSE, to_json
-from tailrace.errors import TailraceError
-from tailrace.server import HEARTBEAT, STREAM_HEADERS, InnerAnswer, client_disconnected
+from tailrace.errors import Cancelled, TailraceError
+from tailrace.server import HEARTBEAT, STREAM_HEADERS, InnerAnswer, client_disconnected, unless_left
 from tailrace_plugins.tool_loop.loop import Loop
 
 __all__ = ["EventsAnswer", "begun_answer", "deleted", "response_of"]
@@ -35,14 +36,8 @@ async def begun_answer(loop: Loop, request: Request, *, is_stream: bool) -> ASGI
 
     Raises: TailraceError if the response does not begin.
     """
-    watching = asyncio.ensure_future(client_disconnected(request.receive))
-    waiting = asyncio.ensure_future(loop.wait(0))
-    with loop.waiting():
-        try:
-            await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            watching.cancel()
-            waiting.cancel()
+    with loop.waiting(), contextlib.suppress(Cancelled):
+        await unless_left(request.receive, loop.wait(0))
     if loop.refusal is not None:
         return _refused(loop.refusal)
     return EventsAnswer(loop, 0) if is_stream else _WholeAnswer(loop)
@@ -64,14 +59,8 @@ class _WholeAnswer:
         self._loop = loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        watching = asyncio.ensure_future(client_disconnected(receive))
-        waiting = asyncio.ensure_future(self._loop.ended())
-        with self._loop.reading():
-            try:
-                await asyncio.wait((watching, waiting), return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                watching.cancel()
-                waiting.cancel()
+        with self._loop.reading(), contextlib.suppress(Cancelled):
+            await unless_left(receive, self._loop.ended())
         await response_of(self._loop)(scope, receive, send)
 
 

@@ -14,10 +14,10 @@ from tailrace.dialects import JsonBody, Other, read_fields
 from tailrace.errors import RequestError
 from tailrace_plugins.tool_loop.errors import ApprovalConflict, UnknownApproval
 from tailrace_plugins.tool_loop.journal import LOOP_ID
-from tailrace_plugins.tool_loop.records import Called, Planned, ToolFacts
+from tailrace_plugins.tool_loop.records import Called, Planned, ToolFacts, call_item, output_item
 from tailrace_plugins.tool_loop.servers_file import LABEL
 
-__all__ = ["McpTool", "ToolRequest", "loop_id_of", "names_mcp", "read_tool_request"]
+__all__ = ["McpTool", "ToolRequest", "loop_id_of", "names_mcp"]
 
 _SECRETS = ("authorization", "headers")
 _RESPONSE = "resp_"
@@ -29,7 +29,7 @@ _OWN_HEADERS = re.compile(  # those of the connection and of the protocol
     "|last-event-id|proxy-.*|mcp-.*",
     re.IGNORECASE,
 )
-_APPROVAL = re.compile(r"mcpr_[0-9a-f]{32}_[0-9a-z_]{1,20}")
+_APPROVAL = re.compile(r"mcpr_([0-9a-f]{32})_[0-9a-z_]{1,20}")
 
 
 class ToolFilter(msgspec.Struct):
@@ -133,8 +133,7 @@ class _Body(msgspec.Struct):
 
 
 class ToolRequest:
-    """A request with MCP tools, as it was read. `find` returns the call of an approval request of the same owner, and
-    the tool as its server described it then."""
+    """A request with MCP tools, as it was read."""
 
     def __init__(self, body: JsonBody) -> None:
         given_fields = {name: body[name] for name in _Body.__struct_fields__ if name in body}
@@ -172,6 +171,13 @@ class ToolRequest:
                 if not _HEADER.fullmatch(name) or not _HEADER_VALUE.fullmatch(value) or _OWN_HEADERS.fullmatch(name):
                     where = f"tools[{index}].headers"
                     raise RequestError(f"{where}: this header cannot be set.", param=where)
+
+    @property
+    def approving(self) -> set[str]:
+        """The ids of the responses whose calls the input approves or refuses."""
+        items = self.fields.input if isinstance(self.fields.input, list) else []
+        ids = (_APPROVAL.fullmatch(one.approval_request_id) for one in items if isinstance(one, ApprovalAnswer))
+        return {f"mcp_{found[1]}" for found in ids if found is not None}
 
     @property
     def inner_body(self) -> JsonBody:
@@ -236,15 +242,15 @@ class ToolRequest:
                         decided.append(call)
                         continue
                     if call.is_again:
-                        said.append(_call_item(call.call_id, call.label, call.name, call.arguments))
-                    said.append(_output_item(call.call_id, _refusal(one.reason)))
+                        said.append(call_item(call.call_id, call.label, call.name, call.arguments))
+                    said.append(output_item(call.call_id, _refusal(one.reason)))
                 case ApprovalRequestItem():
-                    said.append(_call_item(_call_id(one.id), one.server_label, one.name, one.arguments))
+                    said.append(call_item(_call_id(one.id), one.server_label, one.name, one.arguments))
                 case McpCallItem():
                     call_id = _call_id(one.approval_request_id or one.id)
                     if one.approval_request_id not in shown:
-                        said.append(_call_item(call_id, one.server_label, one.name, one.arguments))
-                    said.append(_output_item(call_id, _result(one)))
+                        said.append(call_item(call_id, one.server_label, one.name, one.arguments))
+                    said.append(output_item(call_id, _result(one)))
                 case Other():
                     said.append(raw)
         listed = {one.server_label for one in given if isinstance(one, McpListItem)}
@@ -265,11 +271,6 @@ def loop_id_of(response_id: object) -> str | None:
         return None
     loop_id = response_id.removeprefix(_RESPONSE)
     return loop_id if LOOP_ID.fullmatch(loop_id) else None
-
-
-def read_tool_request(body: JsonBody) -> ToolRequest:
-    """Raises: RequestError."""
-    return ToolRequest(body)
 
 
 def _own(entries: object) -> object:
@@ -318,14 +319,6 @@ def _shown(tool: JsonBody) -> JsonBody:
 
 def _call_id(item_id: str) -> str:
     return f"call_{item_id}"
-
-
-def _call_item(call_id: str, label: str, name: str, arguments: str) -> JsonBody:
-    return {"type": "function_call", "call_id": call_id, "namespace": label, "name": name, "arguments": arguments}
-
-
-def _output_item(call_id: str, text: str) -> JsonBody:
-    return {"type": "function_call_output", "call_id": call_id, "output": text}
 
 
 def _refusal(reason: str | None) -> str:

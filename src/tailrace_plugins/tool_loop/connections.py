@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -25,7 +25,7 @@ from tailrace_plugins.tool_loop.records import Called, ToolFacts
 from tailrace_plugins.tool_loop.servers_file import McpServer
 from tailrace_plugins.tool_loop.stdio import program_transport
 
-__all__ = ["McpConnection", "McpConnections", "Transports", "protocol_error", "unknown_outcome"]
+__all__ = ["McpConnection", "McpConnections", "protocol_error", "unknown_outcome"]
 
 logger = logging.getLogger("tailrace.mcp")
 
@@ -50,8 +50,6 @@ _NO_ANSWER = (  # the SDK has these errors for answers that do not come, too
 if not logger.isEnabledFor(logging.DEBUG):  # a server could fill the log
     for _name in ("client", "httpx2", "mcp"):
         logging.getLogger(_name).setLevel(logging.CRITICAL)
-
-Transports = Callable[[], AbstractAsyncContextManager[Any]]  # Any: the SDK's streams
 
 
 def protocol_error(message: str, code: int = mcp_types.INTERNAL_ERROR) -> JsonBody:

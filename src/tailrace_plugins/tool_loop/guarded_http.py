@@ -11,24 +11,23 @@ from urllib.parse import urlsplit
 import httpx2
 
 from tailrace.errors import Forbidden
+from tailrace.server import is_public as is_public_host
 
 __all__ = ["GuardedTransport", "check_url", "is_public"]
 
 _ANSWER_BYTES = 4 * 2**20
 _LEAVE_S = 2.0  # for the end of a session
-_UNICAST = ipaddress.IPv6Network("2000::/3")  # the rest of the space has translated and special addresses
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: str) -> bool:
     """Return whether an address belongs to the public internet. NAT64 addresses are what names of IPv4 hosts have in a
     network without IPv4."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        if found in _NAT64:
-            return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
-        return found in _UNICAST and found.is_global and found.sixtofour is None and found.teredo is None
-    return found.is_global and not found.is_multicast
+    address = address.partition("%")[0]
+    found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address) and found in _NAT64:
+        address = str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF))
+    return is_public_host(address)
 
 
 def check_url(url: str, hosts: Collection[str], param: str) -> None:

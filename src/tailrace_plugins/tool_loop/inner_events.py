@@ -8,7 +8,9 @@ import msgspec
 
 from tailrace.dialects import JsonBody
 
-__all__ = ["read_events"]
+__all__ = ["FINAL", "read_events"]
+
+FINAL = ("response.completed", "response.incomplete", "response.failed")  # the last events of an answer
 
 
 async def read_events(parts: AsyncIterator[bytes]) -> AsyncIterator[JsonBody]:

@@ -24,7 +24,18 @@ from tailrace_plugins.tool_loop.connections import McpConnection, protocol_error
 from tailrace_plugins.tool_loop.journal import Journal
 from tailrace_plugins.tool_loop.model import LoopModel, body_of_turn
 from tailrace_plugins.tool_loop.output import ModelTurn, Output
-from tailrace_plugins.tool_loop.records import Begun, Called, Calling, Ended, Planned, Step, ToolFacts, TurnEnded
+from tailrace_plugins.tool_loop.records import (
+    Begun,
+    Called,
+    Calling,
+    Ended,
+    Planned,
+    Step,
+    ToolFacts,
+    TurnEnded,
+    call_item,
+    output_item,
+)
 
 __all__ = ["CallLimits", "Connect", "Loop"]
 
@@ -178,7 +189,7 @@ class Loop:
             self._open()
         for call in self.begun.decided:
             if call.is_again:
-                self._say(_function_call(call), is_fresh=True)
+                self._say(call_item(call.call_id, call.label, call.name, call.arguments), is_fresh=True)
             self.output.begin_call(call)
             self._wake()
             await self._do(call)
@@ -275,7 +286,7 @@ class Loop:
         self.results[call.place] = result
         self.output.end_call(result)
         self._wake()
-        self._say({"type": "function_call_output", "call_id": call.call_id, "output": result.text}, is_fresh=True)
+        self._say(output_item(call.call_id, result.text), is_fresh=True)
         if result.is_unknown:
             again = msgspec.structs.replace(
                 call,
@@ -292,16 +303,17 @@ class Loop:
         if self._calling[call.item_id]:
             result = unknown_outcome(call.item_id, "The response ended during this call.")
             self.results[call.place] = result
-        self._say({"type": "function_call_output", "call_id": call.call_id, "output": result.text}, is_fresh=True)
+        self._say(output_item(call.call_id, result.text), is_fresh=True)
 
     async def _make(self, call: Planned) -> Called:
-        tool = next((one for one in self.begun.tools.get(call.label, ()) if one.name == call.name), None)
+        tool = self.begun.tool(call.label, call.name)
         num_tries = self._calling[call.item_id]
         if num_tries and (tool is None or not tool.may_repeat or num_tries >= _MOST_TRIES):
             return unknown_outcome(call.item_id, "The server was stopped during this call.")
-        if (reason := self._why_not(call, tool)) is not None:
+        arguments = _arguments_of(call)
+        if (reason := self._why_not(tool, arguments)) is not None:
             return Called(item_id=call.item_id, error=protocol_error(f"The tool was not called: {reason}."))
-        arguments = msgspec.json.decode(call.arguments or "{}")
+        assert arguments is not None
         try:
             async with self._connect(call.label, call.name) as connection:
                 await connection.ready()
@@ -319,18 +331,14 @@ class Loop:
         except RequestError as error:
             return Called(item_id=call.item_id, error=protocol_error(f"The tool was not called: {error.message}"))
 
-    def _why_not(self, call: Planned, tool: ToolFacts | None) -> str | None:
+    def _why_not(self, tool: ToolFacts | None, arguments: JsonBody | None) -> str | None:
         if tool is None:
             return "its server does not have it"
         if self._is_blocked:
             return "what came of the call before is not known"
         if self._num_calls > self.begun.most_calls:
             return f"a response makes at most {self.begun.most_calls} calls"
-        try:
-            is_object = isinstance(msgspec.json.decode(call.arguments or "{}"), dict)
-        except msgspec.DecodeError:
-            is_object = False
-        return None if is_object else "its arguments are no JSON object"
+        return None if arguments is not None else "its arguments are no JSON object"
 
     # Turns of the model
 
@@ -385,11 +393,10 @@ def _packed(events: list[JsonBody]) -> TurnEnded:
     return TurnEnded(zlib.compress(msgspec.json.encode(events)))
 
 
-def _function_call(call: Planned) -> JsonBody:
-    return {
-        "type": "function_call",
-        "call_id": call.call_id,
-        "namespace": call.label,
-        "name": call.name,
-        "arguments": call.arguments,
-    }
+def _arguments_of(call: Planned) -> JsonBody | None:
+    """Return the arguments of a call; None if they are no JSON object."""
+    try:
+        arguments = msgspec.json.decode(call.arguments or "{}")
+    except msgspec.DecodeError:
+        return None
+    return arguments if isinstance(arguments, dict) else None

@@ -21,7 +21,7 @@ from tailrace_plugins.tool_loop.asked import McpTool, ToolRequest, loop_id_of
 from tailrace_plugins.tool_loop.connections import McpConnection, McpConnections
 from tailrace_plugins.tool_loop.errors import ApprovalConflict, LoopsFull, ServerUnreachable, UnknownLoop
 from tailrace_plugins.tool_loop.guarded_http import check_url
-from tailrace_plugins.tool_loop.journal import LOOP_ID, Journal, new_loop_id
+from tailrace_plugins.tool_loop.journal import Journal, new_loop_id
 from tailrace_plugins.tool_loop.loop import CallLimits, Connect, Loop
 from tailrace_plugins.tool_loop.records import Begun, Planned, ToolFacts
 from tailrace_plugins.tool_loop.servers_file import McpServer
@@ -119,13 +119,18 @@ class Loops:
             self._listing += Counter()  # without zeros
         async with self._beginning:  # of two requests with one key or one approval, the second finds the first one's
             known = await self._claimed(sender.owner, claim, asked.digest)
-            return known if known is not None else await self._new(request, body, asked, tools)
+            return known if known is not None else await self._new(request, body, asked, tools, sender, claim)
 
     async def _new(
-        self, request: Request, body: JsonBody, asked: ToolRequest, tools: dict[str, list[ToolFacts]]
+        self,
+        request: Request,
+        body: JsonBody,
+        asked: ToolRequest,
+        tools: dict[str, list[ToolFacts]],
+        sender: Sender,
+        claim: str,
     ) -> Loop:
         """Begin a response. Raises: as `begin`."""
-        sender = Sender.of(request.scope)
         previous_id = loop_id_of(asked.previous)
         previous = await self.shown(sender.owner, previous_id) if previous_id is not None else None
         if previous is not None and body.get("conversation") is not None:
@@ -133,7 +138,7 @@ class Loops:
             raise RequestError(text, param="conversation")
         if previous is not None and not previous.has_ended:
             raise UnknownLoop("The previous response has not ended.", param="previous_response_id")
-        calls = await self._calls_in(sender.owner, body)
+        calls = await self._calls_in(sender.owner, asked, previous)
         said, decided, listed = asked.read_input(calls.get, tools)
         headers = {tool.server_label: tool.all_headers for tool in asked.tools}
         begun = Begun(
@@ -156,7 +161,7 @@ class Loops:
             is_stored=asked.fields.store is not False,
             headers={name: one for name, one in request.headers.items() if name == "x-tailrace-priority"},
             linger_s=_linger_of(request),
-            claim=request.headers.get("idempotency-key", ""),
+            claim=claim,
         )
         self._check_room(sender.owner)
         self._make_room(sender.owner)
@@ -259,19 +264,20 @@ class Loops:
             raise Forbidden("This key may use no MCP server with this label.", param="tools")
         return spec
 
-    async def _calls_in(self, owner: str, body: JsonBody) -> dict[str, tuple[Planned, ToolFacts]]:
-        """Return the calls that wait for the approvals in the input, by the ids of their approval requests."""
-        given = body.get("input")
-        answers = [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
-        ids = {one.get("approval_request_id") for one in answers if one.get("type") == "mcp_approval_response"}
+    async def _calls_in(
+        self, owner: str, asked: ToolRequest, previous: Loop | None
+    ) -> dict[str, tuple[Planned, ToolFacts]]:
+        """Return the calls that wait for the approvals in the input, by the ids of their approval requests. Most are
+        of the previous response."""
         calls: dict[str, tuple[Planned, ToolFacts]] = {}
-        for loop_id in {f"mcp_{one.split('_')[1]}" for one in ids if isinstance(one, str) and one.startswith("mcpr_")}:
-            if not LOOP_ID.fullmatch(loop_id):
-                continue
+        for loop_id in asked.approving:
             with contextlib.suppress(UnknownLoop):
-                loop = await self.find(owner, loop_id)
+                loop = previous
+                if loop is None or loop.begun.loop_id != loop_id:
+                    loop = await self.find(owner, loop_id)
                 for call in loop.asked if loop.has_ended else ():
-                    tool = next(one for one in loop.begun.tools[call.label] if one.name == call.name)
+                    tool = loop.begun.tool(call.label, call.name)
+                    assert tool is not None
                     calls[call.asked_id] = (call, tool)
         return calls
 

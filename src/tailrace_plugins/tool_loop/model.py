@@ -16,7 +16,7 @@ import msgspec
 from tailrace.dialects import JsonBody
 from tailrace.errors import StreamError, TailraceError
 from tailrace.server import InnerAnswer, Server, StreamLog
-from tailrace_plugins.tool_loop.inner_events import read_events
+from tailrace_plugins.tool_loop.inner_events import FINAL, read_events
 from tailrace_plugins.tool_loop.records import Begun, ToolFacts
 
 __all__ = ["LoopModel", "body_of_turn"]
@@ -30,7 +30,6 @@ _RETRY_S = 1.0
 _FOR_NOW = (408, 429, 503, 507)  # with Retry-After
 _MOST_RETRIES = 20
 _IGNORED = "x-tailrace-ignored"
-_FINAL = ("response.completed", "response.incomplete", "response.failed")
 
 
 class LoopModel:
@@ -68,7 +67,7 @@ class LoopModel:
                                 continue
                             num_seen = event["sequence_number"] + 1
                             yield event
-                            if event["type"] in _FINAL:
+                            if event["type"] in FINAL:
                                 return
                         self.refusal = None
             except TailraceError as error:

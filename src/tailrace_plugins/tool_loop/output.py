@@ -9,12 +9,12 @@ from collections.abc import Iterable
 import msgspec
 
 from tailrace.dialects import JsonBody
+from tailrace_plugins.tool_loop.inner_events import FINAL
 from tailrace_plugins.tool_loop.records import Begun, Called, Planned, ToolFacts
 
 __all__ = ["ModelTurn", "Output"]
 
-_FINAL = ("response.completed", "response.incomplete", "response.failed")
-_UNSENT = ("response.created", "response.in_progress", "response.queued", "keepalive", "error", *_FINAL)
+_UNSENT = ("response.created", "response.in_progress", "response.queued", "keepalive", "error", *FINAL)
 
 
 class ModelTurn:
@@ -162,7 +162,7 @@ class Output:
     def feed(self, turn: ModelTurn, event: JsonBody) -> None:
         """Add an event of a turn."""
         kind = event["type"]
-        if kind in _FINAL:
+        if kind in FINAL:
             turn.final = event["response"]
             self._base.update(turn.final)
             self._usage = _sum(self._usage, turn.final.get("usage") or {})

@@ -9,7 +9,18 @@ import msgspec
 from tailrace.dialects import JsonBody
 from tailrace.server import Sender
 
-__all__ = ["Begun", "Called", "Calling", "Ended", "Planned", "Step", "ToolFacts", "TurnEnded"]
+__all__ = [
+    "Begun",
+    "Called",
+    "Calling",
+    "Ended",
+    "Planned",
+    "Step",
+    "ToolFacts",
+    "TurnEnded",
+    "call_item",
+    "output_item",
+]
 
 
 class ToolFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +111,10 @@ class Begun(msgspec.Struct, tag=1, kw_only=True):
     linger_s: float = 0.0  # how long it goes on without a reader
     claim: str = ""  # the key of the note that has its Idempotency-Key
 
+    def tool(self, label: str, name: str) -> ToolFacts | None:
+        """Return a tool as its server described it at the beginning; None if the request does not have it."""
+        return next((one for one in self.tools.get(label, ()) if one.name == name), None)
+
 
 class TurnEnded(msgspec.Struct, tag=2):
     events: bytes  # of the model's turn, as JSON, compressed
@@ -119,3 +134,13 @@ class Ended(msgspec.Struct, tag=5):
 
 
 Step: TypeAlias = Begun | TurnEnded | Calling | Called | Ended
+
+
+def call_item(call_id: str, label: str, name: str, arguments: str) -> JsonBody:
+    """Return a call as an item of the model's input."""
+    return {"type": "function_call", "call_id": call_id, "namespace": label, "name": name, "arguments": arguments}
+
+
+def output_item(call_id: str, text: str) -> JsonBody:
+    """Return what came of a call as an item of the model's input."""
+    return {"type": "function_call_output", "call_id": call_id, "output": text}

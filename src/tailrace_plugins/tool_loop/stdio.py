@@ -16,7 +16,6 @@ from typing import TypeAlias
 import anyio
 import mcp_types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from mcp.client import Transport
 from mcp.shared.message import SessionMessage
 
 from tailrace_plugins.tool_loop.servers_file import McpServer
@@ -34,14 +33,10 @@ _IDLE_BYTES = 2**20  # that a program may write between two messages of ours, be
 _CLOSE_S = 2.0
 
 
-def program_transport(spec: McpServer, ended: asyncio.Event) -> Transport:
-    """Return a context of the streams of a program, which ends with it. `ended` is set when the program has no more to
-    say. Raises: OSError if it cannot be started."""
-    return _program(spec, ended)
-
-
 @contextlib.asynccontextmanager
-async def _program(spec: McpServer, ended: asyncio.Event) -> AsyncIterator[_Streams]:
+async def program_transport(spec: McpServer, ended: asyncio.Event) -> AsyncIterator[_Streams]:
+    """Context of the streams of a program, which ends with it. `ended` is set when the program has no more to say.
+    Raises: OSError if it cannot be started."""
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     process = await asyncio.create_subprocess_exec(
         *spec.command,
