@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from tailrace.api.stream_facts import facts_of
 from tailrace.assembly.models import Models
 from tailrace.dialects import websocket
 from tailrace.dialects.wire import shows_progress
-from tailrace.errors import RequestError, SeqOutOfRange, TailraceError, Unauthenticated
+from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, Unauthenticated
 from tailrace.http.accepted_websocket import UNAUTHENTICATED, Over, Socket
 from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
@@ -50,7 +51,9 @@ class StreamChannel:
         self._streams = streams
         self._socket = socket
         self._is_strict = settings.strict
-        self._followed = FollowedStreams(socket, group, settings.ws_streams)
+        self._group = group
+        self._most = settings.ws_streams
+        self._followed = FollowedStreams(socket)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by the names of the streams
 
     async def run(self) -> None:
@@ -150,7 +153,8 @@ class StreamChannel:
         """Raises: RequestError if the name is used, QueueFull if the socket follows as many streams as allowed."""
         if name in self._followed.by_name:
             raise RequestError("This socket already follows a stream with this id.", param="id")
-        self._followed.require_room()
+        if len(self._followed.by_name) >= self._most:
+            raise QueueFull(f"A socket follows at most {self._most} streams.")
 
     def _find(self, name: str) -> FollowedStream:
         stream = self._followed.by_name.get(name)
@@ -162,7 +166,13 @@ class StreamChannel:
         return _Frames(websocket.Frames(name, facts_of(self._models.of(log), log)))
 
     async def _begin(self, name: str | None, stream: FollowedStream, first_frame: bytes) -> asyncio.Task[None]:
+        """Send the first frame, and return a task that sends the rest. The reader is registered before both."""
         name = name or stream.log.stream_id
-        task = self._tasks[name] = await self._followed.begin(name, stream, [first_frame])
-        task.add_done_callback(lambda _: self._tasks.pop(name))
-        return task
+        with contextlib.ExitStack() as cleanup:
+            cleanup.enter_context(self._followed.following(name, stream))
+            await self._socket.say(first_frame)
+            task = self._tasks[name] = self._group.create_task(stream.send_all(self._socket))
+            cleanup.callback(self._tasks.pop, name)
+            leave = cleanup.pop_all().close
+            task.add_done_callback(lambda _: leave())
+            return task

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-from tailrace.errors import QueueFull
 from tailrace.http.accepted_websocket import Socket
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, PromptProgress, Released, TextDelta
@@ -68,18 +67,11 @@ class FollowedStream:
 
 
 class FollowedStreams:
-    """All streams that a socket follows, at most `most`, by the client's names for them."""
+    """All streams that a socket follows, by the client's names for them."""
 
-    def __init__(self, socket: Socket, group: asyncio.TaskGroup, most: int) -> None:
+    def __init__(self, socket: Socket) -> None:
         self._socket = socket
-        self._group = group
-        self._most = most
         self.by_name: dict[str, FollowedStream] = {}
-
-    def require_room(self) -> None:
-        """Raises: QueueFull if the socket follows as many streams as allowed."""
-        if len(self.by_name) >= self._most:
-            raise QueueFull(f"A socket follows at most {self._most} streams.")
 
     @contextlib.contextmanager
     def following(self, name: str, stream: FollowedStream) -> Iterator[None]:
@@ -92,13 +84,3 @@ class FollowedStreams:
             finally:
                 del self.by_name[name]
                 self._socket.free()
-
-    async def begin(self, name: str, stream: FollowedStream, first_frames: Sequence[bytes]) -> asyncio.Task[None]:
-        """Send the first frames, and return a task that sends the rest. The reader is registered before both."""
-        with contextlib.ExitStack() as cleanup:
-            cleanup.enter_context(self.following(name, stream))
-            await self._socket.say_all(first_frames)
-            task = self._group.create_task(stream.send_all(self._socket))
-            leave = cleanup.pop_all().close
-            task.add_done_callback(lambda _: leave())
-            return task

@@ -119,7 +119,7 @@ class LaneSocket:
         self._group = asyncio.TaskGroup()
         most = min(_MAX_AT_ONCE, settings.ws_streams)
         self._room = asyncio.Semaphore(most)
-        self._followed = FollowedStreams(socket, self._group, most)
+        self._followed = FollowedStreams(socket)
         self._lanes: dict[str | None, _Lane] = {}
         self._num_pending_bytes = 0  # of commands that have not begun
         self._begun: dict[str, bytes] = {}  # what streams that are not kept need to be continued here

@@ -150,8 +150,7 @@ class StreamStarts:
         owner = owner_of(sender.scope)
         if act.past is not None:
             parsed = await self._with_past(owner, parsed, act.past(parsed))
-        if act.topic is not None and (topic := act.topic(parsed)) is not None:
-            parsed = await self.with_newest(wire, owner, parsed, lambda _: topic)
+        parsed = await self.with_newest(wire, owner, parsed, act.topic)
         place = act.conversation(parsed) if act.conversation is not None else None
         if place is None:
             return await self._begin(wire, act, sender, parsed, meant, claim)
@@ -229,14 +228,15 @@ class StreamStarts:
         wire: Wire,
         owner: str,
         parsed: ParsedRequest,
-        topic: Callable[[ParsedRequest], str] | None,
+        topic: Callable[[ParsedRequest], str | None] | None,
         *,
         has_ended: bool = False,
     ) -> ParsedRequest:
         """Raises: StorageError."""
-        if topic is None:
+        name = topic(parsed) if topic is not None else None
+        if name is None:
             return parsed
-        log = await self._store.newest(owner, wire.name, topic(parsed), has_ended=has_ended)
+        log = await self._store.newest(owner, wire.name, name, has_ended=has_ended)
         return parsed if log is None else replace(parsed, newest=facts_of(self._models.of(log), log))
 
     async def _recall_or_create(

@@ -24,13 +24,11 @@ UNAUTHENTICATED = Close(1008, "What has opened this WebSocket is not valid any m
 
 
 class Over(Exception):
-    """The WebSocket ends: with a close frame, or without one because the client has disconnected. `is_done` says
-    that the client has closed it because it needs nothing more; otherwise it has lost its connection, or goes away."""
+    """The WebSocket ends: with a close frame, or without one because the client has disconnected."""
 
-    def __init__(self, close: Close | None = None, *, is_done: bool = False) -> None:
+    def __init__(self, close: Close | None = None) -> None:
         super().__init__()
         self.close = close
-        self.is_done = is_done
 
 
 class Socket:
@@ -69,7 +67,7 @@ class Socket:
             self._idle = None
         if message["type"] == "websocket.disconnect":
             self._closed_by_client = message.get("code", 1006)
-            raise Over(is_done=self._closed_by_client in _DONE)
+            raise Over
         text = message.get("text")
         if text is None:
             raise Over(Close(1003, "Only text frames are supported."))
@@ -77,7 +75,8 @@ class Socket:
         return text
 
     async def is_done(self) -> bool:
-        """Return whether the client, which has disconnected, said that it needs nothing more."""
+        """Return whether the client, which has disconnected, said that it needs nothing more. Otherwise it has lost its
+        connection, or goes away."""
         while self._closed_by_client is None:
             message = await self._receive()
             if message["type"] == "websocket.disconnect":

@@ -148,7 +148,8 @@ class Edge:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and self._is_public(path):
             return Principal()
         principal = self._authentication.authenticate(scope, headers)
-        scope[AUTHENTICATE] = partial(self._authentication.authenticate_again, scope, headers, principal)
+        if scope["type"] == "websocket":  # it may stay open for long
+            scope[AUTHENTICATE] = partial(self._authentication.authenticate_again, scope, headers, principal)
         if principal.stream_id is not None and scope["type"] == "http":
             ids = [part.removeprefix("resp_") for part in path.split("/")]
             principal.require_stream(principal.stream_id if principal.stream_id in ids else "")
