@@ -26,7 +26,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -42,6 +41,7 @@ import httpx
 import psutil
 
 from machine import this_machine
+from servers import redis_server
 from tailrace_outer.measure.bench.load import percentile
 
 ROOT = Path(__file__).parent.parent
@@ -299,19 +299,6 @@ def own_ray(ray_python: Path, directory: Path) -> Iterator[psutil.Process]:
         yield process
 
 
-@contextlib.contextmanager
-def redis_server(directory: Path) -> Iterator[None]:
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    assert program, "redis-server is not installed"
-    command = [program, "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ray-python", type=Path, default=Path(sys.executable))
@@ -332,7 +319,7 @@ def main() -> None:
         ]
         if options.checkpoint:
             runs += [("models", one, ("model",)) for one in models(options.ray_python, directory)]
-        with redis_server(directory), own_ray(options.ray_python, directory) as cluster:
+        with redis_server(directory, REDIS_PORT), own_ray(options.ray_python, directory) as cluster:
             for part, target, kinds in runs:
                 print(f"{time.monotonic() - begun_s:4.0f} s  {part}: {target.name}", flush=True)
                 for kind, row in measure(target, cluster, directory, kinds=kinds):

@@ -1,9 +1,10 @@
-"""Servers of tailrace that a benchmark starts."""
+"""Servers that a benchmark starts."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ import psutil
 
 from tailrace.system.child import stop
 
-__all__ = ["RunningServer", "serving"]
+__all__ = ["RunningServer", "redis_server", "serving"]
 
 _START_S = 600.0  # a model may have to be fetched and converted
 _STOP_S = 60.0
@@ -62,3 +63,18 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
             return int(found[1])
         time.sleep(0.05)
     raise SystemExit(f"The server did not start:\n{log.read_text()[-3000:]}")
+
+
+@contextmanager
+def redis_server(folder: Path, port: int) -> Iterator[str]:
+    """Start a Redis, and return its address."""
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if not program:
+        raise SystemExit("redis-server is not installed")
+    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.kill()
+        process.wait()

@@ -29,9 +29,10 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from machine import this_machine
+from servers import redis_server
 from survival_client import Reader, Wire, count
-from survival_peers import NUM_TOKENS, PEERS, Peer, Team, redis_server
-from survival_servers import ServerFailed
+from survival_peers import NUM_TOKENS, PEERS, Peer, Team
+from survival_servers import ServerFailed, free_port
 
 MARK = 32  # tokens that the client has when the fault strikes
 AWAY_S = 2.0
@@ -305,7 +306,8 @@ def main() -> None:
     results = {"request": GREEDY, "servers": {}, "rows": []}
     if options.output and options.output.exists():  # the rows that are measured now are replaced
         results = json.loads(options.output.read_text())
-    with tempfile.TemporaryDirectory(prefix="survival-") as folder, redis_server(Path(folder)) as redis_url:
+    folders = tempfile.TemporaryDirectory(prefix="survival-")
+    with folders as folder, redis_server(Path(folder), free_port()) as redis_url:
         for peer in [PEERS[key](options) for key in options.only.split(",")]:
             where = this_machine() | {"date": time.strftime("%Y-%m-%d")}
             results["servers"][peer.name] = {"version": peer.version(), "runs": peer.shown, "measured": where}
@@ -313,9 +315,7 @@ def main() -> None:
                 one for one in results["rows"] if one["server"] != peer.name or one["fault"] not in faults
             ]
             try:
-                for found in measure(
-                    peer, Path(folder), redis_url, options.turns, options.faults.split(","), tokenizer
-                ):
+                for found in measure(peer, Path(folder), redis_url, options.turns, faults, tokenizer):
                     print(json.dumps(found), flush=True)
                     results["rows"].append(found)
                     if options.output:  # at once: an interrupted run keeps what it has

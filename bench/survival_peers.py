@@ -6,14 +6,13 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import psutil
 from survival_client import NativeWire, OpenAIWire, TextWire, Wire
 from survival_servers import START_S, ServerFailed, Supervised, free_port
 
-__all__ = ["NUM_TOKENS", "PEERS", "Peer", "Team", "redis_server"]
+__all__ = ["NUM_TOKENS", "PEERS", "Peer", "Team"]
 
 NUM_TOKENS = 96  # of each answer
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # as all servers here, of which two run beside each other
@@ -495,19 +494,3 @@ class RayTeam(Team):
 PEERS: dict[str, type[Peer]] = {
     peer.key: peer for peer in (Tailrace, LlamaServer, TransformersServe, Vllm, LitServe, LiteLlm, RayServe)
 }
-
-
-@contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[str]:
-    """Start a Redis, and return its address."""
-    port = free_port()
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if not program:
-        raise SystemExit("redis-server is not installed")
-    command = [program, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        yield f"redis://127.0.0.1:{port}/0"
-    finally:
-        process.kill()
-        process.wait()

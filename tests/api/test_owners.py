@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.api.lanes import Owned
 from tests.api.socket_client import SocketClient, app_of
 from tests.generation.harness import Harness, greedy
 from tests.http.wire import as_json
@@ -30,24 +30,11 @@ from tailrace.types import ANONYMOUS, GenerateRequest, new_stream_id
 _PROMPT = {"prompt": "Mine.", "seed": 1}
 
 
-class OwnerEdge:
-    """Trusts a header for the owner, without keys."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        for name, value in scope["headers"]:
-            if name == b"x-owner":
-                scope[PRINCIPAL] = Principal(value.decode())
-        await self._app(scope, receive, send)
-
-
 class _House:
     """A server in this process, and its clients."""
 
     def __init__(self, service: Service, server: Server, extensions: Sequence[Opened]) -> None:
-        self.app = OwnerEdge(build_app(service.models, server, extensions))
+        self.app = Owned(build_app(service.models, server, extensions))
         self.service = service
         transport = httpx.ASGITransport(self.app)
         self.mine, self.yours, self.nobodys = (
@@ -240,7 +227,7 @@ async def test_responses_of_another_owner_cannot_be_continued(tmp_path: Path) ->
 @scenario
 async def test_a_socket_sees_only_streams_of_its_owner() -> None:
     harness = Harness()
-    app = OwnerEdge(app_of(harness))
+    app = Owned(app_of(harness))
     request = GenerateRequest(prompts=("Mine.",), on_disconnect="detach", linger_s=1e6, sampling=greedy(9), owner="me")
     running, finished = await harness.generator.create(request), await harness.generator.create(request)
     finished.cancel()
@@ -264,7 +251,7 @@ async def test_a_socket_sees_only_streams_of_its_owner() -> None:
 @scenario
 async def test_streams_of_a_chatbot_belong_to_the_owner_of_the_socket() -> None:
     harness = Harness()
-    async with SocketClient(OwnerEdge(app_of(harness)), "/", headers={"x-owner": "me"}) as socket:
+    async with SocketClient(Owned(app_of(harness)), "/", headers={"x-owner": "me"}) as socket:
         await socket.ask("Hello!")
         assert [run.log.record.owner for run in harness.generator.live] == ["me"]
 

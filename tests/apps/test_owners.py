@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from tests.api.test_owners import OwnerEdge
+from tests.api.lanes import Owned
 from tests.apps.one_app import client_of, one_app
 
 from tailrace.types import new_stream_id
@@ -17,7 +17,7 @@ async def _two() -> AsyncIterator[str]:
 
 async def test_streams_of_another_owner_are_unknown() -> None:
     async with one_app(_two) as hosted:
-        app = OwnerEdge(hosted.front)
+        app = Owned(hosted.front)
         mine = client_of(app, **{"x-owner": "me"})
         answer = await mine.get("/")
         assert b'{"text":"two"}' in answer.content

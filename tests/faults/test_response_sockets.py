@@ -26,7 +26,6 @@ from websockets.exceptions import WebSocketException
 pytestmark = pytest.mark.filterwarnings(r"ignore:connect\(\) must be used:DeprecationWarning")
 
 ENDS = ("response.completed", "response.failed", "response.incomplete")
-MODEL = "~/.cache/tailrace/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 class Lane:
@@ -195,8 +194,7 @@ def test_the_real_model_says_what_it_would_have_said(tmp_path: Path) -> None:
         "schema": {"input": "Name three rivers as JSON.", "text": text, **usual},
         "tool": {"input": "Look at the river.", "tools": [tool], "tool_choice": "required", **usual},
     }
-    model = str(Path(MODEL).expanduser())
-    with House(tmp_path, model) as house:
+    with House(tmp_path, "smollm2") as house:
         undisturbed = [Lane(name, body) for name, body in bodies.items()]
         with talking(house, undisturbed):
             pass

@@ -53,6 +53,8 @@ export async function call(method, path, body, { headers = {}, wait_ms = ASK_MS 
   return (await request(method, path, body, { headers: { accept: "application/json", ...headers }, signal })).json();
 }
 
+/** Whether the server would refuse the same request again. */
+export const isFinal = (error) => error instanceof Refusal && error.status < 500 && error.status !== 429;
 export const explain = (error) => (error instanceof Refusal ? error.text : "The server cannot be reached.");
 
 /** Wait, unless or until somebody wants to stop. */

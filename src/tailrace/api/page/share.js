@@ -1,11 +1,9 @@
 /** What a link shows, live. The secret is behind the # of the address, which browsers send to no server. */
 
-import { Refusal, pause, request } from "./api.js";
-import { events } from "./streams.js";
+import { isFinal, pause, request } from "./api.js";
+import { LONGEST_PAUSE_MS, SILENCE_MS, events } from "./streams.js";
 
 const PAUSE_MS = 500; // before the first new try, then twice as long each time
-const LONGEST_PAUSE_MS = 15_000;
-const SILENCE_MS = 30_000; // three heartbeats: the connection may be dead
 const REASONS = {
   done: "",
   revoked: "This link was revoked.",
@@ -15,7 +13,7 @@ const REASONS = {
 
 const list = document.getElementById("messages");
 const line = document.getElementById("state");
-const shown = new Map(); // by the number of the message: {box, text, role, isRunning, view}
+const shown = new Map(); // by the number of the message: {box, body, text, role, view}
 
 /** Markdown where the server has the libraries for it, else the text as it is. */
 const markdown = await import("./markdown.js").catch(() => null);
@@ -116,7 +114,7 @@ for (;;) {
   try {
     if (await read(token)) break;
   } catch (error) {
-    if (error instanceof Refusal && error.status < 500 && error.status !== 429) {
+    if (isFinal(error)) {
       close("This link is not valid any more.", { isGone: true });
       break;
     }

@@ -199,7 +199,7 @@ export async function load() {
     show(new Tree(all.data, all.head, all.answers));
   });
   const responseId = found.metadata[RESPONSE];
-  if (ID.test(responseId ?? "") && response.value?.id !== responseId) followResponse(responseId, id, onItems);
+  if (ID.test(responseId ?? "") && response.value?.id !== responseId) followResponse(responseId, onItems);
 }
 
 const onItems = () => load().catch(() => {});
@@ -218,7 +218,7 @@ async function askWithTools(body, key, conversationId, hurry) {
   const made = await untilReached(() => call("POST", "/v1/responses", body, { headers, wait_ms: 120_000 }), hurry);
   await keepResponse(conversationId, made.id);
   if (openId.value !== conversationId) return;
-  await followResponse(made.id, conversationId, onItems);
+  await followResponse(made.id, onItems);
   await load();
 }
 
@@ -449,16 +449,23 @@ async function untilReached(act, hurry) {
   }
 }
 
-function bodyOf({ conversationId, parentId, text, modelId, images = [], settings: chosen }) {
+/** What a user has chosen for answers. `limit` is the wire's name for the longest answer. */
+function choicesOf(chosen, modelId, limit) {
   const name = modelId ?? chosen.model;
   return {
-    conversation: { id: conversationId, parent_id: parentId },
-    messages: text === null ? [] : [{ role: "user", content: contentOf(text, images) }],
     ...(chosen.system && { instructions: chosen.system }),
     ...(models.value.some(({ id }) => id === name) && { model: name }),
     temperature: chosen.temperature,
     top_p: chosen.top_p,
-    ...(chosen.max_tokens && { max_tokens: chosen.max_tokens }),
+    ...(chosen.max_tokens && { [limit]: chosen.max_tokens }),
+  };
+}
+
+function bodyOf({ conversationId, parentId, text, modelId, images = [], settings: chosen }) {
+  return {
+    conversation: { id: conversationId, parent_id: parentId },
+    messages: text === null ? [] : [{ role: "user", content: contentOf(text, images) }],
+    ...choicesOf(chosen, modelId, "max_tokens"),
     linger_s: 3600, // it is kept in the conversation, whoever waits for it
   };
 }
@@ -474,15 +481,10 @@ function toolsBodyOf({ conversationId, parentId, text, modelId, images = [], set
 }
 
 function responseOf(chosen, modelId) {
-  const name = modelId ?? chosen.model;
   return {
     tools: toolsOf(chosen.tools),
     background: true,
-    ...(chosen.system && { instructions: chosen.system }),
-    ...(models.value.some(({ id }) => id === name) && { model: name }),
-    temperature: chosen.temperature,
-    top_p: chosen.top_p,
-    ...(chosen.max_tokens && { max_output_tokens: chosen.max_tokens }),
+    ...choicesOf(chosen, modelId, "max_output_tokens"),
   };
 }
 

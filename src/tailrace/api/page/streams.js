@@ -1,11 +1,11 @@
 /** Follows streams of /v1/streams to their end, through whatever happens to the connection. */
 
-import { Refusal, call, pause, request } from "./api.js";
+import { call, isFinal, pause, request } from "./api.js";
 
 const ENDS = ["done", "cancelled", "error", "interrupted"];
-const SILENCE_MS = 30_000; // three heartbeats: the connection may be dead
+export const SILENCE_MS = 30_000; // three heartbeats: the connection may be dead
 const PAUSE_MS = 200; // before the first new try, then twice as long each time
-const LONGEST_PAUSE_MS = 15_000;
+export const LONGEST_PAUSE_MS = 15_000;
 
 export const isEnd = (status) => ENDS.includes(status);
 export const seqOf = (eventId) => Number(eventId.slice(eventId.lastIndexOf("-") + 1));
@@ -83,7 +83,7 @@ export class Follower {
       try {
         await this.#read(signal);
       } catch (error) {
-        if (error instanceof Refusal && error.status < 500 && error.status !== 429) this.#finish("lost", error);
+        if (isFinal(error)) this.#finish("lost", error);
       }
       if (this.#isClosed || signal.aborted) continue;
       this.#tell("disconnected");

@@ -2,14 +2,14 @@
 
 import { computed, signal } from "./lib/signals.js";
 import { html } from "./html.js";
-import { Refusal, call, pause, request } from "./api.js";
+import { call, isFinal, pause, request } from "./api.js";
 import { events } from "./streams.js";
 
 const PAUSE_MS = 1000;
 const ENDS = ["response.completed", "response.incomplete", "response.failed"];
 
 export const servers = signal([]); // the labels of those that this key may use
-export const response = signal(null); // {id, conversationId, state, asks, isOver}: of the open conversation, or null
+export const response = signal(null); // {id, state, asks, isOver, error}: of the open conversation, or null
 export const isCalling = computed(() => response.value !== null && !response.value.isOver);
 
 let connection = new AbortController();
@@ -30,12 +30,12 @@ export function forgetResponse() {
 
 /** Follow a response to its end, through whatever happens to the connection. Calls `onChange` when the conversation has
  * more items. Returns when it has the first ones. */
-export function followResponse(id, conversationId, onChange) {
+export function followResponse(id, onChange) {
   connection.abort();
   connection = new AbortController();
   const { signal: closed } = connection;
-  response.value = { id, conversationId, state: "", asks: [], isOver: false };
-  return new Promise((begun) => follow(id, closed, (...args) => (onChange(...args), begun())).finally(begun));
+  response.value = { id, state: "", asks: [], isOver: false };
+  return new Promise((begun) => follow(id, closed, () => (onChange(), begun())).finally(begun));
 }
 
 async function follow(id, closed, onChange) {
@@ -61,7 +61,7 @@ async function follow(id, closed, onChange) {
         take(event, change, onChange);
       }
     } catch (error) {
-      if (error instanceof Refusal && error.status < 500 && error.status !== 429) {
+      if (isFinal(error)) {
         change({ isOver: true, asks: [] }); // it is not kept any more
         return;
       }
