@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.testing.redis_server import OwnRedis, own_redis
+from tests.waiting import wait_until
 
 from tailrace.errors import LeaseLost
 from tailrace.streams.memory_store import MemoryLogStore
 from tailrace.streams.sqlite_store import open_sqlite
-from tailrace.streams.tables import PAGE_BYTES, Table
+from tailrace.streams.tables import PAGE_BYTES, Table, TableLease
 from tailrace_outer.redis.redis_store import open_redis
 
 Open = Callable[[Path], AbstractAsyncContextManager[Table]]
@@ -105,6 +107,62 @@ async def test_the_next_process_counts_what_is_there(open_table: Open, tmp_path:
         await table.change({b"a/me/1": b"12345", b"a/you/1": b"12"})
     async with open_table(tmp_path) as table:
         assert (table.used(b"me"), table.used()) == (5, 7)
+
+
+@everywhere
+async def test_rows_that_may_not_be_there(open_table: Open, tmp_path: Path) -> None:
+    async with open_table(tmp_path) as table:
+        assert await table.change({b"a/me/1": b"one"}, absent=[b"a/me/1", b"a/me/2"])
+        lease = await table.take(b"a/me/1")
+        assert lease is not None
+        assert not await table.change({b"a/me/2": b"two"}, [b"a/me/1"], lease=lease, absent=[b"a/me/2", b"a/me/1"])
+        assert await table.get(b"a/me/1", b"a/me/2") == [b"one", None]
+        assert await table.change({b"a/me/2": b"two"}, [b"a/me/1"], absent=[b"a/me/2"])
+        assert await table.get(b"a/me/1", b"a/me/2") == [None, b"two"]
+
+
+@everywhere
+async def test_who_has_a_lease(open_table: Open, tmp_path: Path) -> None:
+    async with open_table(tmp_path) as table:
+        await table.change({b"a/me/1": b"one"})
+        assert not await table.is_held(b"a/me/1")
+        lease = await table.take(b"a/me/1")
+        assert lease is not None
+        assert await table.is_held(b"a/me/1")
+        with pytest.raises(LeaseLost):
+            table.is_certain(TableLease(lease.key, lease.holder - 1))
+        await table.change({}, [b"a/me/1"])
+        assert not await table.is_held(b"a/me/1")
+
+
+async def test_a_server_that_was_cut_off_is_not_certain_of_its_lease(tmp_path: Path) -> None:
+    """It is again, when it has renewed its own. Another server cannot have taken what it is certain of."""
+    with own_redis(tmp_path / "redis") as (url, redis):
+        async with open_redis(url, lease_s=2.0) as store:
+            table = await store.table_of("parrot")
+            await table.change({b"a/me/1": b"one"})
+            lease = await table.take(b"a/me/1")
+            assert lease is not None
+            assert table.is_certain(lease)
+            redis.stop()
+            await wait_until(lambda: not table.is_certain(lease))
+            redis.resume()
+            await wait_until(lambda: table.is_certain(lease))
+            _declare_dead(redis, lease.holder)
+            with pytest.raises(LeaseLost):
+                await wait_until(lambda: table.is_certain(lease) and False)
+
+
+async def test_tables_are_opened_while_others_are_read(tmp_path: Path) -> None:
+    """A server opens those of its extensions when it runs already."""
+    with own_redis(tmp_path / "redis") as (url, _):
+        async with open_redis(url, lease_s=1.0) as store:
+            opening: list[asyncio.Task[object]] = []
+            tables = [await store.table_of(name) for name in ("a", "b", "c")]
+            for table in tables:
+                table.listen(lambda: opening.append(asyncio.create_task(store.table_of(f"{len(opening)}"))))
+            await wait_until(lambda: len(opening) > 9)
+            await asyncio.gather(*opening)
 
 
 async def test_servers_share_a_table(tmp_path: Path) -> None:

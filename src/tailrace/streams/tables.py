@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from tailrace.errors import LeaseLost
@@ -55,13 +55,29 @@ class Table(Protocol):
         """Return the bytes of rows by their key, at most `most` of them, chosen as in `page`."""
 
     async def change(
-        self, rows: Mapping[bytes, bytes], erased: Iterable[bytes] = (), *, lease: TableLease | None = None
-    ) -> None:
-        """Write rows, and erase others: all or none."""
+        self,
+        rows: Mapping[bytes, bytes],
+        erased: Iterable[bytes] = (),
+        *,
+        lease: TableLease | None = None,
+        absent: Collection[bytes] = (),
+    ) -> bool:
+        """Write rows, and erase others: all or none. Returns whether this was done: not if there is a row with one of
+        the keys in `absent`."""
 
     async def take(self, key: bytes) -> TableLease | None:
         """Take the lease of a row. None: there is no such row, or another server that lives has its lease. Whoever has
         it may take it again. It ends with the row, or with the server."""
+
+    async def is_held(self, key: bytes) -> bool:
+        """Return whether a server that lives, such as this one, has the lease of a row."""
+
+    def is_certain(self, lease: TableLease) -> bool:
+        """Return whether no other server can have taken a lease by now. False: it may be so again soon, after a change
+        with the lease. Raises: LeaseLost if this server has begun again, as after it was taken for dead."""
+
+    async def sync(self) -> None:
+        """Return when all changes survive a power cut of this machine. In Redis they survive what its settings say."""
 
 
 def account_in(key: bytes) -> bytes:
@@ -117,10 +133,17 @@ class LocalTable:
         return self._notes.sizes(prefix, after=after, most=most)
 
     async def change(
-        self, rows: Mapping[bytes, bytes], erased: Iterable[bytes] = (), *, lease: TableLease | None = None
-    ) -> None:
-        if lease is not None and self._holders.get(lease.key) != lease.holder:
-            raise LeaseLost(LEASE_GONE)
+        self,
+        rows: Mapping[bytes, bytes],
+        erased: Iterable[bytes] = (),
+        *,
+        lease: TableLease | None = None,
+        absent: Collection[bytes] = (),
+    ) -> bool:
+        if lease is not None:
+            self.is_certain(lease)
+        if any(self._is_there(key) for key in absent):
+            return False
         gone = list(erased)
         before = {key: self._size(key) for key in (*rows, *gone)}
         self._notes.change(rows, gone)
@@ -130,11 +153,26 @@ class LocalTable:
             self._holders.pop(key, None)
         if gone:
             self._on_change()
+        return True
 
     async def take(self, key: bytes) -> TableLease | None:
-        if not self._notes.sizes(key, most=1).keys() & {key}:
+        if not self._is_there(key):
             return None
         return TableLease(key, self._holders.setdefault(key, next(self._numbers)))
+
+    async def is_held(self, key: bytes) -> bool:
+        return key in self._holders
+
+    def is_certain(self, lease: TableLease) -> bool:
+        if self._holders.get(lease.key) != lease.holder:
+            raise LeaseLost(LEASE_GONE)
+        return True
+
+    async def sync(self) -> None:
+        await self._notes.sync()
+
+    def _is_there(self, key: bytes) -> bool:
+        return key in self._notes.sizes(key, most=1)
 
     def _size(self, key: bytes) -> int:
         return self._notes.sizes(key, most=1).get(key, 0)

@@ -36,6 +36,7 @@ class Members:
         self._tick_s = lease_s / 8
         self._confirm_s = lease_s / 4
         self.epoch = 0
+        self._certain_until_s = 0.0  # loop time
         self.positions = itertools.count(1)  # of the streams of this server, in the order in which it got them
         self.alive: frozenset[int] = frozenset()  # epochs of the other servers, when they were last looked at
         self.dead: frozenset[int] = frozenset()  # epochs of dead servers of which something may be left
@@ -58,12 +59,13 @@ class Members:
 
     async def _renew(self, epoch: int) -> bool:
         """Return whether this server still has its lease. Raises: StorageError."""
-        sent_s = time.time()
+        sent_s, until_s = time.time(), asyncio.get_running_loop().time() + self._confirm_s
         now: Sequence[bytes] | None = await self._connection.run(
             RENEW, [self._connection.keys.lease(epoch)], self._lease_ms
         )
         if now is None:
             return False
+        self._certain_until_s = until_s
         was_off, redis_s = abs(self.clock_offset_s) > _CLOCK_TOLERANCE_S, int(now[0]) + int(now[1]) / 1e6
         self.clock_offset_s = (sent_s + time.time()) / 2 - redis_s
         if abs(self.clock_offset_s) > _CLOCK_TOLERANCE_S and not was_off:
@@ -73,6 +75,12 @@ class Members:
                 self.clock_offset_s,
             )
         return True
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether no other server can have declared this one dead since it renewed its lease. They wait so long, even
+        if Redis has lost all leases."""
+        return asyncio.get_running_loop().time() < self._certain_until_s
 
     async def rejoin(self) -> None:
         """Get a new epoch after other servers have declared this one dead. Raises: StorageError."""

@@ -371,7 +371,7 @@ class RedisLogStore:
                 if not self._taking_over.locked():
                     await self._inventory.take()
                 await self._mirrors.check()
-                for table in self._tables.values():
+                for table in tuple(self._tables.values()):  # more may be opened meanwhile
                     await table.refresh()
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ account, and under the empty name those of all; a fourth has the epoch of the se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from tailrace.errors import JournalDamaged, LeaseLost
@@ -23,18 +23,23 @@ local function size(row) return row and #row - (string.byte(row, 1) == 1 and ton
 """
 
 # Keys: rows, order, used, holders. Arguments: the bytes that encrypting adds; key of the lease, or nothing, and its
-# epoch; how many rows are written; their keys and bodies, then the keys to erase. Returns 0 if the lease is another
-# server's, or what is used by each account that has changed, and by all.
+# epoch; how many rows may not be there, and how many are written; the keys of the former, the keys and bodies of the
+# latter, then the keys to erase. Returns 0 if the lease is another server's, 1 if a row is there that may not be, or
+# what is used by each account that has changed, and by all.
 _CHANGE = script(
     _SIZE
     + """
 if ARGV[2] ~= '' and redis.call('HGET', KEYS[4], ARGV[2]) ~= ARGV[3] then return 0 end
-local grown, total, first = {}, 0, 5 + 2 * tonumber(ARGV[4])
+local written = 6 + tonumber(ARGV[4])
+for i = 6, written - 1 do
+  if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 1 then return 1 end
+end
+local grown, total, first = {}, 0, written + 2 * tonumber(ARGV[5])
 local function count(key, bytes)
   local account = string.match(key, '^[^/]*/([^/]*)/')
   grown[account], total = (grown[account] or 0) + bytes, total + bytes
 end
-for i = 5, first - 1, 2 do
+for i = written, first - 1, 2 do
   count(ARGV[i], size(ARGV[i + 1]) - size(redis.call('HGET', KEYS[1], ARGV[i])))
   redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
   redis.call('ZADD', KEYS[2], 0, ARGV[i])
@@ -140,18 +145,27 @@ class RedisTable:
         return dict(zip(found[::2], found[1::2], strict=True))
 
     async def change(
-        self, rows: Mapping[bytes, bytes], erased: Iterable[bytes] = (), *, lease: TableLease | None = None
-    ) -> None:
+        self,
+        rows: Mapping[bytes, bytes],
+        erased: Iterable[bytes] = (),
+        *,
+        lease: TableLease | None = None,
+        absent: Collection[bytes] = (),
+    ) -> bool:
         keys = [self._key(part) for part in ("rows", "order", "used", "holders")]
         held = (lease.key, lease.holder) if lease is not None else (b"", 0)
         written = [part for key, body in rows.items() for part in (key, self._rows.encrypt(body, self._name_of(key)))]
         gone = list(erased)
-        used = await self._connection.run(_CHANGE, keys, self._num_added, *held, len(rows), *written, *gone)
-        if not used:
+        counts = (len(absent), len(rows))
+        used = await self._connection.run(_CHANGE, keys, self._num_added, *held, *counts, *absent, *written, *gone)
+        if used == 0:
             raise LeaseLost(LEASE_GONE)
+        if used == 1:
+            return False
         self._used |= {account: int(num_bytes) for account, num_bytes in zip(used[::2], used[1::2], strict=True)}
         if gone:
             self._on_change()
+        return True
 
     async def take(self, key: bytes) -> TableLease | None:
         epoch, client, names = self._members.epoch, self._connection.client, self._connection.keys
@@ -162,6 +176,18 @@ class RedisTable:
         if not await self._connection.run(_TAKE, keys, key, epoch, holder or b""):
             return None
         return TableLease(key, epoch)
+
+    async def is_held(self, key: bytes) -> bool:
+        holder: bytes | None = await self._connection.ask(self._connection.client.hget(self._key("holders"), key))
+        return holder is not None and (int(holder) == self._members.epoch or int(holder) in self._members.alive)
+
+    def is_certain(self, lease: TableLease) -> bool:
+        if lease.holder != self._members.epoch:
+            raise LeaseLost(LEASE_GONE)
+        return self._members.is_certain
+
+    async def sync(self) -> None:
+        """A change is in Redis when its answer is here."""
 
     def _open(self, key: bytes, row: bytes | None) -> bytes | None:
         try:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tailrace.dialects import SSE, to_json
 from tailrace.errors import Cancelled, TailraceError
 from tailrace.server import HEARTBEAT, STREAM_HEADERS, InnerAnswer, client_disconnected, unless_left
+from tailrace_plugins.tool_loop.errors import UnknownLoop
 from tailrace_plugins.tool_loop.loop import Loop
 
 __all__ = ["EventsAnswer", "begun_answer", "deleted", "response_of"]
@@ -52,6 +53,18 @@ def _refused(refusal: InnerAnswer | TailraceError) -> Response:
     return Response(refusal.body, refusal.status, headers)
 
 
+async def _found_again(loop: Loop, watching: asyncio.Future[None]) -> Loop | None:
+    """Return a response that this server has lost, where it is now; None if it is deleted, or the client has left."""
+    finding = asyncio.ensure_future(loop.again())
+    try:
+        await asyncio.wait((finding, watching), return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(UnknownLoop):
+            return finding.result() if finding.done() else None
+        return None
+    finally:
+        finding.cancel()
+
+
 class _WholeAnswer:
     """Writes the response object to a client at the end: an ASGI application."""
 
@@ -59,9 +72,14 @@ class _WholeAnswer:
         self._loop = loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._loop.reading(), contextlib.suppress(Cancelled):
-            await unless_left(receive, self._loop.ended())
-        await response_of(self._loop)(scope, receive, send)
+        loop = self._loop
+        with contextlib.suppress(Cancelled, UnknownLoop):
+            while not loop.has_ended:
+                with loop.reading():
+                    await unless_left(receive, loop.ended())
+                if loop.is_lost:
+                    loop = await unless_left(receive, loop.again())
+        await response_of(loop)(scope, receive, send)
 
 
 class EventsAnswer:
@@ -76,21 +94,27 @@ class EventsAnswer:
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         watching = asyncio.ensure_future(client_disconnected(receive))
-        with self._loop.reading():
-            try:
-                await self._write(send, watching)
-            finally:
-                watching.cancel()
+        loop: Loop | None = self._loop
+        try:
+            while loop is not None:
+                with loop.reading():
+                    await self._write(loop, send, watching)
+                loop = await _found_again(loop, watching) if loop.is_lost else None
+        finally:
+            watching.cancel()
 
-    async def _write(self, send: Send, watching: asyncio.Future[None]) -> None:
-        loop, num_seen = self._loop, self._num_seen
+    async def _write(self, loop: Loop, send: Send, watching: asyncio.Future[None]) -> None:
+        """Return at the end of the response, when the client has left, or when this server has lost the response."""
         while not watching.done():
+            num_seen = self._num_seen
             ready = loop.output.events[num_seen : num_seen + _WRITE_EVENTS]
-            num_seen += len(ready)
+            self._num_seen += len(ready)
             if ready:
                 await send({"type": "http.response.body", "body": b"".join(ready), "more_body": True})
             elif loop.has_ended:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            elif loop.is_lost:
                 return
             else:
                 waiting = asyncio.ensure_future(loop.wait(num_seen))

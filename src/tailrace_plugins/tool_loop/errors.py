@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.errors import RequestError
 
-__all__ = ["ApprovalConflict", "LoopsFull", "ServerUnreachable", "UnknownApproval", "UnknownLoop"]
+__all__ = ["ApprovalConflict", "LoopsFull", "ServerUnreachable", "ToolServerMissing", "UnknownApproval", "UnknownLoop"]
 
 
 class ServerUnreachable(RequestError):
@@ -33,6 +33,18 @@ class UnknownLoop(RequestError):
 
     status = 404
     code = "unknown_stream"
+
+
+class ToolServerMissing(RequestError):
+    """This server cannot go on with the response, and another server of the same Redis may."""
+
+    status = 503
+    code = "mcp_server_missing"
+
+    @classmethod
+    def of(cls, lacks: str) -> ToolServerMissing:
+        text = f"This server cannot go on with the response: it does not have {lacks}. Ask another server that shares"
+        return cls(f"{text} its Redis. The response is kept.", retry_after_s=1.0)
 
 
 class LoopsFull(RequestError):

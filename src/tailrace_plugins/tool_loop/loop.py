@@ -2,7 +2,8 @@
 
 It runs the same way from its start each time. What is kept already, it takes from there; what is not, it does and
 keeps. Before a call goes out, this is kept, too. So after a crash the response goes on, and a call is made a second
-time only if the tool says that this does no harm.
+time only if the tool says that this does no harm. Where another server does it, it waits until that is kept, or until
+this server is to go on.
 """
 
 from __future__ import annotations
@@ -11,41 +12,36 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from tailrace.dialects import JsonBody
-from tailrace.errors import RequestError, StorageError, TailraceError
+from tailrace.errors import LeaseLost, RequestError, StorageError, TailraceError
 from tailrace.server import InnerAnswer, Server
-from tailrace_plugins.tool_loop.connections import McpConnection, protocol_error, unknown_outcome
-from tailrace_plugins.tool_loop.journal import Journal
+from tailrace_plugins.tool_loop.connections import protocol_error, unknown_outcome
+from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.model import LoopModel, body_of_turn
 from tailrace_plugins.tool_loop.output import ModelTurn, Output
 from tailrace_plugins.tool_loop.records import (
-    Begun,
     Called,
-    Calling,
     Ended,
     Planned,
-    Step,
     ToolFacts,
     TurnEnded,
     call_item,
     output_item,
 )
+from tailrace_plugins.tool_loop.tool_servers import Connect
 
-__all__ = ["CallLimits", "Connect", "Loop"]
+__all__ = ["CallLimits", "Loop"]
 
 logger = logging.getLogger("tailrace.mcp")
 
-_RETRY_S = 1.0
 _AT_ONCE = 200  # events that are read again
 _MOST_TRIES = 3  # of a call that may be repeated
-
-Connect = Callable[[str, str], contextlib.AbstractAsyncContextManager[McpConnection]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,36 +53,27 @@ class CallLimits:
 
 
 class Loop:
-    """A response with MCP tools. `steps` are those that an earlier process has kept, without the first. `connect`
-    returns a context of a connection to the server with a label, for the call of a tool."""
+    """A response with MCP tools, which this server goes on with or shows. `is_lost`: neither, from now on. `again` then
+    finds it anew."""
 
-    def __init__(
-        self,
-        begun: Begun,
-        journal: Journal,
-        server: Server,
-        connect: Connect,
-        limits: CallLimits,
-        steps: Sequence[Step] = (),
-    ) -> None:
+    def __init__(self, kept: KeptLoop, server: Server, connect: Connect, limits: CallLimits) -> None:
+        begun = kept.begun
         self.begun = begun
+        self.kept = kept
         self.output = Output(begun)
         self.said = list(begun.said)  # all items so far, as the next turn of the model has them
         self.asked: list[Planned] = []  # calls that wait for an approval
         self.results: dict[str, Called] = {}  # of the calls, by their place
-        self.has_ended = False
+        self.has_ended = self.is_lost = False
+        self.is_waiting = False  # for another server
         self.refusal: InnerAnswer | TailraceError | None = None  # why the response has not begun at all
         self.num_readers = 0
         self.task: asyncio.Task[None] | None = None
         self.leaving: asyncio.Task[None] | None = None  # ends the response unless a reader comes
         self.on_left: Callable[[Loop], None] = lambda loop: None
-        self._journal = journal
+        self.again: Callable[[], Coroutine[Any, Any, Loop]]  # Any: nothing is sent to it
         self._connect = connect
         self._limits = limits
-        self._turns = [step for step in steps if isinstance(step, TurnEnded)]
-        self._called = {step.item_id: step for step in steps if isinstance(step, Called)}
-        self._calling = Counter(step.item_id for step in steps if isinstance(step, Calling))
-        self._end = next((step for step in steps if isinstance(step, Ended)), None)
         self._num_waiting = 0
         self._changed = asyncio.Event()
         self._fresh = list(begun.said)  # of `said`, what the conversation does not have
@@ -98,14 +85,19 @@ class Loop:
     # For readers
 
     async def wait(self, num_seen: int) -> None:
-        """Return when there are more events than a reader has seen, or the response has ended."""
-        while len(self.output.events) <= num_seen and not self.has_ended:
+        """Return when there are more events than a reader has seen, or the response has ended here."""
+        while len(self.output.events) <= num_seen and not self.is_over:
             await self._changed.wait()
 
     async def ended(self) -> None:
-        """Return when the response has ended, or does not begin."""
-        while not self.has_ended:
+        """Return when the response has ended here, or does not begin."""
+        while not self.is_over:
             await self.wait(len(self.output.events))
+
+    async def caught_up(self) -> None:
+        """Return when it shows all that is kept."""
+        while not (self.is_over or self.is_waiting or self.kept.is_ours):
+            await self._changed.wait()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -117,7 +109,7 @@ class Loop:
             yield
         finally:
             self.num_readers -= 1
-            if not self.num_readers and not self.has_ended and not self.begun.is_background:
+            if not (self.num_readers or self.is_over or self.begun.is_background):
                 self.on_left(self)
 
     @contextlib.contextmanager
@@ -151,8 +143,15 @@ class Loop:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, according to what is kept."""
-        return self._end is not None
+        """Whether no more events come: it has ended, or goes on elsewhere."""
+        return self.has_ended or self.is_lost
+
+    def let_go(self) -> None:
+        """Do nothing more for it: another server goes on with it, or nobody reads it here."""
+        self.is_lost = True
+        if self.task is not None:
+            self.task.cancel()
+        self._wake()
 
     def hold(self) -> bool:
         """Begin no more calls, and return whether one is out."""
@@ -168,14 +167,25 @@ class Loop:
     async def run(self) -> None:
         """Run the response to its end. A cancelled task leaves it to the next process."""
         try:
+            await self._run_safely()
+        except LeaseLost:  # another server goes on with it
+            self.is_lost = True
+            self._wake()
+
+    async def _run_safely(self) -> None:
+        """Raises: LeaseLost."""
+        try:
             await self._run()
+        except LeaseLost:
+            raise
         except Exception:  # a defect must end only this response
             logger.exception("A response with MCP tools failed.")
             error = {"code": "internal_error", "message": "Internal server error. See the server's log."}
             await self._finish("failed", error)
 
     async def cancel(self) -> None:
-        """End the response as cancelled. A call that is out may be done, or not."""
+        """End the response as cancelled, which this server goes on with. A call that is out may be done, or not.
+        Raises: LeaseLost."""
         if self.has_ended:
             return
         if self.task is not None:
@@ -212,7 +222,7 @@ class Loop:
         for call in self.asked:
             if call.is_again:
                 self.output.ask(call)
-        if self._fresh and self._end is None:
+        if await self._may_go_on(lambda: self.kept.end) and self._fresh:
             await self._model.add_to_conversation(self._fresh)  # no turn of the model brings them there
         await self._finish("completed", None)
 
@@ -231,20 +241,14 @@ class Loop:
         if is_fresh:
             self._fresh += items
 
-    async def _keep(self, *steps: Step, is_synced: bool = False) -> None:
-        """Return when the steps are kept, with `is_synced` also after a power cut. While the journal cannot be written,
-        nothing else happens."""
-        while True:
-            try:
-                if steps:
-                    self._journal.add(self.begun, *steps)
-                    steps = ()
-                if is_synced:
-                    await self._journal.sync()
-                return
-            except StorageError as error:
-                logger.warning("A response with MCP tools waits: %s", error.message)
-                await asyncio.sleep(_RETRY_S)
+    async def _may_go_on(self, is_kept: Callable[[], object]) -> bool:
+        """Return whether this server is to do what comes next. If not, it is kept, or the response has ended."""
+        while not (is_kept() or self.kept.end or self.kept.is_ours):
+            self.is_waiting = True
+            self._wake()
+            await self.kept.changed()
+        self.is_waiting = False
+        return not is_kept() and self.kept.end is None
 
     async def _finish_as(self, turn: ModelTurn) -> None:
         final = turn.final or {}
@@ -252,13 +256,11 @@ class Loop:
 
     async def _finish(self, status: str, error: JsonBody | None) -> None:
         """End the response, as it ended before if this is kept."""
-        if self._end is not None:
-            status, error = self._end.status, self._end.error
-        else:
+        if await self._may_go_on(lambda: self.kept.end):
             rest = [_packed(self._raw)] if self._raw else []
-            await self._keep(*rest, Ended(status, error))
-            with contextlib.suppress(StorageError):  # else the next process ends it again
-                self._journal.end(self.begun)
+            await self.kept.add(*rest, Ended(status, error))
+        elif self.kept.end is not None:
+            status, error = self.kept.end.status, self.kept.end.error
         self._open()
         self.output.close(status, error)
         self.has_ended = True
@@ -269,19 +271,21 @@ class Loop:
     async def _do(self, call: Planned) -> None:
         """Show the result of a call: the one that is kept, or that of a call now."""
         self._num_calls += 1
-        result = self._called.get(call.item_id) or call.known
-        if result is None and self._end is not None:
-            self._leave_open(call)
-            return
-        if result is None:
+        called = self.kept.called
+        if await self._may_go_on(lambda: called.get(call.item_id) or call.known):
             try:
                 result = await self._make(call)
-                await self._keep(result)
+                await self.kept.add(result)
             finally:
                 self._is_out = False
             if self._is_held:
                 raise asyncio.CancelledError  # the next process goes on
-        elif result.item_id != call.item_id:
+        elif (known := called.get(call.item_id) or call.known) is not None:
+            result = known
+        else:
+            self._leave_open(call)
+            return
+        if result.item_id != call.item_id:
             result = msgspec.structs.replace(result, item_id=call.item_id)
         self.results[call.place] = result
         self.output.end_call(result)
@@ -300,14 +304,14 @@ class Loop:
     def _leave_open(self, call: Planned) -> None:
         """The response has ended without the result of this call. It stays so, whoever reads it."""
         result = Called(item_id=call.item_id, error=protocol_error("The tool was not called."))
-        if self._calling[call.item_id]:
+        if self.kept.calling[call.item_id]:
             result = unknown_outcome(call.item_id, "The response ended during this call.")
             self.results[call.place] = result
         self._say(output_item(call.call_id, result.text), is_fresh=True)
 
     async def _make(self, call: Planned) -> Called:
         tool = self.begun.tool(call.label, call.name)
-        num_tries = self._calling[call.item_id]
+        num_tries = self.kept.calling[call.item_id]
         if num_tries and (tool is None or not tool.may_repeat or num_tries >= _MOST_TRIES):
             return unknown_outcome(call.item_id, "The server was stopped during this call.")
         arguments = _arguments_of(call)
@@ -320,7 +324,7 @@ class Loop:
                 if self._is_held:
                     raise asyncio.CancelledError  # the next process makes it
                 self._is_out = True
-                await self._keep(Calling(call.item_id), is_synced=tool is not None and not tool.may_repeat)
+                await self.kept.announce(call.item_id, is_synced=tool is not None and not tool.may_repeat)
                 return await connection.call(
                     call.item_id,
                     call.name,
@@ -345,14 +349,16 @@ class Loop:
     async def _turn(self, number: int) -> ModelTurn | None:
         """Return a turn that has ended: the one that is kept, or one that runs now. None: the response has ended."""
         turn = ModelTurn(f"{self._hex}_{number}")
-        if number < len(self._turns):
+        turns = self.kept.turns
+        may_go_on = await self._may_go_on(lambda: number < len(turns))
+        if number < len(turns):
             self._open()
-            for place, event in enumerate(msgspec.json.decode(zlib.decompress(self._turns[number].events)), 1):
+            for place, event in enumerate(msgspec.json.decode(zlib.decompress(turns[number].events)), 1):
                 self.output.feed(turn, event)
                 if not place % _AT_ONCE:
                     await asyncio.sleep(0)  # others wait
             return turn
-        if self._end is not None:
+        if not may_go_on:
             await self._finish("", None)
             return None
         async for event in self._model.events(number, self._body(number)):
@@ -367,7 +373,7 @@ class Loop:
             else:
                 await self._finish("failed", self._model.failure)
             return None
-        await self._keep(_packed(self._raw))
+        await self.kept.add(_packed(self._raw))
         self._raw = []
         await self.drop_streams()
         return turn

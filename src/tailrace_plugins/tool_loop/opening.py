@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from tailrace.errors import ModelError
-from tailrace.server import LocalNotes, Opened, Options, Server
+from tailrace.server import Opened, Options, Server
+from tailrace_plugins.tool_loop.elsewhere import Elsewhere
 from tailrace_plugins.tool_loop.extension import EXTENSION
+from tailrace_plugins.tool_loop.journal import Journal
 from tailrace_plugins.tool_loop.listing import LISTING_TAG, listing_paths, listing_route
 from tailrace_plugins.tool_loop.servers_file import read_servers
 
@@ -20,28 +22,27 @@ __all__ = ["open_tools"]
 
 @asynccontextmanager
 async def open_tools(server: Server, options: Options) -> AsyncIterator[Opened]:
-    """Open the tools of MCP servers, and continue the responses of an earlier process.
+    """Open the tools of MCP servers, and continue the responses of an earlier process, or of servers that died.
 
     Raises: ModelError for a file with servers that cannot be used, StorageError.
     """
     hosts = frozenset(host.strip() for host in options["mcp_hosts"].split(",") if host.strip())
+    table = await server.table_of(EXTENSION.name)
     if not options["mcp_servers"] and not hosts:
-        yield Opened([listing_route(lambda owner, key_id: [])], listing_paths(), LISTING_TAG)
+        elsewhere = Elsewhere(Journal(table))
+        routes = [listing_route(lambda owner, key_id: [])]
+        takes_none = elsewhere.table if table.is_shared else {}
+        yield Opened(routes, listing_paths(), LISTING_TAG, forget=elsewhere.forget, takes=takes_none)
         return
     if importlib.util.find_spec("mcp") is None:
         raise ModelError("--mcp-servers and --mcp-hosts need another package: pip install 'tailrace[mcp]'.")
     specs = {}
     if options["mcp_servers"]:
         specs = read_servers(Path(options["mcp_servers"]), has_commands=options["mcp_commands"])
-    notes = await server.notes_of(EXTENSION.name)
-    if not isinstance(notes, LocalNotes):
-        raise ModelError("A server that shares its streams with others has no MCP tools yet.")
-    if not notes.is_kept:
-        notes = LocalNotes.in_memory(EXTENSION.name)
     takes = await asyncio.to_thread(importlib.import_module, "tailrace_plugins.tool_loop.takes")  # it takes a second
     async with (
         asyncio.TaskGroup() as group,
-        takes.open_loops(server, notes, specs, hosts, options, group) as opened,
+        takes.open_loops(server, table, specs, hosts, options, group) as opened,
     ):
         routes = [listing_route(opened.labels)]
         yield Opened(routes, listing_paths(), LISTING_TAG, forget=opened.forget, drain=opened.drain, takes=opened.table)

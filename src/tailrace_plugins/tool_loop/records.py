@@ -1,4 +1,4 @@
-"""What is kept of a response with MCP tools. Its notes have one key, and follow one another."""
+"""What is kept of a response with MCP tools: how it began, and the steps that followed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ __all__ = [
     "Called",
     "Calling",
     "Ended",
+    "Needs",
     "Planned",
     "Step",
     "ToolFacts",
@@ -74,6 +75,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     arguments: str
     approval_id: str | None = None  # the approval that allows it
+    after: str = ""  # the response that has used this approval before, and ended without the call
     is_again: bool = False  # the model did not ask for it: what came of the first call is not known
     known: Called | None = None  # what came of it in an earlier response
 
@@ -87,7 +89,7 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
         return f"mcpr_{self.place}"
 
 
-class Begun(msgspec.Struct, tag=1, kw_only=True):
+class Begun(msgspec.Struct, kw_only=True):
     """A response. `said` has the items of its input as the model's wire takes them; `body` has the other fields."""
 
     loop_id: str
@@ -116,6 +118,15 @@ class Begun(msgspec.Struct, tag=1, kw_only=True):
         return next((one for one in self.tools.get(label, ()) if one.name == name), None)
 
 
+class Needs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server needs to go on with a response."""
+
+    owner: str
+    labels: list[str] = []  # of the servers that the operator has named
+    urls: list[str] = []  # of those that the request has named
+    models: list[str] = []
+
+
 class TurnEnded(msgspec.Struct, tag=2):
     events: bytes  # of the model's turn, as JSON, compressed
 
@@ -133,7 +144,7 @@ class Ended(msgspec.Struct, tag=5):
     error: JsonBody | None = None
 
 
-Step: TypeAlias = Begun | TurnEnded | Calling | Called | Ended
+Step: TypeAlias = TurnEnded | Calling | Called | Ended
 
 
 def call_item(call_id: str, label: str, name: str, arguments: str) -> JsonBody:

@@ -12,13 +12,14 @@ from starlette.types import ASGIApp
 
 from tailrace.dialects import JsonBody
 from tailrace.errors import SeqOutOfRange
-from tailrace.server import LocalNotes, Options, Server, Take, owner_of, read_query
+from tailrace.server import Options, Server, Table, Take, owner_of, read_query
 from tailrace_plugins.tool_loop.answers import EventsAnswer, begun_answer, deleted, response_of
 from tailrace_plugins.tool_loop.asked import loop_id_of, names_mcp
 from tailrace_plugins.tool_loop.journal import Journal
 from tailrace_plugins.tool_loop.loop import CallLimits, Loop
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.servers_file import McpServer
+from tailrace_plugins.tool_loop.tool_servers import ToolServers
 
 __all__ = ["Takes", "open_loops"]
 
@@ -72,8 +73,7 @@ class Takes:
         loop = await self._found(request)
         if loop is None:
             return None
-        await self._loops.cancel(loop)
-        return response_of(loop)
+        return response_of(await self._loops.cancel(loop))
 
     async def _delete(self, request: Request, body: JsonBody) -> ASGIApp | None:
         loop = await self._found(request)
@@ -86,7 +86,7 @@ class Takes:
 @contextlib.asynccontextmanager
 async def open_loops(
     server: Server,
-    notes: LocalNotes,
+    table: Table,
     specs: Mapping[str, McpServer],
     hosts: frozenset[str],
     options: Options,
@@ -94,8 +94,9 @@ async def open_loops(
 ) -> AsyncIterator[Takes]:
     """Raises: StorageError."""
     limits = CallLimits(options["mcp_call_s"], options["mcp_result_bytes"])
-    loops = Loops(server, Journal(notes), specs, hosts, limits, options["mcp_calls"], group)
-    loops.start()
+    tool_servers = ToolServers(server, specs, hosts)
+    loops = Loops(server, Journal(table), tool_servers, limits, options["mcp_calls"], group)
+    await loops.start()
     try:
         yield Takes(loops)
     finally:

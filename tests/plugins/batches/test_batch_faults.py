@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -66,15 +66,20 @@ class Rows(LocalTable):
         return await super().get(*keys)
 
     async def change(
-        self, rows: Mapping[bytes, bytes], erased: Iterable[bytes] = (), *, lease: TableLease | None = None
-    ) -> None:
+        self,
+        rows: Mapping[bytes, bytes],
+        erased: Iterable[bytes] = (),
+        *,
+        lease: TableLease | None = None,
+        absent: Collection[bytes] = (),
+    ) -> bool:
         erased = list(erased)
         if self.keeps_pieces and any(key.startswith((b"o/", b"p/")) for key in erased):
             raise StorageError("The disk is full.")
         if not self.keeps_results and any(key.startswith((b"o/", b"e/")) for key in rows):
             raise StorageError("The disk is full.")
         self._count(sum(len(row) > PIECE_BYTES // 2 for row in rows.values()))
-        await super().change(rows, erased, lease=lease)
+        return await super().change(rows, erased, lease=lease, absent=absent)
 
 
 @contextlib.asynccontextmanager

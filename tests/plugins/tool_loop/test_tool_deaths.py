@@ -12,7 +12,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,11 +25,13 @@ from tests.waiting import LONG_S
 
 pytest.importorskip("mcp")
 
-from tailrace.server import LocalNotes, Note
+from tailrace.server import LocalNotes, LocalTable, Note
 from tailrace_plugins.tool_loop.journal import Journal
+from tailrace_plugins.tool_loop.keys import CLAIMS, key_of
 from tailrace_plugins.tool_loop.loop import CallLimits, Loop
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.servers_file import McpServer
+from tailrace_plugins.tool_loop.tool_servers import ToolServers
 
 CALLS: list[list[tuple[str, Json]]] = [
     [("count__append", {"text": "first"}), ("count__look", {"text": "second"})],
@@ -45,7 +47,7 @@ BODY: Json = {
 }
 _MANY = 250  # with 1,000, nothing else was found
 _UNKNOWN = -32000  # the code of a call whose outcome is not known
-_NUM_WRITES = 1 + 4 + 2 * 5 + 2  # the request, the turns of the model, two for each call, and the end
+_NUM_WRITES = 2 + 4 + 2 * 5 + 1  # the request, the turns of the model, two for each call, and the end
 
 
 class Died(asyncio.CancelledError):
@@ -92,9 +94,9 @@ class MortalNotes(LocalNotes):
     def erase(self, *keys: bytes) -> None:
         self._write(lambda: self._inner.erase(*keys))
 
-    def add_all(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
-        kept = list(notes)
-        self._write(lambda: self._inner.add_all(kept))
+    def change(self, notes: Mapping[bytes, bytes], erased: Iterable[bytes]) -> None:
+        gone = list(erased)
+        self._write(lambda: self._inner.change(notes, gone))
 
 
 class Case:
@@ -111,9 +113,11 @@ class Case:
         server = self.house.server()
         self.house.build_app(server=server)
         async with asyncio.TaskGroup() as group:
-            loops = Loops(server, Journal(notes), self.specs, frozenset(), CallLimits(30.0, 1000), 16, group)
+            journal = Journal(await LocalTable.open(notes))
+            tool_servers = ToolServers(server, self.specs, frozenset())
+            loops = Loops(server, journal, tool_servers, CallLimits(30.0, 1000), 16, group)
             try:
-                loops.start()
+                await loops.start()
                 yield loops
             finally:
                 notes.is_dead = True
@@ -145,7 +149,7 @@ async def _run(case: Case, deaths: Sequence[Death]) -> tuple[Loop, int, MortalNo
         notes.on_death = dead.set
         async with case.life(notes) as loops:
             with contextlib.suppress(Died):
-                known = notes.get(b"claims/" + hashlib.sha256(b"anonymous\0go").digest())
+                known = notes.get(key_of(CLAIMS, "anonymous", hashlib.sha256(b"go").hexdigest()))
                 if known is None:
                     loop = await loops.begin(request_with({"idempotency-key": "go"}), BODY)
                 else:

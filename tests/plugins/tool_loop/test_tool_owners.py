@@ -83,7 +83,7 @@ async def test_servers_that_only_some_may_use(tmp_path: Path) -> None:
 
 
 async def test_an_owner_has_a_limited_number_of_responses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace_plugins.tool_loop.loops.KEPT_OF_OWNER", 3)
+    monkeypatch.setattr("tailrace_plugins.tool_loop.beginnings.KEPT_OF_OWNER", 3)
     async with _house(tmp_path) as (house, _):
         alice, bob = house.client(house.key("alice")), house.client(house.key("bob"))
         other = (await bob.post("/v1/responses", json=_body())).json()["id"]

@@ -1,0 +1,151 @@
+"""What is kept of one response with MCP tools. The server that has its lease adds to it; others read what was added."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+
+from tailrace.errors import JournalDamaged, LeaseLost, StorageError
+from tailrace.server import Table, TableLease
+from tailrace_plugins.tool_loop.keys import CANCELLED, OPEN, READ, key_of, step_key
+from tailrace_plugins.tool_loop.records import Begun, Called, Calling, Ended, Step, TurnEnded
+
+__all__ = ["KeptLoop"]
+
+logger = logging.getLogger("tailrace.mcp")
+
+_RETRY_S = 1.0
+_READ_AT_ONCE = 64  # steps
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Step).decode
+
+
+class KeptLoop:
+    """The steps of a response. Without a `lease`, another server goes on with it."""
+
+    def __init__(self, table: Table, begun: Begun) -> None:
+        self.begun = begun
+        self.lease: TableLease | None = None
+        self.turns: list[TurnEnded] = []
+        self.called: dict[str, Called] = {}  # by the ids of the calls' items
+        self.calling = Counter[str]()  # how often each went out
+        self.end: Ended | None = None
+        self._table = table
+        self._num_steps = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def is_ours(self) -> bool:
+        return self.lease is not None
+
+    # Reading
+
+    async def refresh(self) -> None:
+        """Read what was added. Raises: StorageError, JournalDamaged if a step is missing."""
+        owner, loop_id = self.begun.sender.owner, self.begun.loop_id
+        prefix = step_key(owner, loop_id, 0)[:-8]
+        while True:
+            after = step_key(owner, loop_id, self._num_steps - 1) if self._num_steps else None
+            page = await self._table.page(prefix, after=after, most=_READ_AT_ONCE)
+            for key, row in page.items():
+                if row is None or key != step_key(owner, loop_id, self._num_steps):
+                    raise JournalDamaged("A step of this response is damaged.")
+                self._add(_decode(row))
+            if not page:
+                return
+
+    def _add(self, step: Step) -> None:
+        self._num_steps += 1
+        match step:
+            case TurnEnded():
+                self.turns.append(step)
+            case Called():
+                self.called[step.item_id] = step
+            case Calling():
+                self.calling[step.item_id] += 1
+            case Ended():
+                self.end = step
+        self._wake()
+
+    def take(self, lease: TableLease) -> None:
+        """From now on this server goes on with it. It has read all steps since it has the lease."""
+        self.lease = lease
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def changed(self) -> None:
+        """Return when a step was added, or this server has the lease."""
+        await self._changed.wait()
+
+    # Writing
+
+    async def add(self, *steps: Step, is_synced: bool = False) -> None:
+        """Return when the steps are kept, with `is_synced` also after a power cut. While they cannot be written,
+        nothing else happens. Raises: LeaseLost."""
+        owner, loop_id = self.begun.sender.owner, self.begun.loop_id
+        rows = {step_key(owner, loop_id, self._num_steps + place): _encode(step) for place, step in enumerate(steps)}
+        has_ended = any(isinstance(step, Ended) for step in steps)
+        await self._write(rows, has_ended=has_ended, is_synced=is_synced)
+        for step in steps:
+            self._add(step)
+
+    async def announce(self, item_id: str, *, is_synced: bool) -> None:
+        """Return when it is kept that a call goes out, and no other server can know of the response without that.
+
+        An answer of the table may be old when it is read: this process may have been stopped meanwhile, and another
+        server may have taken the response. Then it is written once more, which is refused. Raises: LeaseLost.
+        """
+        number = self._num_steps
+        await self.add(Calling(item_id), is_synced=is_synced)
+        row = {step_key(self.begun.sender.owner, self.begun.loop_id, number): _encode(Calling(item_id))}
+        while not self._is_certain():
+            await asyncio.sleep(_RETRY_S)
+            await self._write(row, has_ended=False, is_synced=False)
+
+    def check(self) -> None:
+        """Raises: LeaseLost if this server has lost the lease, as far as it knows."""
+        if self.lease is not None:
+            self._is_certain()
+
+    def _is_certain(self) -> bool:
+        """Raises: LeaseLost."""
+        assert self.lease is not None
+        try:
+            return self._table.is_certain(self.lease)
+        except LeaseLost:
+            self.lease = None
+            raise
+
+    async def _write(self, rows: Mapping[bytes, bytes], *, has_ended: bool, is_synced: bool) -> None:
+        owner, loop_id = self.begun.sender.owner, self.begun.loop_id
+        is_written = False
+        while True:
+            if self.lease is None:
+                raise LeaseLost("Another server goes on with this response.")
+            try:
+                if not is_written:
+                    readers = await self._readers() if has_ended else []
+                    erased = [*(key_of(kind, owner, loop_id) for kind in (OPEN, CANCELLED)), *readers]
+                    await self._table.change(rows, erased if has_ended else (), lease=self.lease)
+                    is_written = True
+                if is_synced:
+                    await self._table.sync()
+                return
+            except LeaseLost:
+                self.lease = None
+                raise
+            except StorageError as error:
+                logger.warning("A response with MCP tools waits: %s", error.message)
+                await asyncio.sleep(_RETRY_S)
+
+    async def _readers(self) -> list[bytes]:
+        """Return the rows of its readers at other servers. Raises: StorageError."""
+        prefix = key_of(READ, self.begun.sender.owner, self.begun.loop_id) + b"/"
+        return list(await self._table.sizes(prefix, most=_READ_AT_ONCE))
