@@ -82,7 +82,7 @@ check-versions: install-dev
 
 # Here each server is started as users start it; in `test` most are forks, which need half the processor time: tests/api/forks.py.
 test-deep: install-dev
-	TAILRACE_TESTS_FORK=0 $(BIN)/pytest $(ARGS)
+	TESTS_FORK=0 $(BIN)/pytest $(ARGS)
 
 # Wheel and sdist, each installed into a new environment, and the first token out of it. `make release VERSION=0.2.0` raises
 # the version and the changelog first.

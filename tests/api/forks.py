@@ -3,7 +3,7 @@
 Imports are half of the processor time of a start, and the tests start servers several hundred times. A fork runs the
 same command from its first line on, with its own arguments, environment, directory, session and descriptors, and is a
 child of the process of tests. The program itself is started by tests of its start, by tests that change what the
-interpreter or a library reads at its start, and with TAILRACE_TESTS_FORK=0, as in `make test-deep`.
+interpreter or a library reads at its start, and with TESTS_FORK=0, as in `make test-deep`.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class _Origin:
 
 def _origin_of(command: Sequence[str], environment: Mapping[str, str]) -> _Origin | None:
     """Return the process to fork; None if the program has to be started."""
-    if sys.platform != "linux" or os.environ.get("TAILRACE_TESTS_FORK") == "0":
+    if sys.platform != "linux" or os.environ.get("TESTS_FORK") == "0":
         return None
     origin = _origin(os.getpid())
     return origin if origin.fits(command, environment) else None

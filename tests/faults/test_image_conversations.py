@@ -63,7 +63,7 @@ class _Talk:
 
     def check(self, server: Server) -> None:
         """Wait for the answer; it and the image are whole, and the model has both in the next turn."""
-        until(lambda: self.items(server)[-1]["status"] != "in_progress")
+        until(lambda: [item["status"] for item in self.items(server)][1:] == ["completed"])
         question, answer = self.items(server)
         assert answer["content"][0]["text"] == self.answer.text
         image, text = question["content"]
