@@ -12,7 +12,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
-__all__ = ["DEFECTS", "EVERY_BATCH", "FIRST_WITH_BATCH", "HIDDEN", "Defect", "plant"]
+__all__ = ["DEFECTS", "EVERY_BATCH", "EVERY_TOOLS", "FIRST_WITH_BATCH", "FIRST_WITH_TOOLS", "HIDDEN", "Defect", "plant"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,11 @@ class Defect:
 
 
 FIRST_WITH_BATCH, EVERY_BATCH = 10_009, 16  # seeds whose schedules have a batch
+FIRST_WITH_TOOLS, EVERY_TOOLS = 20_017, 16  # those with a tool loop
 
 _STORE = "tailrace_outer.redis."
 _SCRIPTS = _STORE + "_scripts"
+_LOOPS = "tailrace_plugins.tool_loop."
 
 DEFECTS = (
     # What random deaths of real servers have found.
@@ -249,6 +251,61 @@ DEFECTS = (
         first=FIRST_WITH_BATCH,
         step=EVERY_BATCH,
     ),
+    # Of tool loops.
+    Defect(
+        "a call goes out before it is kept",
+        _LOOPS + "loop",
+        "                await self.kept.announce(call.item_id, is_synced=tool is not None and not tool.may_repeat)\n",
+        "",
+        seeds=400,
+        first=FIRST_WITH_TOOLS,
+        step=EVERY_TOOLS,
+    ),
+    Defect(
+        "a call of which nobody knows what came of it is made again",
+        _LOOPS + "loop",
+        "        if num_tries and (tool is None or not tool.may_repeat or num_tries >= _MOST_TRIES):\n",
+        "        if num_tries >= _MOST_TRIES:\n",
+        seeds=400,
+        first=FIRST_WITH_TOOLS,
+        step=EVERY_TOOLS,
+    ),
+    Defect(
+        "the epoch of a server that makes a call is not checked",
+        _LOOPS + "kept",
+        "await self._gone() if has_ended else (), lease=self.lease)",
+        "await self._gone() if has_ended else (), lease=None)",
+        seeds=400,
+        first=FIRST_WITH_TOOLS,
+        step=EVERY_TOOLS,
+    ),
+    Defect(
+        "a server that was frozen before a call does not look at its clock",
+        _LOOPS + "kept",
+        "        while not self._is_certain():\n",
+        "        while False:\n",
+        seeds=400,
+        first=FIRST_WITH_TOOLS,
+        step=EVERY_TOOLS,
+    ),
+    Defect(
+        "two servers begin a response with one key",
+        _LOOPS + "journal",
+        "lease=lease, absent=used)",
+        "lease=lease)",
+        seeds=400,
+        first=FIRST_WITH_TOOLS,
+        step=EVERY_TOOLS,
+    ),
+    Defect(
+        "nobody takes the tool loops of a dead server",
+        _LOOPS + "loops",
+        "                await self._take(loop_id, needs, is_cancelled=loop_id in cancelled)\n",
+        "                pass\n",
+        seeds=400,
+        first=FIRST_WITH_TOOLS,
+        step=EVERY_TOOLS,
+    ),
 )
 
 # Some that no seed below 400 has found. The first two need many: seed 7607 finds the first one.
@@ -307,6 +364,12 @@ HIDDEN = (
         "        self._complete_all()\n        if not self._on_engine:\n"
         "            self._release()\n        self.on_end(self)\n",
         "        self._complete_all()\n        self.on_end(self)\n",
+    ),
+    Defect(
+        "the number of a step whose writer was cancelled is given to another one",
+        _LOOPS + "kept",
+        "            self._pending += steps  #",
+        "            self._pending[:] = steps  #",
     ),
 )
 

@@ -10,6 +10,8 @@
    not told it yet that it has ended.
 7. A server observes the end of a stream once.
 9. Each row of a batch has one result, which does not change, and is that of the engine. A batch ends with all of them.
+10. No call of a tool is made twice by our doing (`tools.py`), and none by a server that does not have its response.
+11. No call is lost in silence: its response shows it, with its result or as one of which nobody knows what came of it.
 
 Where Redis itself loses what it has confirmed (`may_lose`), law 4 and those on ids cannot hold, and a stream may end in
 another way than some have seen. The other events that a reader has seen still do not change.

@@ -10,21 +10,23 @@ from dataclasses import dataclass
 
 from tests.simulation.batches import BatchClient, open_batches
 from tests.simulation.clients import Client, Wish
-from tests.simulation.defects import EVERY_BATCH, FIRST_WITH_BATCH
+from tests.simulation.defects import EVERY_BATCH, EVERY_TOOLS, FIRST_WITH_BATCH, FIRST_WITH_TOOLS
 from tests.simulation.laws import Ledger
 from tests.simulation.network import PARTS, Line, RedisHost
 from tests.simulation.servers import Server
 from tests.simulation.simulated_time import Process, Simulation, Violation
+from tests.simulation.tools import ToolClient, ToolWorld
 
 from tailrace_plugins.batches.keys import OPEN
 
-__all__ = ["Outcome", "Schedule", "has_batch", "run"]
+__all__ = ["Outcome", "Schedule", "has_batch", "has_tools", "run"]
 
 
 _FAULTS_S = 15.0  # how long things go wrong
 _PATIENCE_S = 240.0  # how long clients may take from then on
 _IDLE_S = 150.0  # until nothing is left of streams that nobody reads
 _CROWDED = 8  # one of so many schedules has many clients, faults and a slow network: they meet what is rare
+_AT_STEPS = 0.05  # of the steps of a tool loop are followed by a fault
 _DAY_MS = 86_400_000  # more than the retention of a stream, and all hours by which clocks are set back
 
 
@@ -45,6 +47,11 @@ class Outcome:
 def has_batch(seed: int) -> bool:
     """Return whether a schedule has a batch."""
     return seed >= FIRST_WITH_BATCH and (seed - FIRST_WITH_BATCH) % EVERY_BATCH == 0
+
+
+def has_tools(seed: int) -> bool:
+    """Return whether a schedule has a tool loop."""
+    return seed >= FIRST_WITH_TOOLS and (seed - FIRST_WITH_TOOLS) % EVERY_TOOLS == 0
 
 
 def run(seed: int) -> Outcome:
@@ -95,10 +102,12 @@ class Schedule:
         self._token_s = random.choice((0.02, 0.1, 0.3))
         self._is_crowded = seed % _CROWDED == _CROWDED - 1
         self._has_batch = has_batch(seed)
+        self._has_tools = has_tools(seed)
+        self._tools = ToolWorld(self.simulation, self.host, may_lose=self.may_lose)
         self._delay_s = random.choice((0.01, 0.1, 0.3) if self._is_crowded else (0.0005, 0.0005, 0.01, 0.1))
         self._lives: list[list[Server]] = [[] for _ in range(random.choice((2, 2, 3)))]  # of each server
         self._clients_process = Process(self.simulation, "clients")
-        self._clients: list[Client | BatchClient] = []
+        self._clients: list[Client | BatchClient | ToolClient] = []
         self._num_left = 0
         self._is_calm = False
         self._has_failed = False  # a server could not reach Redis
@@ -130,6 +139,10 @@ class Schedule:
             self._num_left += 1
         if self._has_batch:
             simulation.after(simulation.random.uniform(0.0, 2.0), self._start_batch)
+            self._num_left += 1
+        if self._has_tools:
+            self._tools.draw()
+            simulation.after(simulation.random.uniform(0.0, 2.0), self._start_tools)
             self._num_left += 1
         for _ in range(simulation.random.choice((4, 6, 8) if self._is_crowded else (0, 1, 1, 2, 2, 3, 4, 6))):
             simulation.after(simulation.random.uniform(0.5, _FAULTS_S), self._fault)
@@ -178,6 +191,7 @@ class Schedule:
             lease_s=self._lease_s,
             token_s=self._token_s,
             open_batches=open_batches if self._has_batch else None,
+            open_tools=self._tools.open if self._has_tools else None,
         )
         lives.append(server)
         self._watch(number, server)
@@ -214,7 +228,14 @@ class Schedule:
         num_rows = self.simulation.random.choice((1, 10, 40))
         self._begin(BatchClient(self.simulation, self._clients_process, self.ledger, self._answering, num_rows))
 
-    def _begin(self, client: Client | BatchClient) -> None:
+    def _start_tools(self) -> None:
+        self._begin(
+            ToolClient(
+                self.simulation, self._clients_process, self._tools, self._answering, may_fail=lambda: self._has_failed
+            )
+        )
+
+    def _begin(self, client: Client | BatchClient | ToolClient) -> None:
         self._clients.append(client)
 
         async def live() -> None:
@@ -241,6 +262,13 @@ class Schedule:
         name = random.choice(kinds)
         server = random.choice(self._lives)[-1]
         getattr(self, f"_{name}")(server)
+
+    def _fault_at_step(self) -> None:
+        """A server that has just written a step of a tool loop is killed or frozen before it gets the answer."""
+        for server in self._servers:
+            if server.process is self.host.actor:
+                random = self.simulation.random
+                self.simulation.after(0.0, self._kill if random.random() < 0.5 else self._freeze, server)
 
     def _note(self, text: str) -> None:
         self.faults.append(f"{self.simulation.now_s - self._begin_s:.3f} {text}")
@@ -336,6 +364,8 @@ class Schedule:
                 self.ledger.on_row(fields)
             except Violation as error:
                 self.simulation.failures.append(str(error))
+        if key.endswith(b":mcp:rows") and not self._is_calm and self.simulation.random.random() < _AT_STEPS:
+            self._fault_at_step()
         if b"epoch" in fields:
             stream_id, epoch = key.rpartition(b":")[2], fields[b"epoch"]
             self._writers[stream_id, epoch] = self.host.actor
@@ -380,11 +410,12 @@ class Schedule:
             if server.engine.receivers:
                 left.append(f"the engine of {server.process.name} runs")
         model = self.host.model
-        for table in model.keys_like(b"*:batches:rows"):
+        for table in (*model.keys_like(b"*:batches:rows"), *model.keys_like(b"*:mcp:rows")):
             keys = model.hgetall(table)[::2]
             left += [f"{one.decode()} has not ended" for one in keys if one.startswith(OPEN + b"/")]
-        # A stream that Redis has lost may leave its key, which no server ends; it is kept as that of one that runs.
-        most_ms = 30 * _DAY_MS if self.may_lose else _DAY_MS
+        # A stream that Redis has lost may leave its key, which no server ends; it is kept as that of one that runs. So
+        # is the key of a turn that was cancelled while its stream was opened.
+        most_ms = 30 * _DAY_MS if self.may_lose or self._has_tools else _DAY_MS
         for key in map(bytes.decode, model.keys()):
             if ":stream:" in key and model.hget(key.encode(), b"ended") is None:
                 left.append(f"{key} has not ended")

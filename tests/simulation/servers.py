@@ -23,8 +23,9 @@ from tailrace.streams.tables import Table
 from tailrace.types import ANONYMOUS, Claim, End, Event, GenerateRequest, Record, Released
 from tailrace_outer.redis.redis_store import RedisLogStore, open_redis
 from tailrace_plugins.batches.batches import RowBatches
+from tailrace_plugins.tool_loop.loops import Loops
 
-__all__ = ["MODEL", "Answer", "Message", "OpenBatches", "Server"]
+__all__ = ["MODEL", "Answer", "Message", "OpenBatches", "OpenTools", "Server"]
 
 MODEL = "scripted"
 Message = str | Event | Released | TailraceError | None
@@ -36,6 +37,7 @@ _PROMPTS = PromptEncoder(tokenizer=tokenizer(), chat=None, context_tokens=1_000,
 
 
 OpenBatches: TypeAlias = Callable[["Server", Table, asyncio.TaskGroup], Awaitable[RowBatches]]
+OpenTools: TypeAlias = Callable[["Server", Table, asyncio.TaskGroup], Awaitable[Loops]]
 
 
 class _Engine(HandStepped):
@@ -114,6 +116,7 @@ class Server(Observer):
         lease_s: float,
         token_s: float,
         open_batches: OpenBatches | None = None,
+        open_tools: OpenTools | None = None,
     ) -> None:
         self.simulation = simulation
         self.host = host
@@ -128,11 +131,13 @@ class Server(Observer):
         self._lease_s = lease_s
         self._token_s = token_s
         self._open_batches = open_batches
+        self._open_tools = open_tools
         self._answers: set[int] = set()
         self._open_answers: dict[int, Answer] = {}
         self._keys_in_use: dict[str, asyncio.Lock] = {}
         self._stopping: asyncio.Future[None] = process.create_future()
         self.batches: RowBatches
+        self.loops: Loops
         self.store: RedisLogStore
         self.generator: Generator
         self.engine: _Engine
@@ -152,11 +157,15 @@ class Server(Observer):
                     tasks = [group.create_task(self._take_over()), group.create_task(self._step())]
                     if self._open_batches is not None:
                         self.batches = await self._open_batches(self, await store.table_of("batches"), group)
+                    if self._open_tools is not None:
+                        self.loops = await self._open_tools(self, await store.table_of("mcp"), group)
                     self.is_open = True
                     await self._stopping
                     self.is_open = False
                     if self._open_batches is not None:
                         self.batches.close()
+                    if self._open_tools is not None:
+                        await self.loops.close()
                     await self._drain()
                     for task in tasks:
                         task.cancel()
@@ -318,6 +327,14 @@ class Server(Observer):
 
         async def ask(answer: Answer) -> None:
             answer.send(await work(self.batches))
+
+        return self._serve(client, ask)
+
+    def ask_tools(self, client: Process, work: Callable[[Loops], Coroutine[Any, Any, str]]) -> Answer:
+        """Sends what the work returns."""
+
+        async def ask(answer: Answer) -> None:
+            answer.send(await work(self.loops))
 
         return self._serve(client, ask)
 

@@ -7,13 +7,18 @@ import subprocess
 import sys
 
 import pytest
-from tests.simulation.defects import EVERY_BATCH, FIRST_WITH_BATCH
+from tests.simulation.defects import EVERY_BATCH, EVERY_TOOLS, FIRST_WITH_BATCH, FIRST_WITH_TOOLS
 from tests.simulation.schedule import run
 
 _SEEDS = 320  # about 8 s of a processor
 _WITH_BATCH = 60
+_WITH_TOOLS = 100
 _SHARES = 4
-_REPEATED = [*range(5000, 5010), *range(FIRST_WITH_BATCH, FIRST_WITH_BATCH + 5 * EVERY_BATCH, EVERY_BATCH)]
+_REPEATED = [
+    *range(5000, 5010),
+    *range(FIRST_WITH_BATCH, FIRST_WITH_BATCH + 5 * EVERY_BATCH, EVERY_BATCH),
+    *range(FIRST_WITH_TOOLS, FIRST_WITH_TOOLS + 5 * EVERY_TOOLS, EVERY_TOOLS),
+]
 
 
 @pytest.mark.parametrize("share", range(_SHARES))
@@ -28,6 +33,13 @@ def test_no_law_is_broken(share: int) -> None:
 def test_no_law_of_batches_is_broken(share: int) -> None:
     for number in range(share, _WITH_BATCH, _SHARES):
         outcome = run(FIRST_WITH_BATCH + EVERY_BATCH * number)
+        assert not outcome.violation, outcome
+
+
+@pytest.mark.parametrize("share", range(_SHARES))
+def test_no_law_of_tool_loops_is_broken(share: int) -> None:
+    for number in range(share, _WITH_TOOLS, _SHARES):
+        outcome = run(FIRST_WITH_TOOLS + EVERY_TOOLS * number)
         assert not outcome.violation, outcome
 
 

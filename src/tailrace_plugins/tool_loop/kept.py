@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -36,6 +36,8 @@ class KeptLoop:
         self.end: Ended | None = None
         self._table = table
         self._num_steps = 0
+        self._pending: list[Step] = []  # that may be written or not: whoever wrote them was cancelled
+        self._writing = asyncio.Lock()
         self._changed = asyncio.Event()
 
     @property
@@ -89,12 +91,20 @@ class KeptLoop:
     async def add(self, *steps: Step, is_synced: bool = False) -> None:
         """Return when the steps are kept, with `is_synced` also after a power cut. While they cannot be written,
         nothing else happens. Raises: LeaseLost."""
+        async with self._writing:
+            if self.end is not None:
+                return
+            self._pending += steps  # the number of a step that may be written is never given to another one
+            added = tuple(self._pending)
+            has_ended = any(isinstance(step, Ended) for step in added)
+            await self._write(self._rows(added), has_ended=has_ended, is_synced=is_synced)
+            self._pending.clear()
+            for step in added:
+                self._add(step)
+
+    def _rows(self, steps: Sequence[Step]) -> dict[bytes, bytes]:
         owner, loop_id = self.begun.sender.owner, self.begun.loop_id
-        rows = {step_key(owner, loop_id, self._num_steps + place): _encode(step) for place, step in enumerate(steps)}
-        has_ended = any(isinstance(step, Ended) for step in steps)
-        await self._write(rows, has_ended=has_ended, is_synced=is_synced)
-        for step in steps:
-            self._add(step)
+        return {step_key(owner, loop_id, self._num_steps + place): _encode(step) for place, step in enumerate(steps)}
 
     async def announce(self, item_id: str, *, is_synced: bool) -> None:
         """Return when it is kept that a call goes out, and no other server can know of the response without that.
@@ -102,12 +112,18 @@ class KeptLoop:
         An answer of the table may be old when it is read: this process may have been stopped meanwhile, and another
         server may have taken the response. Then it is written once more, which is refused. Raises: LeaseLost.
         """
-        number = self._num_steps
         await self.add(Calling(item_id), is_synced=is_synced)
-        row = {step_key(self.begun.sender.owner, self.begun.loop_id, number): _encode(Calling(item_id))}
+        owner, loop_id = self.begun.sender.owner, self.begun.loop_id
+        row = {step_key(owner, loop_id, self._num_steps - 1): _encode(Calling(item_id))}
         while not self._is_certain():
             await asyncio.sleep(_RETRY_S)
             await self._write(row, has_ended=False, is_synced=False)
+
+    async def cancel(self, lease: TableLease) -> None:
+        """Let a response end as cancelled that this server has just taken. Raises: StorageError."""
+        step = Ended("cancelled")
+        await self._table.change(self._rows([step]), await self._gone(), lease=lease)
+        self._add(step)
 
     def check(self) -> None:
         """Raises: LeaseLost if this server has lost the lease, as far as it knows."""
@@ -124,16 +140,13 @@ class KeptLoop:
             raise
 
     async def _write(self, rows: Mapping[bytes, bytes], *, has_ended: bool, is_synced: bool) -> None:
-        owner, loop_id = self.begun.sender.owner, self.begun.loop_id
         is_written = False
         while True:
             if self.lease is None:
                 raise LeaseLost("Another server goes on with this response.")
             try:
                 if not is_written:
-                    readers = await self._readers() if has_ended else []
-                    erased = [*(key_of(kind, owner, loop_id) for kind in (OPEN, CANCELLED)), *readers]
-                    await self._table.change(rows, erased if has_ended else (), lease=self.lease)
+                    await self._table.change(rows, await self._gone() if has_ended else (), lease=self.lease)
                     is_written = True
                 if is_synced:
                     await self._table.sync()
@@ -145,7 +158,9 @@ class KeptLoop:
                 logger.warning("A response with MCP tools waits: %s", error.message)
                 await asyncio.sleep(_RETRY_S)
 
-    async def _readers(self) -> list[bytes]:
-        """Return the rows of its readers at other servers. Raises: StorageError."""
-        prefix = key_of(READ, self.begun.sender.owner, self.begun.loop_id) + b"/"
-        return list(await self._table.sizes(prefix, most=_READ_AT_ONCE))
+    async def _gone(self) -> list[bytes]:
+        """Return the rows that go with the end. Raises: StorageError."""
+        open_key, cancelled, read = (
+            key_of(kind, self.begun.sender.owner, self.begun.loop_id) for kind in (OPEN, CANCELLED, READ)
+        )
+        return [open_key, cancelled, *await self._table.sizes(read + b"/", most=_READ_AT_ONCE)]

@@ -11,13 +11,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from tailrace.errors import JournalDamaged, LeaseLost, StorageError
-from tailrace.server import Server
+from tailrace.server import SHUTTING_DOWN, Server
 from tailrace_plugins.tool_loop.beginnings import Beginnings
 from tailrace_plugins.tool_loop.errors import ToolServerMissing, UnknownLoop
 from tailrace_plugins.tool_loop.journal import Journal
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.loop import CallLimits, Loop
-from tailrace_plugins.tool_loop.records import Ended, Needs
+from tailrace_plugins.tool_loop.records import Needs
 from tailrace_plugins.tool_loop.tool_servers import ToolServers
 
 __all__ = ["Loops"]
@@ -53,7 +53,7 @@ class Loops:
         self._unread: set[str] = set()  # of them, those of other servers that had no reader when it last looked
         self._waits: dict[str, str] = {}  # what this server lacks for responses that nobody goes on with
         self._has_changed = asyncio.Event()
-        self._is_closing = False
+        self._is_closing = self._is_closed = False
         self._tasks: list[asyncio.Task[None]] = []
         self._beginnings = Beginnings(
             server, journal, tool_servers, most_calls, self._live, self.find, self.shown, self._run
@@ -78,6 +78,7 @@ class Loops:
         """Leave everything to the next process, or to other servers, but let calls that are out come back for a short
         time."""
         self.drain()
+        self._is_closed = True
         out = [loop.task for loop in self._live.values() if loop.task is not None and loop.hold()]
         if out:
             await asyncio.wait(out, timeout=_CLOSE_S)
@@ -104,12 +105,12 @@ class Loops:
 
     async def _found(self, owner: str, loop_id: str) -> Loop:
         """Return a response from the journal, which has ended or belongs to another server. Raises: as `find`."""
-        kept = await self._journal.load(owner, loop_id)
+        needs = await self._journal.needs_of(owner, loop_id) if self._journal.is_shared else None
+        kept = await self._journal.load(owner, loop_id)  # after that: it may end meanwhile
         if kept is not None and kept.end is not None:
             loop = self._loop_of(kept, {})
             await loop.run()
             return loop
-        needs = await self._journal.needs_of(owner, loop_id) if kept is not None and self._journal.is_shared else None
         if kept is None or needs is None:
             raise UnknownLoop("There is no such response.", param="response_id")
         lacks = self._tool_servers.lacks(needs)
@@ -230,10 +231,8 @@ class Loops:
         if self._is_closing or kept is None or loop_id in self._beginnings.starting:
             return
         try:
-            if not await self._journal.take(kept):
+            if not await self._journal.take(kept, is_cancelled=is_cancelled):
                 return
-            if is_cancelled and kept.end is None:
-                await kept.add(Ended("cancelled"))
         except (LeaseLost, JournalDamaged):
             return
         if loop is None and loop_id not in self._live:
@@ -245,6 +244,9 @@ class Loops:
         return Loop(kept, self._server, self._tool_servers.connect(kept.begun, headers), self._limits)
 
     def _run(self, kept: KeptLoop, headers: Mapping[str, Mapping[str, str]]) -> Loop:
+        """Raises: StorageError if this server begins no more. Another one does."""
+        if self._is_closed:
+            raise StorageError(SHUTTING_DOWN)
         loop = self._loop_of(kept, headers)
         self._live[kept.begun.loop_id] = loop
         loop.on_left = self._left
