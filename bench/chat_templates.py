@@ -20,8 +20,9 @@ from typing import Any
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from tailrace.errors import ModelError
-from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate
+from tailrace.text import ChatEncoder, ChatTemplate
 from tailrace.types import Message, ToolCall
+from tailrace_plugins.upstream.upstream_text import ByteTokenizer
 
 _TOOLS = [
     {

@@ -31,7 +31,7 @@ def test_the_page_has_its_sections() -> None:
         "tailrace.engines.grammars.guidance", "tailrace_kit.inner_loop", "tailrace_kit.sampler",
         "tailrace_kit.vectors", "tailrace_kit.scratch", "tailrace.models", "tailrace.models.gguf_header",
         "tailrace.models.safetensors", "tailrace.models.shards",
-        "tailrace.system.processors", "tailrace.text.packed", "tailrace.text.reasoning", "tailrace.dialects",
+        "tailrace.system.processors", "tailrace.text", "tailrace.text.reasoning", "tailrace.dialects",
         "tailrace.cli.commands", "tailrace.client", "tailrace.extensions",
         "tailrace.server", "tailrace.conversations", "tailrace.types", "tailrace.errors",
     ]  # fmt: skip

@@ -20,8 +20,8 @@ from tailrace.generation.blame import Blame
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.images.reader import ImageReader
 from tailrace.streams import Lease, MemoryLogStore
-from tailrace.text import ByteTokenizer, MessageEncoder
 from tailrace.types import IMAGE_MARK, GenerateRequest, Image, KeptImage, Message, Record
+from tailrace_plugins.upstream.upstream_text import ByteTokenizer, MessageEncoder
 
 _LONG_ENOUGH_S = 1.0  # to decode an image and ask the engine, if nothing keeps it from that
 

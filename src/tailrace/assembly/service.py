@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import TypeAlias
 
 from tailrace.admission import Gate
 from tailrace.assembly.models import Models
@@ -25,16 +27,20 @@ from tailrace.models.places import expanded
 from tailrace.settings import Settings
 from tailrace.streams import LogStore
 from tailrace.streams.opening import Store, open_log_store
-from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
-from tailrace.text.calls import FORMATS
+from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
+from tailrace.text.calls import FORMATS, CallFormat
 from tailrace.text.reasoning import THINK, find_format
 from tailrace.text.templates import Turn
-from tailrace.types import means_any_model
+from tailrace.types import ReasoningFormat, means_any_model
 from tailrace.wording import did_you_mean
 
 __all__ = ["Service", "engine_spec", "load_text", "start_service"]
 
 logger = logging.getLogger("tailrace.engine")
+
+TextOf: TypeAlias = Callable[
+    [ModelCard, ReasoningFormat | None, CallFormat | None], tuple[Tokenizer, ChatEncoder | None]
+]  # of `Kind.text_of`
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,7 @@ def _check_names(served: Sequence[Served]) -> None:
 
 async def _generator(source: Source, served: Served, store: LogStore) -> Generator:
     settings = served.settings
-    tokenizer, chat = await asyncio.to_thread(load_text, source.card, settings)
+    tokenizer, chat = await asyncio.to_thread(load_text, source, settings)
     generator = Generator(
         model=source.card.name,
         prompts=PromptEncoder(
@@ -227,21 +233,19 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
     )
 
 
-def load_text(card: ModelCard, settings: Settings) -> tuple[Tokenizer, ChatEncoder | None]:
+def load_text(source: Source, settings: Settings) -> tuple[Tokenizer, ChatEncoder | None]:
     """Return the tokenizer of a model, and the encoder of its chats; None if it has no chat template that can be used.
 
     Raises: ModelError if the files cannot be read, or for an unknown --tool-format.
     """
-    splits_reasoning = settings.reasoning == "auto"
+    card, splits_reasoning = source.card, settings.reasoning == "auto"
     calls = FORMATS.get(settings.tool_format)
     if calls is None and settings.tool_format != "auto":
         hint = did_you_mean(settings.tool_format, FORMATS)
         raise ModelError(f"--tool-format must be auto, {', '.join(FORMATS)}.{hint}")
-    if card.format == "upstream":
-        reasoning = THINK if splits_reasoning else None
-        return ByteTokenizer(), MessageEncoder(
-            continues=card.architecture != "openai", reasoning=reasoning, calls=calls
-        )
+    if function := all_kinds()[source.engine].text_of:
+        text_of: TextOf = resolve_name(function)
+        return text_of(card, THINK if splits_reasoning else None, calls)
     tokenizer = Tokenizer.from_json(card.tokenizer_json)
     if card.chat_template is None:
         return tokenizer, None

@@ -83,6 +83,10 @@ class Kind:
     # which is called with the whole name and returns a `FoundModel`. Raises: ModelError.
     prefixes: tuple[str, ...] = field(default=(), kw_only=True)
     finds: str = field(default="", kw_only=True)
+    # For models whose vocabulary is elsewhere: module:function, which is called with the card, how the model marks its
+    # reasoning (None: it is not separated) and how it writes tool calls (None: unknown). It returns a
+    # `tailrace.text.Tokenizer` and a `ChatEncoder`, or None for one.
+    text_of: str = field(default="", kw_only=True)
     cls: str  # module:class, called with the `EngineSpec` in the worker; its module may import the library
     vector_cls: str = ""  # the same, for models that embed or rank; "": the engine runs none
     packages: tuple[str, ...] = ()  # that must be importable

@@ -11,7 +11,6 @@ import msgspec
 
 from tailrace.errors import ContextLengthExceeded, RequestError, UnsupportedParameter
 from tailrace.text import ChatEncoder, ChatFacts, Tokenizer
-from tailrace.text.packed import end_of
 from tailrace.types import (
     IMAGE_MARK,
     Attachment,
@@ -23,7 +22,6 @@ from tailrace.types import (
     ReasoningFormat,
     Sampling,
     Segment,
-    TextSegment,
     ids_of,
     num_tokens_of,
 )
@@ -151,7 +149,7 @@ class PromptEncoder:
         else:
             encoded, reasoning = [self._segments(prompt, request) for prompt in request.prompts], None
         if request.truncate is not None:
-            encoded = [_truncated(segments, request.truncate) for segments in encoded]
+            encoded = [self.tokenizer.last_tokens(segments, request.truncate) for segments in encoded]
         return tuple(Prompt(*both, reasoning, request.calls) for both in zip(texts, encoded, strict=True))
 
     def _encode_chat(
@@ -197,25 +195,13 @@ class PromptEncoder:
         if isinstance(prompt, Infill):
             return prompt.before
         if truncate is not None:
-            prompt = _truncated(prompt, truncate)
+            prompt = self.tokenizer.last_tokens(prompt, truncate)
         if (num_tokens := num_tokens_of(prompt)) > self.context_tokens:
             raise ContextLengthExceeded(num_tokens, self.context_tokens)
         ids = ids_of(prompt)
         if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in ids):
             raise RequestError("The prompt has a token id that the model does not have.", param="prompt")
         return b"".join(self.tokenizer.pieces[token_id] for token_id in ids).decode("utf-8", "replace")
-
-
-def _truncated(segments: tuple[Segment, ...], num_tokens: int) -> tuple[Segment, ...]:
-    """Return the end of a prompt. Raises: UnsupportedParameter if it has other segments than text or token ids."""
-    if num_tokens_of(segments) <= num_tokens:
-        return segments
-    match segments:
-        case (TextSegment(is_chat=False) as text,):
-            return (end_of(text, num_tokens),)
-    if not all(isinstance(one, tuple) for one in segments):
-        raise UnsupportedParameter("Only a prompt of text or token ids can be truncated.", param="truncate")
-    return (ids_of(segments)[-num_tokens:],)
 
 
 def _texts_of_infills(request: GenerateRequest) -> Iterator[str]:

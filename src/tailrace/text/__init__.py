@@ -7,25 +7,26 @@ Everything here is pure: no event loop, no files, no clock except for chat templ
 
 from __future__ import annotations
 
-from tailrace.text.calls import ToolCallReader
+from tailrace.text.calls import UNKNOWN, CallFormat, ToolCallReader
 from tailrace.text.chat import ChatEncoder, ChatFacts
 from tailrace.text.detokenizer import Detokenizer
-from tailrace.text.packed import ByteTokenizer, MessageEncoder
 from tailrace.text.reasoning import ReasoningSplitter
 from tailrace.text.stops import StopMatcher
-from tailrace.text.templates import ChatTemplate, TemplateError
-from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.templates import ChatTemplate, TemplateError, Turn
+from tailrace.text.tokenizer import Tokenizer, utf8_bytes
 
 __all__ = [
-    "ByteTokenizer",
+    "UNKNOWN",
+    "CallFormat",
     "ChatEncoder",
     "ChatFacts",
     "ChatTemplate",
     "Detokenizer",
-    "MessageEncoder",
     "ReasoningSplitter",
     "StopMatcher",
     "TemplateError",
     "Tokenizer",
     "ToolCallReader",
+    "Turn",
+    "utf8_bytes",
 ]

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 import tokenizers
 
-from tailrace.errors import ModelError, RequestError
+from tailrace.errors import ModelError, RequestError, UnsupportedParameter
 from tailrace.text._pieces import lost_bytes, piece_bytes, steps_of, unknown_token
 from tailrace.text.infill import find_infill_tokens, infill_ids
-from tailrace.types import Infill, Segment
+from tailrace.types import Infill, Segment, ids_of, num_tokens_of
 
 __all__ = ["Tokenizer", "utf8_bytes"]
 
@@ -141,6 +141,17 @@ class Tokenizer:
     def segments(self, text: str, *, bos: bool) -> tuple[Segment, ...]:
         """Return a text as a prompt. `bos` and errors as for `encode`."""
         return (tuple(self.encode(text, special=True, bos=bos)),)
+
+    def last_tokens(self, segments: tuple[Segment, ...], num_tokens: int) -> tuple[Segment, ...]:
+        """Return the end of a prompt, with at most so many tokens.
+
+        Raises: UnsupportedParameter if it is too long and has other segments than text or token ids.
+        """
+        if num_tokens_of(segments) <= num_tokens:
+            return segments
+        if not all(isinstance(one, tuple) for one in segments):
+            raise UnsupportedParameter("Only a prompt of text or token ids can be truncated.", param="truncate")
+        return (ids_of(segments)[-num_tokens:],)
 
     def infill(self, asked: Infill, *, bos: bool, room: int | None = None) -> tuple[Segment, ...]:
         """Return an infill as a prompt, with at most `room` tokens. Its texts never become special tokens.

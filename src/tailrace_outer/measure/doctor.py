@@ -287,7 +287,7 @@ def chat_lines(source: Source | None) -> Iterator[str]:
         yield f"  ranks      documents, with the query up to {card.context_tokens} tokens"
     if card.task != "generate":
         return
-    _, chat = load_text(source.card, Settings())
+    _, chat = load_text(source, Settings())
     if chat is None:
         yield "  chats      no: it has no chat template that can be used"
         return

@@ -12,6 +12,7 @@ ENGINE = Kind(
     formats=("upstream",),
     prefixes=("openai", "tgi"),
     finds="tailrace_plugins.upstream.upstream_models:find_upstream",
+    text_of="tailrace_plugins.upstream.upstream_text:text_of",
     preference=5,
     cls="tailrace_plugins.upstream.upstream_engine:UpstreamEngine",
     reach=PASSED_ON,

@@ -1,12 +1,9 @@
 """The engine `upstream`: another server computes, and tailrace keeps the stream.
 
 Works with any OpenAI-compatible server and text-generation-inference. Prompts are passed on as text or messages. The
-ids of answers are packed text (`tailrace.text.packed`): a chunk of an answer becomes a delta of a few ids. Usage is
-counted in the upstream's tokens.
+ids of answers are packed text (`upstream_text`): a chunk of an answer becomes a delta of a few ids. Usage is counted in
+the upstream's tokens.
 Each sequence is one HTTP request; their event loop runs inside `step`.
-
-Before an answer begins, failed requests are retried for a limited time. An answer that breaks off in the middle ends as
-lost. The caller may submit the sequence again and compare the text.
 """
 
 from __future__ import annotations
@@ -16,13 +13,13 @@ import contextlib
 
 from tailrace.engines import Capabilities, Delta, EngineSpec, Prefill, Sequence
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.text.packed import END_ID, pack
 from tailrace.types import FinishReason
 from tailrace_kit.inner_loop import InnerLoop
 from tailrace_plugins.upstream.upstream_answers import Timeouts, follow, new_client
 from tailrace_plugins.upstream.upstream_decoders import AnswerEvent, UpstreamError
 from tailrace_plugins.upstream.upstream_models import KEY_VARIABLE, Address
 from tailrace_plugins.upstream.upstream_requests import PARAMETERS, UpstreamRequest, make_request
+from tailrace_plugins.upstream.upstream_text import END_ID, pack
 
 __all__ = ["UpstreamEngine"]
 

@@ -16,9 +16,9 @@ import msgspec
 
 from tailrace.engines import Sequence
 from tailrace.errors import SequenceFailed
-from tailrace.text.packed import ATTACHMENT, CHAT_ID, ChatBody, unpack
 from tailrace.types import Attachment, Sampling, Segment
 from tailrace_plugins.upstream.upstream_models import Address
+from tailrace_plugins.upstream.upstream_text import ATTACHMENT, CHAT_ID, ChatBody, unpack
 
 __all__ = ["PARAMETERS", "UpstreamRequest", "make_request"]
 

@@ -32,13 +32,20 @@ from tailrace.engines import EngineSpec
 from tailrace.engines.interface import Delta, Prefill, Sequence
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.testing import Law, laws
-from tailrace.text import MessageEncoder
-from tailrace.text.packed import CHAT_ID, END_ID, ChatBody, pack, text_segment, unpack
 from tailrace.types import IMAGE_MARK, Attachment, Grammar, Image, Message, Sampling, TextSegment
 from tailrace_outer.testing.sampling_laws import sampling_laws
 from tailrace_plugins.upstream.upstream_engine import UpstreamEngine
 from tailrace_plugins.upstream.upstream_models import Address, UpstreamKind
 from tailrace_plugins.upstream.upstream_requests import PARAMETERS, make_request
+from tailrace_plugins.upstream.upstream_text import (
+    CHAT_ID,
+    END_ID,
+    ChatBody,
+    MessageEncoder,
+    pack,
+    text_segment,
+    unpack,
+)
 
 _PATIENCE = {"retry_s": 1.0, "first_s": LONG_S, "idle_s": LONG_S}
 

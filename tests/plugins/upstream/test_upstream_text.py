@@ -8,10 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.text import ByteTokenizer, Detokenizer, MessageEncoder, StopMatcher
-from tailrace.text.calls import UNKNOWN
-from tailrace.text.packed import CHAT_ID, END_ID, ChatBody, end_of, pack, text_segment, unpack
+from tailrace.text import UNKNOWN, Detokenizer, StopMatcher
 from tailrace.types import Infill, Message, Segment, TextSegment, ToolCall, num_tokens_of
+from tailrace_plugins.upstream.upstream_text import (
+    CHAT_ID,
+    END_ID,
+    ByteTokenizer,
+    ChatBody,
+    MessageEncoder,
+    pack,
+    unpack,
+)
 
 tokenizer = ByteTokenizer()
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -75,9 +82,9 @@ def test_a_prompt_is_passed_on_as_text(text: str, num_tokens: int) -> None:
     prompt = tokenizer.segments(text, bos=True)
     assert "".join(one.text for one in prompt if isinstance(one, TextSegment)) == text
     assert num_tokens_of(prompt) == tokenizer.at_least_tokens(text)
-    end = end_of(text_segment(text), num_tokens)
-    assert text.endswith(end.text)
-    assert end.num_tokens <= num_tokens
+    end = tokenizer.last_tokens(prompt, num_tokens)
+    assert all(isinstance(one, TextSegment) and text.endswith(one.text) for one in end)
+    assert num_tokens_of(end) <= num_tokens
 
 
 @given(texts)

@@ -19,10 +19,8 @@ from typing import Any, cast
 import msgspec
 
 from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.text.calls import UNKNOWN, CallFormat
-from tailrace.text.chat import ChatEncoder, ChatFacts
-from tailrace.text.templates import Turn
-from tailrace.text.tokenizer import Tokenizer, utf8_bytes
+from tailrace.models import ModelCard
+from tailrace.text import UNKNOWN, CallFormat, ChatEncoder, ChatFacts, Tokenizer, Turn, utf8_bytes
 from tailrace.types import (
     IMAGE_MARK,
     Attachment,
@@ -41,8 +39,8 @@ __all__ = [
     "ByteTokenizer",
     "ChatBody",
     "MessageEncoder",
-    "end_of",
     "pack",
+    "text_of",
     "text_segment",
     "unpack",
 ]
@@ -83,8 +81,7 @@ def text_segment(text: str, *, is_chat: bool = False) -> TextSegment:
     return TextSegment(text, -(-len(utf8_bytes(text)) // _PIECE_BYTES), is_chat)
 
 
-def end_of(segment: TextSegment, num_tokens: int) -> TextSegment:
-    """Return the end of a text, with at most so many tokens."""
+def _end_of(segment: TextSegment, num_tokens: int) -> TextSegment:
     return text_segment(segment.text.encode()[-num_tokens * _PIECE_BYTES :].decode("utf-8", "ignore"))
 
 
@@ -147,9 +144,15 @@ class ByteTokenizer(Tokenizer):
         if room is not None:
             num_before = min(before.num_tokens, max(room * 3 // 4, room - after.num_tokens, 1))
             after = _start_of(after, room - num_before)
-            others, before = "", end_of(text_segment(others + before.text), room - after.num_tokens)
+            others, before = "", _end_of(text_segment(others + before.text), room - after.num_tokens)
         before = text_segment(others + before.text)
         return (TextSegment(before.text, before.num_tokens + after.num_tokens, after=after.text),)
+
+    def last_tokens(self, segments: tuple[Segment, ...], num_tokens: int) -> tuple[Segment, ...]:
+        match segments:
+            case (TextSegment(is_chat=False) as text,) if text.num_tokens > num_tokens:
+                return (_end_of(text, num_tokens),)
+        return super().last_tokens(segments, num_tokens)
 
     def encode(self, text: str, *, special: bool, bos: bool = False) -> list[int]:
         return list(pack(utf8_bytes(text)))
@@ -244,6 +247,13 @@ class MessageEncoder(ChatEncoder):
         images = (image for message in messages for image in message.images)
         seen = tuple(Attachment(image.digest, image.media_type, _IMAGE_TOKENS) for image in images)
         return (text_segment(written, is_chat=True), *seen, *((text_segment(beginning),) if beginning else ()))
+
+
+def text_of(
+    card: ModelCard, reasoning: ReasoningFormat | None, calls: CallFormat | None
+) -> tuple[Tokenizer, ChatEncoder]:
+    """Return how the texts of an upstream server's model are written, as `Kind.text_of`."""
+    return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai", reasoning=reasoning, calls=calls)
 
 
 def _openai_parts(message: Message) -> list[dict[str, Any]]:
