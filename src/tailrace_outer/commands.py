@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from tailrace.cli.late import LateCommand
 
-__all__ = ["BENCH", "CERTIFY", "DEMO", "DOCTOR", "KEYS", "LS", "RUN", "SHARE", "USAGE"]
+__all__ = [
+    "BACKUP", "BENCH", "CERTIFY", "DEMO", "DOCTOR", "KEYS", "LS", "RESTORE", "RM", "RUN", "SHARE", "USAGE",
+]  # fmt: skip
 
+BACKUP = LateCommand(
+    "backup", "Copy the data directory to a file, also while servers use it.", "tailrace_outer.admin.backup:backup"
+)
 BENCH = LateCommand(
     "bench", "Measure what the server adds to the engine.", "tailrace_outer.measure.bench_command:bench"
 )
@@ -22,6 +27,8 @@ DOCTOR = LateCommand(
 )
 KEYS = LateCommand("keys", "Create, show and revoke the keys of a server.", "tailrace_outer.admin.keys:keys")
 LS = LateCommand("ls", "List the models on this machine.", "tailrace_outer.measure.ls:ls")
+RESTORE = LateCommand("restore", "Make a data directory of a backup.", "tailrace_outer.admin.backup:restore")
+RM = LateCommand("rm", "Delete downloaded models.", "tailrace_outer.measure.rm:rm")
 RUN = LateCommand("run", "Serve your own code: an app, a folder or a YAML file.", "tailrace_outer.apps.command:run")
 SHARE = LateCommand(
     "share", "Make a link that shows a conversation or a stream to others.", "tailrace_outer.admin.share:share"

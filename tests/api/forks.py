@@ -38,8 +38,8 @@ _READ_AT_THE_START = re.compile(
     "PYTHON|LD_|GLIBC_|MALLOC_|OMP_|HF_|FAKETIME|FAULT_"
 )  # by the interpreter and by libraries
 _MODULES = (
-    "platformdirs.unix", "sqlalchemy.dialects.sqlite", "tailrace.api.lifecycle", "tailrace.cli.logs",
-    "tailrace.cli.ps", "tailrace.cli.pull", "tailrace.cli.serve", "tailrace.cli.windows",
+    "platformdirs.unix", "sqlalchemy.dialects.sqlite", "tailrace.api.lifecycle",
+    "tailrace.cli.pull", "tailrace.cli.serve", "tailrace.cli.windows",
     "tailrace.records.conversation_store",
     "tailrace.records.kept_images", "tailrace.records.kept_streams", "tailrace.records.key_store",
     "tailrace.records.request_log", "tailrace.records.service", "tailrace.records.session_store",

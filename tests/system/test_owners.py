@@ -12,8 +12,8 @@ from tests.missing import missing_reason
 
 from tailrace.records.key_store import KeyStore
 from tailrace.records.record_database import RecordDatabase
-from tailrace.system.backup import restore_backup, write_backup
 from tailrace.system.owners import create_file, give_tree, make_directory
+from tailrace_outer.admin.data_copies import restore_backup, write_backup
 
 _UID, _GID = 65534, 65533
 

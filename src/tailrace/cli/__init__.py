@@ -28,14 +28,9 @@ class _Subcommands(click.Group):
     imported. Prints all errors in the same format."""
 
     _summaries = {  # noqa: RUF012 - never changed
-        "backup": "Copy the data directory to a file, also while servers use it.",
         "completion": "Print a script that makes a shell complete commands with Tab.",
         "config": "Show the settings in force, and where each comes from.",
-        "logs": "Show the text of a stream.",
-        "ps": "Show the models and the running streams of a server.",
         "pull": "Download a model.",
-        "restore": "Make a data directory of a backup.",
-        "rm": "Delete downloaded models.",
         "serve": "Serve a model over HTTP.",
     }
 

@@ -1,1 +1,2 @@
-"""Commands for whoever runs a server for others: `tailrace keys` and `tailrace usage`."""
+"""Commands for whoever runs a server for others: `tailrace keys`, `usage`, `share`, `backup` and
+`restore`."""

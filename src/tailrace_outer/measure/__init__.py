@@ -1,1 +1,4 @@
-"""Measures speed (`bench`) and exactness (`certify`). A server imports nothing from here."""
+"""Measures speed (`bench`) and exactness (`certify`), and lists and deletes the models of this machine (`ls`, `rm`).
+
+A server imports nothing from here.
+"""

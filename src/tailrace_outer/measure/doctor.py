@@ -99,11 +99,11 @@ def doctor(
     from tailrace.assembly.source import find_source
     from tailrace.cli.pull import terminal_progress
     from tailrace.errors import ModelError
-    from tailrace.models.on_disk import find_stored
     from tailrace.models.places import data_path
     from tailrace.settings import Settings
     from tailrace.streams.old_journals import find_journals
     from tailrace_outer.measure.bench import look_at_machine, measure_machine
+    from tailrace_outer.measure.on_disk import find_stored
 
     failure = ""
     source: Source | None = None

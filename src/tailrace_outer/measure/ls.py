@@ -27,7 +27,7 @@ def ls(available: bool, as_json: bool) -> None:
     that is free now, and the most tokens a second that the memory's speed allows one stream. This speed is measured for
     some seconds. `tailrace doctor MODEL` measures a downloaded model itself.
     """
-    from tailrace.models.on_disk import stored_models
+    from tailrace_outer.measure.on_disk import stored_models
 
     if available:
         _list_available(as_json)
@@ -84,7 +84,7 @@ def _list_available(as_json: bool) -> None:
 
 def _available(machine: Machine) -> list[dict[str, Any]]:  # Any: JSON
     from tailrace.models.advice import fits, known_models, tokens_per_s
-    from tailrace.models.on_disk import is_here
+    from tailrace_outer.measure.on_disk import is_here
 
     return [
         {

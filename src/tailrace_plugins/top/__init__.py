@@ -1,1 +1,1 @@
-"""`tailrace top`: what a server does, live in a terminal."""
+"""What a server does: `tailrace ps`, `tailrace logs`, and live in a terminal `tailrace top`."""

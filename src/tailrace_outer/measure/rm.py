@@ -21,7 +21,7 @@ def rm(models: tuple[str, ...], yes: bool) -> None:
     which other programs may use.
     """
     from tailrace.errors import ModelError
-    from tailrace.models.on_disk import StoredModel, find_stored
+    from tailrace_outer.measure.on_disk import StoredModel, find_stored
 
     found: list[StoredModel] = []
     for name in models:

@@ -8,9 +8,15 @@ import sys
 
 import click
 
-from tailrace.cli.console import INTERRUPTED, say_error
-from tailrace.cli.plain_screen import PlainScreen, until_interrupted
-from tailrace.cli.servers import default_url, server_failures, server_options
+from tailrace.cli.commands import (
+    INTERRUPTED,
+    PlainScreen,
+    default_url,
+    say_error,
+    server_failures,
+    server_options,
+    until_interrupted,
+)
 
 __all__ = ["logs"]
 

@@ -23,7 +23,7 @@ from tests.api.oracle import Answer
 from tests.api.process import TAILRACE, Server, environment
 from tests.waiting import LONG_S, until
 
-from tailrace.system.backup import BackupFailed, restore_backup, write_backup
+from tailrace_outer.admin.data_copies import BackupFailed, restore_backup, write_backup
 
 _FAST = "scripted:tokens_per_s=400"
 

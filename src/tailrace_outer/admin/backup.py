@@ -28,7 +28,7 @@ def backup(archive: Path, data_dir: str) -> None:
     tailrace backup monday.tar.gz
     tailrace restore monday.tar.gz --data-dir ./restored
     """
-    from tailrace.system.backup import BackupFailed, write_backup
+    from tailrace_outer.admin.data_copies import BackupFailed, write_backup
 
     try:
         written = write_backup(_directory(data_dir), archive)
@@ -45,7 +45,7 @@ def restore(archive: Path, data_dir: str) -> None:
 
     A server that starts there continues the streams that were unfinished when the backup was made.
     """
-    from tailrace.system.backup import BackupFailed, restore_backup
+    from tailrace_outer.admin.data_copies import BackupFailed, restore_backup
 
     directory = _directory(data_dir)
     try:

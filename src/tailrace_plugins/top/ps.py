@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from tailrace.cli.console import print_json, print_table, say
-from tailrace.cli.servers import default_url, server_failures, server_options
+from tailrace.cli.commands import default_url, print_json, print_table, say, server_failures, server_options
 
 __all__ = ["ps"]
 
