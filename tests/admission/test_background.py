@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.admission import Gate, QueueEntry
+from tailrace.admission import Asker, Gate, QueueEntry
 from tailrace.errors import QueueFull
 
 
@@ -95,7 +95,7 @@ def test_background_requests_take_no_slots_of_others() -> None:
     for name in "abc":
         room.enter(name, is_background=True)
     with pytest.raises(QueueFull):
-        room.gate.check_open(is_background=True)
+        room.gate.check_open(Asker(is_background=True))
     room.gate.check_open()
     with room.gate.coming():
         room.enter("live")
@@ -104,7 +104,7 @@ def test_background_requests_take_no_slots_of_others() -> None:
             room.gate.check_open()
     for name in ("a", "b", "c", "live", "more"):
         room.leave(name)
-    room.gate.check_open(is_background=True)
+    room.gate.check_open(Asker(is_background=True))
     assert (room.gate.used_tokens, room.gate.used_sequences, room.gate.num_running, room.gate.num_waiting) == (
         0,
         0,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.admission import Gate, QueueEntry
+from tailrace.admission import Asker, Gate, QueueEntry
 from tailrace.errors import QueueFull
 
 
@@ -23,7 +23,7 @@ class _Door:
 
     def ask(self, owner: str, name: str = "") -> QueueEntry:
         """Raises: QueueFull."""
-        num_tokens = self.gate.check(1, 1, 1, owner=owner)
+        num_tokens = self.gate.check(1, 1, 1, Asker(owner))
 
         def start() -> None:
             self.started.append(name or owner)
@@ -110,12 +110,12 @@ def test_a_full_gate_admits_other_owners_up_to_their_share() -> None:
 
 def test_requests_being_checked_use_slots_of_their_owner() -> None:
     door = _Door(max_requests=2)
-    with door.gate.coming("alice"), door.gate.coming("alice"):
-        with pytest.raises(QueueFull), door.gate.coming("alice"):
+    with door.gate.coming(Asker("alice")), door.gate.coming(Asker("alice")):
+        with pytest.raises(QueueFull), door.gate.coming(Asker("alice")):
             raise AssertionError("let in")
-        with door.gate.coming("bob"):
+        with door.gate.coming(Asker("bob")):
             pass
-    with door.gate.coming("alice"):
+    with door.gate.coming(Asker("alice")):
         pass
 
 

@@ -264,7 +264,7 @@ def _broken(rules: Mapping[str, str | int]) -> Iterator[str]:
             if isinstance(rule, str):
                 return
             self.rfile.read(int(self.headers.get("content-length", 0)))
-            self.send_response(201 if self.command == "PUT" else rule)
+            self.send_response(201 if self.command == "PUT" and rule == 200 else rule)
             self.send_header("stream-next-offset", "0")
             if not is_stream:
                 self.send_header("content-length", "0")
@@ -294,7 +294,9 @@ def _broken(rules: Mapping[str, str | int]) -> Iterator[str]:
         ("POST /v1/durable/", "hold", r"broke POST /v1/durable/doctor-\w+ \(ReadTimeout\)"),
         ("POST /v1/durable/", "cut", r"broke POST /v1/durable/doctor-\w+ \(R"),
         ("POST /v1/durable/", 502, "a message got status 502"),
-        ("GET /v1/durable/", 403, "the reader got status 403: a key needs the scopes generate and read"),
+        ("PUT /v1/durable/", 403, r"forbids a PUT request \(status 403\). Something before the server"),
+        ("PUT /v1/durable/", 401, "needs a key"),
+        ("GET /v1/durable/", 403, "the reader got status 403: something before the server forbids it"),
         ("GET /v1/durable/", 502, "the reader got status 502\\."),
         ("GET /v1/durable/", "cut", "the reader broke"),
     ],
@@ -305,6 +307,13 @@ def test_a_path_that_breaks_requests(
     monkeypatch.setattr(probe, "ANSWER_S", 3.0)
     with _broken({begin: rule}) as url, pytest.raises(PathFailed, match=message):
         measure_path(url, idle_s=0)
+
+
+def test_models_that_are_forbidden_say_nothing_about_the_host() -> None:
+    with _broken({"GET /v1/models": 403}) as url:
+        (page,) = [one for one in measure_path(url, idle_s=0) if one.name == "page"]
+    assert page.problem is None
+    assert "refused without an Origin" in page.text
 
 
 def test_every_problem_has_a_setting_in_every_proxy() -> None:

@@ -6,6 +6,6 @@ and the longest possible answer. So the engine never runs out of memory.
 
 from __future__ import annotations
 
-from tailrace.admission.gate import Gate, QueueEntry
+from tailrace.admission.gate import Asker, Gate, QueueEntry
 
-__all__ = ["Gate", "QueueEntry"]
+__all__ = ["Asker", "Gate", "QueueEntry"]

@@ -21,15 +21,36 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from tailrace.admission.queue import FairQueue
 from tailrace.errors import SHUTTING_DOWN, ContextLengthExceeded, Draining, EngineLost, QueueFull, RequestError
 from tailrace.types import ANONYMOUS
 
-__all__ = ["Gate", "QueueEntry"]
+__all__ = ["Asker", "Gate", "QueueEntry"]
 
 _MAX_LOST_S = 300.0  # engine downtime that extends a request's time in the queue at most
 _MIN_WAIT_S = 0.25  # shortest extension of a request's time in the queue
+
+
+class _Asks(Protocol):
+    """What the gate reads of a request, of its record and of its entry."""
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def is_background(self) -> bool: ...
+
+
+class Asker(NamedTuple):
+    """Who asks for a slot, where there is no request."""
+
+    owner: str = ANONYMOUS
+    is_background: bool = False
+
+
+_ANYBODY = Asker()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -170,10 +191,9 @@ class Gate:
         num_prompt_tokens: int,
         max_tokens: int,
         num_sequences: int,
+        by: _Asks = _ANYBODY,
         *,
-        owner: str = ANONYMOUS,
         is_slowed: bool = False,
-        is_background: bool = False,
     ) -> int:
         """Check that a request can run here, and return its number of tokens. Slowed requests may not take the last
         quarter of the slots.
@@ -183,7 +203,7 @@ class Gate:
         """
         self._check_refusal()
         num_tokens = self.demand(num_prompt_tokens, max_tokens, num_sequences)
-        self.check_open(owner, is_slowed=is_slowed, is_background=is_background)
+        self.check_open(by, is_slowed=is_slowed)
         return num_tokens
 
     def demand(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
@@ -200,14 +220,14 @@ class Gate:
                 raise RequestError(f"n must be at most {self._capacity_sequences} here.", param="n")
         return num_tokens
 
-    def check_open(self, owner: str = ANONYMOUS, *, is_slowed: bool = False, is_background: bool = False) -> None:
+    def check_open(self, by: _Asks = _ANYBODY, *, is_slowed: bool = False) -> None:
         """Check that an owner may queue a request now, whatever its size. Raises: QueueFull, Draining, EngineLost."""
         self._check_refusal()
         num_slots = max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests
-        used = self._num_slots[is_background]
+        used = self._num_slots[by.is_background]
         num_used = used.total()
-        share = num_slots // len({owner, *used})
-        if num_used >= num_slots and (used[owner] >= share or num_used >= 2 * num_slots):
+        share = num_slots // len({by.owner, *used})
+        if num_used >= num_slots and (used[by.owner] >= share or num_used >= 2 * num_slots):
             raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
 
     def _check_refusal(self) -> None:
@@ -215,14 +235,14 @@ class Gate:
             raise self._refusal.with_traceback(None)  # otherwise its traceback would grow with each raise
 
     @contextmanager
-    def coming(self, owner: str = ANONYMOUS, *, is_background: bool = False) -> Iterator[None]:
+    def coming(self, by: _Asks = _ANYBODY) -> Iterator[None]:
         """Reserve a slot while a request is parsed and checked, before `enter`. Raises: as `check_open`."""
-        self.check_open(owner, is_background=is_background)
-        self._num_slots[is_background][owner] += 1
+        self.check_open(by)
+        self._num_slots[by.is_background][by.owner] += 1
         try:
             yield
         finally:
-            self._release_slot(owner, is_background=is_background)
+            self._release_slot(by)
 
     def enter(self, entry: QueueEntry) -> None:
         """Queue a entry, and start it if it is its turn. Call `check` immediately before, without an await in
@@ -257,7 +277,7 @@ class Gate:
         """Free the slot of a queued or running request."""
         if entry.timer is not None:
             entry.timer.cancel()
-        self._release_slot(entry.owner, is_background=entry.is_background)
+        self._release_slot(entry)
         if entry.admitted_s is None:
             self._queue_of(entry).remove(entry)
         else:
@@ -328,11 +348,11 @@ class Gate:
             assert one.preempt is not None
             one.preempt()
 
-    def _release_slot(self, owner: str, *, is_background: bool) -> None:
-        slots = self._num_slots[is_background]
-        slots[owner] -= 1
-        if not slots[owner]:
-            del slots[owner]
+    def _release_slot(self, by: _Asks) -> None:
+        slots = self._num_slots[by.is_background]
+        slots[by.owner] -= 1
+        if not slots[by.owner]:
+            del slots[by.owner]
 
     def _end_pause(self) -> None:
         self._pause_timer = None

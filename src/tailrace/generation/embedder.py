@@ -47,7 +47,7 @@ class Embedder:
         times = Times(time.monotonic())
         generator = self._generator
         self._check(request)
-        with generator.gate.coming(request.owner, is_background=request.is_background):
+        with generator.gate.coming(request):
             limit_tokens = generator.limit_tokens()
             prompts, is_cut = await self._inputs.encode(request, limit_tokens, generator.limits.max_input_tokens)
         record = Record(

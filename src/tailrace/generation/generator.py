@@ -239,10 +239,10 @@ class Generator:
         request = self._with_token_ids(request)
         self._check(request)
         if request.sampling.grammar is not None:
-            self.gate.check_open(request.owner, is_background=request.is_background)
+            self.gate.check_open(request)
             # Outside `gate.coming`: requests that wait here must not take slots of requests without a grammar.
             request = await self._with_grammar(request, request.sampling.grammar)
-        with self.gate.coming(request.owner, is_background=request.is_background):
+        with self.gate.coming(request):
             request = await self._with_images(request, held)
             prompts = await self.prompts.encode(request)
         longest = max(prompt.num_tokens for prompt in prompts)
@@ -275,7 +275,7 @@ class Generator:
         with self.reserved(record):
             if keeper is not None and record.images:
                 self._check_queue(record, longest, is_slowed=is_slowed)
-                with self.gate.coming(record.owner, is_background=record.is_background):
+                with self.gate.coming(record):
                     await keeper.keep_images(record)
             try:
                 return await self._open(record, longest, arrived_s, is_slowed=is_slowed)
@@ -373,12 +373,12 @@ class Generator:
         """Keep a stream in the log store, and queue it. Raises: as `create`."""
         while True:
             if self.store.write_errors.current is not None:
-                with self.gate.coming(record.owner, is_background=record.is_background):
+                with self.gate.coming(record):
                     await self.store.write_errors.wait()
             num_tokens = self._check_queue(record, longest, is_slowed=is_slowed)
             with contextlib.suppress(StorageError):  # a new write error: wait until it is over
                 # Reserves the slot that was checked.
-                with self.gate.coming(record.owner, is_background=record.is_background):
+                with self.gate.coming(record):
                     lease = await self.store.open(record)
                 run = self._make_run(lease, arrived_s)
                 self.observers.on_begun(record)
@@ -388,14 +388,7 @@ class Generator:
     def _check_queue(self, record: Record, longest: int, *, is_slowed: bool) -> int:
         """Return how many tokens of the engine's memory a stream needs. Raises: as `create`."""
         assert record.sampling.max_tokens is not None
-        return self.gate.check(
-            longest,
-            record.sampling.max_tokens,
-            record.num_choices,
-            owner=record.owner,
-            is_slowed=is_slowed,
-            is_background=record.is_background,
-        )
+        return self.gate.check(longest, record.sampling.max_tokens, record.num_choices, record, is_slowed=is_slowed)
 
     @contextlib.contextmanager
     def reserved(self, record: Record) -> Iterator[None]:
@@ -540,14 +533,7 @@ class Generator:
         self._blame.check_inputs(record)
         is_slowed = self._blame.is_slowed(record.caller)
         with self.reserved(record):
-            self.gate.check(
-                VectorRun.demand(record),
-                0,
-                1,
-                owner=record.owner,
-                is_slowed=is_slowed,
-                is_background=record.is_background,
-            )
+            self.gate.check(VectorRun.demand(record), 0, 1, record, is_slowed=is_slowed)
         run = VectorRun(
             record,
             form,

@@ -86,8 +86,9 @@ class _Reader:
             with self.path.client.stream("GET", events, headers=headers, timeout=_waiting()) as answer:
                 if answer.status_code != 200:
                     self.how = f"got status {answer.status_code}"
-                    if answer.status_code in (401, 403):
-                        self.how += ": a key needs the scopes generate and read"
+                    if answer.status_code == 403:
+                        answer.read()
+                        self.how += f": {_message(answer) or 'something before the server forbids it'}"
                     return
                 self.headers = dict(answer.headers)
                 self.began.set()
@@ -174,8 +175,11 @@ def _opened(url: str, key: str) -> Iterator[_Path]:
                 f"The server behind {parts.netloc} refuses the Host that it gets. Let the path keep Host as it was "
                 "sent, or name it: tailrace serve --allowed-hosts NAME."
             )
-        if answer.status_code in (401, 403):
-            raise PathFailed(f"{parts.netloc} needs a key (status {answer.status_code}): --key or TAILRACE_KEY.")
+        if answer.status_code == 401:
+            raise PathFailed(f"{parts.netloc} needs a key that is valid (status 401): --key or TAILRACE_KEY.")
+        if answer.status_code == 403:
+            why = _message(answer) or "Something before the server does this, such as a firewall."
+            raise PathFailed(f"{parts.netloc} forbids a PUT request (status 403). {why}")
         if answer.status_code in _BROKEN:
             raise PathFailed(f"{parts.netloc} is reached, but not the server behind it (status {answer.status_code}).")
         if answer.status_code != 201 or "stream-next-offset" not in answer.headers:
@@ -191,6 +195,13 @@ def _opened(url: str, key: str) -> Iterator[_Path]:
         finally:
             with suppress(httpx.HTTPError):
                 client.delete(f"{base}{path.stream}", headers=headers)
+
+
+def _message(answer: httpx.Response) -> str:
+    """Return what a tailrace server says is wrong; "" if something else has answered."""
+    with suppress(ValueError, TypeError, KeyError):
+        return str(answer.json()["error"]["message"])
+    return ""
 
 
 def _about(path: _Path) -> Iterator[Found]:
@@ -230,6 +241,11 @@ def _origin(path: _Path) -> Iterator[Found]:
     origin = {"origin": f"{parts.scheme}://{parts.netloc}"}
     answer = path.client.get(f"{path.url}/v1/models", headers=path.headers | origin)
     if answer.status_code == 403:
+        plain = path.client.get(f"{path.url}/v1/models", headers=path.headers)
+        if plain.status_code == 403:
+            why = _message(plain) or "something before the server forbids /v1/models"
+            yield Found("page", f"not known, since the same request is refused without an Origin: {why}")
+            return
         yield Found("page", "requests of a page at this address are refused: Host does not arrive as sent", "origin")
     else:
         yield Found("page", "Host arrives as it was sent")
