@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -23,7 +22,6 @@ from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import (
     ContextLengthExceeded,
     EngineLost,
-    QueueFull,
     RequestError,
     StorageError,
     UnsupportedOperation,
@@ -34,14 +32,13 @@ from tailrace.generation.choice import SEEDS, Choice
 from tailrace.generation.eye import Eye
 from tailrace.generation.grammar_fitter import GrammarFitter
 from tailrace.generation.observers import Meter, Observers, Times
-from tailrace.generation.prompts import PromptEncoder, images_of, with_images
+from tailrace.generation.prompts import PromptEncoder, images_of
 from tailrace.generation.recovery import Recovery
+from tailrace.generation.request_images import ImageKeeper, RequestImages
 from tailrace.generation.run import Run
 from tailrace.generation.vector_run import VectorRun
 from tailrace.generation.vector_trials import VectorTrials
-from tailrace.images.fetch import ImageFetcher
-from tailrace.images.reader import BUSY, CANONICAL_TYPE, ImageReader
-from tailrace.images.turns import OwnerTurns
+from tailrace.images.reader import CANONICAL_TYPE
 from tailrace.schemas import PORTABLE
 from tailrace.schemas.answer_check import AnswerCheck
 from tailrace.streams import Lease, LogStore, StreamLog
@@ -65,7 +62,6 @@ from tailrace.types import (
 
 __all__ = ["Generator", "Limits"]
 
-_FOUND_AT_ONCE = 4  # requests whose images are read from where they are kept
 _LEAVE_S = 5.0  # in which what runs in the background leaves the engine
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
 _TASKS: dict[Task, str] = {
@@ -77,22 +73,6 @@ _DEFAULTS = Sampling()
 _COMMON_PARAMETERS = frozenset(
     {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens", "include_special"}
 )
-
-
-class ImageKeeper(Protocol):
-    """Where images are that are kept for longer than a stream runs."""
-
-    def keeps(self, request: GenerateRequest) -> bool:
-        """Return whether the images of a request are to be kept, with its turn or its response."""
-
-    async def find_images(self, owner: str, images: tuple[Image, ...]) -> list[Image]:
-        """Return images with the content of those that are kept. Raises: RequestError if one is not, StorageError."""
-
-    async def keep_images(self, record: Record) -> None:
-        """Keep the images of a stream that is about to begin. Raises: RequestError, StorageError."""
-
-    async def forget(self, owner: str, stream_id: str) -> None:
-        """Delete what is kept of a stream without a turn. Raises: StorageError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +137,16 @@ class Generator:
         reach = kind.reach if kind is not None else PORTABLE
         self._grammars = GrammarFitter(GrammarCheck(), reach, prompts.tokenizer.control_tokens)
         self._answer_check = AnswerCheck()
-        self._images = ImageReader(ImageFetcher(limits.fetch_images))
-        self._finding = OwnerTurns(_FOUND_AT_ONCE, _FOUND_AT_ONCE // 2)
-        self._coming_bytes = 0  # of the images of requests that are no streams yet
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__
         self._blame = Blame()
-        self._eye = Eye(supervisor, gate, self._blame)
+        self._images = RequestImages(
+            Eye(supervisor, gate, self._blame),
+            self.live,
+            hosts=limits.fetch_images,
+            most_bytes=limits.image_bytes,
+            within_s=limits.queue_s,
+        )
         self.recovery = Recovery(
             supervisor, self.new_sequence_id, self._blame, on_done=self._open_gate, on_caught_up=gate.caught_up
         )
@@ -298,28 +281,12 @@ class Generator:
     async def _with_images(self, request: GenerateRequest, held: contextlib.ExitStack) -> GenerateRequest:
         """Return the request with its images as the engine takes them, and how they are written in the prompt. Their
         room is reserved until `held` is closed. Raises: as `create`."""
-        images, keeper = images_of(request), self.keeper
-        capabilities = self._supervisor.capabilities
-        if not images:
+        if not (images := images_of(request)):
             return request
-        for image in images:
-            if image.kept is not None and keeper is None:
-                raise UnsupportedParameter(f"{image.param}: send the image itself here.", param=image.param)
-        if capabilities is None or self.is_unloaded:
+        if self._supervisor.capabilities is None or self.is_unloaded:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
         self._check_quota(request, len(images))
-        owner, within_s = request.owner, self.limits.queue_s
-        images = await self._images.fetch(images, within_s, owner=owner)
-        async with self._finding.turn_or_refusal(owner, within_s, BUSY):  # few are in memory before room is reserved
-            images = tuple(await keeper.find_images(owner, images)) if keeper is not None else images
-            on_read = held.enter_context(self._room(images))
-        is_kept = keeper is not None and keeper.keeps(request)  # only pixels are, which count as in later turns
-        as_sent = not capabilities.sees and not is_kept
-        read = await self._images.read(images, as_sent=as_sent, owner=owner, within_s=within_s, on_read=on_read)
-        if capabilities.sees:
-            seen = [await self._eye.see(image, within_s, owner=owner, caller=request.caller) for image in read]
-            read = tuple(seen)
-        return with_images(request, read)
+        return await self._images.read(request, self._supervisor.capabilities, self.keeper, held)
 
     def _check_quota(self, request: GenerateRequest, num_images: int) -> None:
         """Check that the limits of a key leave room for the smallest request with so many images, before the work of
@@ -334,27 +301,6 @@ class Generator:
             )
             self.meter.reserve(smallest)
             self.meter.release(smallest)
-
-    @contextlib.contextmanager
-    def _room(self, images: Iterable[Image]) -> Iterator[Callable[[Image, Image], None]]:
-        """Reserve the bytes of the images of a request that is no stream yet. Yields what to call when an image has
-        been read, with the image before and after. Raises: QueueFull if they are too many beside those of all streams
-        and requests."""
-        reserved = 0
-
-        def reserve(num_bytes: int) -> None:
-            nonlocal reserved
-            held = sum(len(content) for run in self.live for content in run.record.attachments.values())
-            if held + self._coming_bytes + num_bytes > self.limits.image_bytes:
-                raise QueueFull("Too many images are in use. Try again later.", retry_after_s=5.0)
-            self._coming_bytes += num_bytes
-            reserved += num_bytes
-
-        reserve(sum(map(len, {image.content for image in images})))
-        try:
-            yield lambda before, after: reserve(len(after.content) - len(before.content))
-        finally:
-            self._coming_bytes -= reserved
 
     async def _with_grammar(self, request: GenerateRequest, grammar: Grammar) -> GenerateRequest:
         """Return the request with a grammar that the engine takes. Raises: as `create`."""

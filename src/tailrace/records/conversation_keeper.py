@@ -109,7 +109,7 @@ class ConversationKeeper(Observer):
     # Images
 
     def keeps(self, request: GenerateRequest) -> bool:
-        """As in `generation.ImageKeeper`, also the next ones."""
+        """As in `request_images.ImageKeeper`, also the next ones."""
         return bool(request.turn) or (request.keep and self._may_keep_images_of_responses)
 
     async def find_images(self, owner: str, images: Sequence[Image]) -> list[Image]:

@@ -21,7 +21,7 @@ from tailrace.cli.commands import (
 __all__ = ["logs"]
 
 
-@click.command()
+@click.command(short_help="Show the text of a stream.")
 @click.argument("stream_id")
 @click.option(
     "--follow", "-f", is_flag=True, help="Continue until the stream ends. Ctrl-C stops this command, not the stream."
