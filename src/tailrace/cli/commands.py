@@ -1,4 +1,4 @@
-"""What authors of commands need (docs/extending.md).
+"""What authors of commands need (docs/extending.md). What uses a running server is in the outer layer.
 
 Rule: it imports little, since `tailrace --help` imports the modules of all commands of plugins.
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tailrace.cli.console import INTERRUPTED, print_json, print_table, say, say_error
 from tailrace.cli.places import ModelArguments, ServePlace
-from tailrace.cli.plain_screen import PlainScreen, until_interrupted
-from tailrace.cli.servers import default_url, server_failures, server_options, tailrace_child
 from tailrace.wording import printable_text
+from tailrace_outer.client.plain_screen import PlainScreen, until_interrupted
+from tailrace_outer.client.servers import default_url, server_failures, server_options, tailrace_child
 
 __all__ = [
     "INTERRUPTED",

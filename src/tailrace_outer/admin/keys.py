@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailrace.cli.console import print_json, print_table, say
-from tailrace.cli.servers import default_url, server_failures, server_options
 from tailrace.cli.setting_options import setting_options
 from tailrace.settings import Settings
 from tailrace_outer.admin.quotas import describe_quota, quota_options, quota_with
 from tailrace_outer.admin.times import Duration, date_of
+from tailrace_outer.client.servers import default_url, server_failures, server_options
 
 if TYPE_CHECKING:
     from tailrace.access.audit import AuditLog
@@ -186,7 +186,7 @@ def forget(owner: str, yes: bool, as_json: bool, url: str | None, key: str) -> N
     import asyncio
     from urllib.parse import quote
 
-    from tailrace.client import connect
+    from tailrace_outer.client.connection import connect
 
     if not yes:
         if not sys.stdin.isatty():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from tailrace.cli.console import print_table, say
-from tailrace.cli.servers import default_url, server_failures, server_options
 from tailrace.wording import printable_text
 from tailrace_outer.admin.times import Duration, date_of
+from tailrace_outer.client.servers import default_url, server_failures, server_options
 
 __all__ = ["share"]
 
@@ -43,7 +43,7 @@ def share(shown: str, lifetime_s: float, *, is_list: bool, revoked: str | None, 
 
 
 async def _share(root: str, key: str, shown: str, lifetime_s: float, revoked: str | None) -> None:
-    from tailrace.client import connect
+    from tailrace_outer.client.connection import connect
 
     async with connect(root, key) as client:
         if revoked is not None:

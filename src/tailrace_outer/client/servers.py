@@ -54,7 +54,7 @@ def server_options(command: Command) -> Command:
 @contextlib.contextmanager
 def server_failures() -> Iterator[None]:
     """Convert failures of a server to errors of the command line."""
-    from tailrace.client import AnswerFailed, NoServer, ServerRefused
+    from tailrace_outer.client.connection import AnswerFailed, NoServer, ServerRefused
 
     try:
         yield
