@@ -20,7 +20,8 @@ from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
 from tailrace.engines.devices import read_device
 from tailrace.errors import EngineLost, ModelError, StorageError, TemplateError
 from tailrace.generation.embedder import Embedder
-from tailrace.generation.generator import Generator, Limits
+from tailrace.generation.generator import Generator
+from tailrace.generation.limits import Limits
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.models import ModelCard
 from tailrace.models.places import expanded

@@ -7,7 +7,8 @@ Answers without streaming take the same path.
 
 from __future__ import annotations
 
-from tailrace.generation.generator import Generator, Limits
+from tailrace.generation.generator import Generator
+from tailrace.generation.limits import Limits
 from tailrace.generation.observers import Meter, Observer, Times
 from tailrace.generation.prompts import PromptEncoder, images_of, without_images
 from tailrace.generation.run import Run

@@ -9,7 +9,6 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from operator import attrgetter
 
 from msgspec.structs import replace
@@ -31,6 +30,7 @@ from tailrace.generation.blame import Blame
 from tailrace.generation.choice import SEEDS, Choice
 from tailrace.generation.eye import Eye
 from tailrace.generation.grammar_fitter import GrammarFitter
+from tailrace.generation.limits import Limits
 from tailrace.generation.observers import Meter, Observers, Times
 from tailrace.generation.prompts import PromptEncoder, images_of
 from tailrace.generation.recovery import Recovery
@@ -60,7 +60,7 @@ from tailrace.types import (
     new_stream_id,
 )
 
-__all__ = ["Generator", "Limits"]
+__all__ = ["Generator"]
 
 _LEAVE_S = 5.0  # in which what runs in the background leaves the engine
 _MAX_FAILED_STARTS = 3  # failed starts of the engine in a row, after which requests are refused
@@ -73,23 +73,6 @@ _DEFAULTS = Sampling()
 _COMMON_PARAMETERS = frozenset(
     {"max_tokens", "seed", "stop", "include_stop", "single_call", "n", "max_reasoning_tokens", "include_special"}
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of requests."""
-
-    default_max_tokens: int = 1024
-    max_reasoning_tokens: int | None = None  # of requests without a limit of their own
-    max_n: int = 8
-    max_choices: int = 64  # prompts times n
-    queue_s: float = 60.0
-    linger_s: float = 60.0
-    recover_s: float = 120.0  # how long streams wait for the next engine
-    max_inputs: int = 2048  # of a request for vectors, as on OpenAI's API
-    max_input_tokens: int = 300_000  # of all its inputs, as there
-    image_bytes: int = 256 * 2**20  # of the images of all streams
-    fetch_images: str = ""  # hosts from which images are fetched
 
 
 @functools.cache  # of the few sets that engines have
@@ -140,13 +123,7 @@ class Generator:
         self._stream_ended = asyncio.Event()
         self.new_sequence_id: Callable[[], int] = itertools.count(1).__next__
         self._blame = Blame()
-        self._images = RequestImages(
-            Eye(supervisor, gate, self._blame),
-            self.live,
-            hosts=limits.fetch_images,
-            most_bytes=limits.image_bytes,
-            within_s=limits.queue_s,
-        )
+        self._images = RequestImages(limits.fetch_images, Eye(supervisor, gate, self._blame), self.live)
         self.recovery = Recovery(
             supervisor, self.new_sequence_id, self._blame, on_done=self._open_gate, on_caught_up=gate.caught_up
         )
@@ -286,7 +263,7 @@ class Generator:
         if self._supervisor.capabilities is None or self.is_unloaded:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
         self._check_quota(request, len(images))
-        return await self._images.read(request, self._supervisor.capabilities, self.keeper, held)
+        return await self._images.read(request, self._supervisor.capabilities, self.limits, self.keeper, held)
 
     def _check_quota(self, request: GenerateRequest, num_images: int) -> None:
         """Check that the limits of a key leave room for the smallest request with so many images, before the work of

@@ -9,6 +9,7 @@ from typing import Protocol
 from tailrace.engines.interface import Capabilities
 from tailrace.errors import QueueFull, UnsupportedParameter
 from tailrace.generation.eye import Eye
+from tailrace.generation.limits import Limits
 from tailrace.generation.prompts import images_of, with_images
 from tailrace.generation.run import Run
 from tailrace.images.fetch import ImageFetcher
@@ -38,14 +39,11 @@ class ImageKeeper(Protocol):
 
 
 class RequestImages:
-    """Reads images. `hosts` are those from which they are fetched; `most_bytes` limits the images of all streams `live`
-    and of the requests that are none yet."""
+    """Reads images. `hosts` are those from which they are fetched; `live` are the streams of the model."""
 
-    def __init__(self, eye: Eye, live: Collection[Run], *, hosts: str, most_bytes: int, within_s: float) -> None:
+    def __init__(self, hosts: str, eye: Eye, live: Collection[Run]) -> None:
         self._eye = eye
         self._live = live
-        self._most_bytes = most_bytes
-        self._within_s = within_s
         self._reader = ImageReader(ImageFetcher(hosts))
         self._finding = OwnerTurns(_FOUND_AT_ONCE, _FOUND_AT_ONCE // 2)
         self._coming_bytes = 0  # of the images of requests that are no streams yet
@@ -54,6 +52,7 @@ class RequestImages:
         self,
         request: GenerateRequest,
         capabilities: Capabilities,
+        limits: Limits,
         keeper: ImageKeeper | None,
         held: contextlib.ExitStack,
     ) -> GenerateRequest:
@@ -62,14 +61,14 @@ class RequestImages:
 
         Raises: RequestError if an image cannot be used, AdmissionError, EngineLost, StorageError.
         """
-        images, owner, within_s = images_of(request), request.owner, self._within_s
+        images, owner, within_s = images_of(request), request.owner, limits.queue_s
         for image in images:
             if image.kept is not None and keeper is None:
                 raise UnsupportedParameter(f"{image.param}: send the image itself here.", param=image.param)
         images = await self._reader.fetch(images, within_s, owner=owner)
         async with self._finding.turn_or_refusal(owner, within_s, BUSY):  # few are in memory before room is reserved
             images = tuple(await keeper.find_images(owner, images)) if keeper is not None else images
-            on_read = held.enter_context(self._room(images))
+            on_read = held.enter_context(self._room(images, limits.image_bytes))
         is_kept = keeper is not None and keeper.keeps(request)  # only pixels are, which count as in later turns
         as_sent = not capabilities.sees and not is_kept
         read = await self._reader.read(images, as_sent=as_sent, owner=owner, within_s=within_s, on_read=on_read)
@@ -79,7 +78,7 @@ class RequestImages:
         return with_images(request, read)
 
     @contextlib.contextmanager
-    def _room(self, images: Iterable[Image]) -> Iterator[Callable[[Image, Image], None]]:
+    def _room(self, images: Iterable[Image], most_bytes: int) -> Iterator[Callable[[Image, Image], None]]:
         """Reserve the bytes of the images of a request that is no stream yet. Yields what to call when an image has
         been read, with the image before and after. Raises: QueueFull if they are too many beside those of all streams
         and requests."""
@@ -88,7 +87,7 @@ class RequestImages:
         def reserve(num_bytes: int) -> None:
             nonlocal reserved
             held = sum(len(content) for run in self._live for content in run.record.attachments.values())
-            if held + self._coming_bytes + num_bytes > self._most_bytes:
+            if held + self._coming_bytes + num_bytes > most_bytes:
                 raise QueueFull("Too many images are in use. Try again later.", retry_after_s=5.0)
             self._coming_bytes += num_bytes
             reserved += num_bytes
