@@ -37,15 +37,7 @@ from tailrace_outer.testing.sampling_laws import sampling_laws
 from tailrace_plugins.upstream.upstream_engine import UpstreamEngine
 from tailrace_plugins.upstream.upstream_models import Address, UpstreamKind
 from tailrace_plugins.upstream.upstream_requests import PARAMETERS, make_request
-from tailrace_plugins.upstream.upstream_text import (
-    CHAT_ID,
-    END_ID,
-    ChatBody,
-    MessageEncoder,
-    pack,
-    text_segment,
-    unpack,
-)
+from tailrace_plugins.upstream.upstream_text import CHAT_ID, END_ID, ChatBody, MessageEncoder, pack, unpack
 
 _PATIENCE = {"retry_s": 1.0, "first_s": LONG_S, "idle_s": LONG_S}
 
@@ -70,7 +62,7 @@ def engine_at(
 # Any: fields of Sampling
 def asking(sequence_id: int = 1, prompt: str = "hello", **sampling: Any) -> Sequence:
     chosen = {"seed": 7, "max_tokens": 20} | sampling
-    return Sequence(sequence_id, (text_segment(prompt),), Sampling(**chosen))
+    return Sequence(sequence_id, (TextSegment(prompt, len(pack(prompt.encode()))),), Sampling(**chosen))
 
 
 def run(engine: UpstreamEngine, *sequences: Sequence) -> dict[int, list[Delta]]:
