@@ -298,6 +298,26 @@ DEFECTS = (
         step=EVERY_TOOLS,
     ),
     Defect(
+        "a server that looks for a response while it ends says that there is none",
+        _LOOPS + "loops",
+        "        needs = await self._journal.needs_of(owner, loop_id) if self._journal.is_shared else None\n"
+        "        kept = await self._journal.load(owner, loop_id)  # after that: it may end meanwhile\n",
+        "        kept = await self._journal.load(owner, loop_id)\n"
+        "        needs = await self._journal.needs_of(owner, loop_id) if self._journal.is_shared else None\n",
+        seeds=400,
+        first=FIRST_WITH_TOOLS,
+        step=EVERY_TOOLS,
+    ),
+    Defect(
+        "a response that is cancelled and taken over at once goes on",
+        _LOOPS + "journal",
+        "        if is_cancelled and kept.end is None:\n",
+        "        kept.take(lease)\n        if is_cancelled and kept.end is None:\n",
+        seeds=400,
+        first=FIRST_WITH_TOOLS,
+        step=EVERY_TOOLS,
+    ),
+    Defect(
         "nobody takes the tool loops of a dead server",
         _LOOPS + "loops",
         "                await self._take(loop_id, needs, is_cancelled=loop_id in cancelled)\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,43 @@ def test_a_key_begins_one_response_at_all_servers(tmp_path: Path) -> None:
         ids = {_begin(server, extra_headers=headers).id for server in (*servers.servers, *servers.servers)}
         assert len(ids) == 1
         assert tools.counted() == ["append"]
+
+
+def test_an_approval_at_two_servers_is_one_call(tmp_path: Path) -> None:
+    with _team(tmp_path, [[("count__append", {"text": "a", "sleep_s": 1})]]) as (servers, tools):
+        asked = _begin(servers.servers[0], tool=ASK)
+
+        def approve(server: Server) -> Response:
+            while True:
+                with contextlib.suppress(openai.ConflictError):  # another response is about to make the call
+                    return _approve(server, asked)
+
+        with ThreadPoolExecutor(2) as pool:
+            for response in pool.map(approve, servers.servers):
+                assert [one.output for one in calls_of(response)] == ["a"]
+        assert tools.counted() == ["append"]
+
+
+def test_a_response_that_is_read_at_another_server_goes_on(tmp_path: Path) -> None:
+    """It is no background response, and its first reader has left."""
+    turns: list[list[tuple[str, Json]]] = [[("count__look", {"text": "a", "sleep_s": 4})]]
+    with _team(tmp_path, turns) as (servers, tools):
+        first, second = servers.servers
+        tool: Any = NEVER
+        with (
+            client_of(first) as near,
+            client_of(second) as far,
+            near.responses.create(model="scripted", input="Go.", tools=[tool], stream=True) as stream,
+        ):
+            begun = next(iter(stream))
+            assert begun.type == "response.created"
+            with far.responses.retrieve(begun.response.id, stream=True) as other:
+                next(iter(other))
+                stream.close()
+                *_, last = other
+        assert last.type == "response.completed"
+        assert last.response.output_text == "The tool has answered."
+        assert tools.counted() == ["look"]
 
 
 def test_a_frozen_server_makes_no_call_after_it_was_replaced(tmp_path: Path) -> None:
