@@ -1,4 +1,4 @@
-"""Open WebUI, its server and its page, with the default model. It sends tools with every chat."""
+"""Open WebUI, its server and its page, with the default model and one that embeds. It sends tools with every chat."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ pytestmark = [
 REQUIREMENTS = ("open-webui==0.12.4", "torch==2.13.0")
 QUESTION = "Why is the sky blue?"
 PARAMETERS = {"temperature": 0, "max_tokens": 60}
+DOCUMENT = (
+    "The lighthouse of Veldmark was built in 1871. Its lamp burned oil until 1902, and its tower is 41 metres high.\n\n"
+    "The ferry from Veldmark to Osterhaven leaves each day at half past six in the morning.\n"
+)
 _START = "from open_webui import app; app()"
 _READY_S = 300.0
 _GROWTH = """
@@ -44,7 +48,20 @@ new MutationObserver(() => {
 @pytest.fixture(scope="module")
 def model() -> Iterator[Server]:
     # One sequence at a time: Open WebUI also asks for a title, and an answer beside another one may have other words.
-    with contextlib.closing(Server("smollm2", "--engine", "openvino", "--max-sequences", "1")) as running:
+    # They wait for each other.
+    flags = (
+        "--model",
+        "embed=minilm",
+        "--load",
+        "all",
+        "--engine",
+        "openvino",
+        "--max-sequences",
+        "1",
+        "--queue-s",
+        "100",
+    )
+    with contextlib.closing(Server("smollm2", *flags)) as running:
         yield running.wait_ready(timeout_s=280)
 
 
@@ -59,11 +76,15 @@ def open_webui(model: Server, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "WEBUI_SECRET_KEY": "unused",
         "OPENAI_API_BASE_URL": f"{model.url}/v1",
         "OPENAI_API_KEY": "unused",
+        "DEFAULT_MODELS": "smollm2",
         "DEFAULT_MODEL_PARAMS": json.dumps(PARAMETERS),
         "ENABLE_OLLAMA_API": "False",
         "OFFLINE_MODE": "True",
         "HF_HUB_OFFLINE": "1",
         "RAG_EMBEDDING_ENGINE": "openai",
+        "RAG_EMBEDDING_MODEL": "embed",
+        "RAG_OPENAI_API_BASE_URL": f"{model.url}/v1",
+        "RAG_OPENAI_API_KEY": "unused",
         "AUDIO_STT_ENGINE": "openai",
         "ANONYMIZED_TELEMETRY": "False",
         "DO_NOT_TRACK": "True",
@@ -119,3 +140,36 @@ async def test_a_chat(model: Server, open_webui: str, context: BrowserContext) -
     shown = re.compile(r"\s*".join(["", *words, "$"]))  # there is no white space between two paragraphs
     await expect(page.locator(".chat-assistant")).to_have_text(shown, timeout=120_000)
     assert await page.evaluate("window.lengths.size") > 5, "it came in one piece"
+
+
+async def test_a_question_about_a_document(model: Server, open_webui: str) -> None:
+    """The document and the question become vectors here, and what Open WebUI finds by them is in the prompt."""
+    async with httpx.AsyncClient(base_url=open_webui, trust_env=False, timeout=300) as client:
+        signed_in = await client.post("/api/v1/auths/signin", json={"email": "", "password": ""})
+        client.headers["authorization"] = f"Bearer {signed_in.json()['token']}"
+        before = _num_embedded(model)
+        sent = await client.post(
+            "/api/v1/files/", params={"process_in_background": False}, files={"file": ("ferry.txt", DOCUMENT.encode())}
+        )
+        file_id = sent.json()["id"]
+        stored = (await client.get(f"/api/v1/files/{file_id}")).json()
+        assert stored["data"].get("status") == "completed", stored["data"]
+        after = _num_embedded(model)
+        assert after > before
+        question = {"role": "user", "content": "When does the ferry leave?"}
+        body = {"model": "smollm2", "messages": [question], "stream": False, **PARAMETERS}
+        plain = (await client.post("/api/chat/completions", json=body)).json()
+        assert _num_embedded(model) == after, "a question without a document needs no vectors"
+        asked = await client.post("/api/chat/completions", json=body | {"files": [{"type": "file", "id": file_id}]})
+        answer = asked.json()
+    assert _num_embedded(model) > after
+    assert "half past six" in " ".join(answer["sources"][0]["document"])
+    assert answer["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + len(DOCUMENT.split())
+    assert answer["choices"][0]["message"]["content"]
+
+
+def _num_embedded(model: Server) -> float:
+    """Return how many requests for embeddings the server has got."""
+    found = re.search(r'^tailrace_requests_total\{model="embed"\} (\S+)', model.http.get("/metrics").text, re.MULTILINE)
+    assert found
+    return float(found[1])
