@@ -16,7 +16,17 @@ from PIL import Image
 if TYPE_CHECKING:
     from tests.api.process import Server
 
-__all__ = ["ARCHITECTURES", "QUESTION", "answered", "data_url", "generated", "picture", "seeing_dir", "shifting"]
+__all__ = [
+    "ARCHITECTURES",
+    "QUESTION",
+    "answered",
+    "data_url",
+    "generated",
+    "make_model",
+    "picture",
+    "seeing_dir",
+    "shifting",
+]
 
 QUESTION = "What is in it?"
 
@@ -51,13 +61,13 @@ def data_url(content: bytes, media_type: str = "image/png") -> str:
 @pytest.fixture(scope="session")
 def seeing_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that makes a model of an architecture, once."""
-    made: dict[str, Path] = {}
+    folder = tmp_path_factory.mktemp("models")
 
     def make(architecture: str) -> Path:
-        if architecture not in made:
-            made[architecture] = tmp_path_factory.mktemp("models") / f"tiny-{architecture}"
-            _make(architecture, made[architecture])
-        return made[architecture]
+        path = folder / f"tiny-{architecture}"
+        if not path.exists():
+            make_model(architecture, path)
+        return path
 
     return make
 
@@ -90,12 +100,13 @@ def generated(path: Path, pictures: list[bytes], max_tokens: int) -> tuple[int, 
     return num_prompt, ids[0, num_prompt:].tolist()
 
 
-def _make(architecture: str, path: Path) -> None:
+def make_model(architecture: str, path: Path, *, head_dim: int = 16) -> None:
+    """`head_dim`: of the attention of its texts. Not every engine has each."""
     import torch
 
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model, processor = ARCHITECTURES[architecture]()
+        model, processor = ARCHITECTURES[architecture](head_dim)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "vision" in name or "projector" in name or "connector" in name:  # the library's are near 0, or 0
@@ -134,7 +145,7 @@ def _text(tokenizer: Any, **more: object) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _idefics3() -> tuple[Any, Any]:
+def _idefics3(head_dim: int) -> tuple[Any, Any]:
     """As SmolVLM: an image is cut into a grid, each part of which has tokens around it."""
     from transformers import Idefics3Config, Idefics3ForConditionalGeneration, Idefics3Processor
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
@@ -145,13 +156,13 @@ def _idefics3() -> tuple[Any, Any]:
     )
     reader = Idefics3ImageProcessorPil(size={"longest_edge": 64}, max_image_size={"longest_edge": 32})
     config = Idefics3Config(
-        vision_config=_EYES, text_config=_text(tokenizer), scale_factor=2,
+        vision_config=_EYES, text_config=_text(tokenizer, head_dim=head_dim), scale_factor=2,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
     )  # fmt: skip
     return Idefics3ForConditionalGeneration(config), Idefics3Processor(reader, tokenizer, image_seq_len=4)
 
 
-def _llava() -> tuple[Any, Any]:
+def _llava(head_dim: int) -> tuple[Any, Any]:
     """Each image has the same number of tokens."""
     from transformers import LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
@@ -159,7 +170,8 @@ def _llava() -> tuple[Any, Any]:
     tokenizer = _tokenizer("<image>", ["<image>"])
     reader = CLIPImageProcessorPil(size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32})
     config = LlavaConfig(
-        vision_config=_EYES | {"model_type": "clip_vision_model", "projection_dim": 32}, text_config=_text(tokenizer),
+        vision_config=_EYES | {"model_type": "clip_vision_model", "projection_dim": 32},
+        text_config=_text(tokenizer, head_dim=head_dim),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"), vision_feature_layer=-1,
     )  # fmt: skip
     processor = LlavaProcessor(  # type: ignore[no-untyped-call]
@@ -168,7 +180,7 @@ def _llava() -> tuple[Any, Any]:
     return LlavaForConditionalGeneration(config), processor
 
 
-def _gemma3() -> tuple[Any, Any]:
+def _gemma3(head_dim: int) -> tuple[Any, Any]:
     """Empty lines around an image join those of the text, and its tokens see each other."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3Processor
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -179,7 +191,7 @@ def _gemma3() -> tuple[Any, Any]:
     text = _text(
         tokenizer,
         model_type="gemma3_text",
-        head_dim=16,
+        head_dim=head_dim,
         sliding_window=64,
         tie_word_embeddings=False,
         query_pre_attn_scalar=16,
@@ -227,4 +239,4 @@ def shifting() -> tuple[Any, Callable[[bytes | None], tuple[list[int], dict[str,
     return model.eval(), read
 
 
-ARCHITECTURES: dict[str, Callable[[], tuple[Any, Any]]] = {"idefics3": _idefics3, "llava": _llava, "gemma3": _gemma3}
+ARCHITECTURES: dict[str, Callable[[int], tuple[Any, Any]]] = {"idefics3": _idefics3, "llava": _llava, "gemma3": _gemma3}

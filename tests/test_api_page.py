@@ -29,7 +29,8 @@ def test_the_page_has_its_sections() -> None:
     assert list(PARTS) == [
         "tailrace.engines", "tailrace_kit.adapters", "tailrace_kit.constraints",
         "tailrace.engines.grammars.guidance", "tailrace_kit.inner_loop", "tailrace_kit.sampler",
-        "tailrace_kit.vectors", "tailrace_kit.scratch", "tailrace.models", "tailrace.models.gguf_header",
+        "tailrace_kit.vectors", "tailrace_kit.scratch", "tailrace_kit.pictures", "tailrace.models",
+        "tailrace.models.gguf_header",
         "tailrace.models.safetensors", "tailrace.models.shards",
         "tailrace.system.processors", "tailrace.text", "tailrace.text.reasoning", "tailrace.dialects",
         "tailrace.cli.commands", "tailrace.client", "tailrace.extensions",

@@ -228,18 +228,15 @@ def test_a_model_with_a_projector_is_read_with_its_images(installed: set[str], t
 
 
 def test_a_directory_of_a_model_that_reads_images(installed: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its images are worth more than vLLM's speed, also on a GPU."""
-    monkeypatch.setattr(kinds, "has_gpu", lambda: True)
+    """transformers and vLLM read them, so a GPU decides."""
     seeing = replace(GGUF, format="huggingface", architecture="qwen2_vl", has_vision=True)
     found = choose(seeing)
-    assert (found.kind.name, found.why) == ("transformers", "a Hugging Face directory; vllm reads no images")
-    assert choose(seeing, "vllm").kind.name == "vllm"
-    installed.discard("transformers")
+    assert (found.kind.name, found.why) == ("transformers", "a Hugging Face directory")
+    monkeypatch.setattr(kinds, "has_gpu", lambda: True)
     found = choose(seeing)
     assert (found.kind.name, found.why) == ("vllm", "a Hugging Face directory")
-    installed |= {"transformers"}
     installed.discard("vllm")
-    assert choose(seeing).why == "a Hugging Face directory"
+    assert choose(seeing).kind.name == "transformers"
 
 
 def _write_projector(path: Path, kind: str, num_heads: int = 2) -> None:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
-from PIL import Image
 
 from tailrace.engines import Sight
 from tailrace.errors import SequenceFailed
+from tailrace_kit.pictures import check_shape, opened
 
 __all__ = ["Eyes", "has_eyes"]
 
 _OF_TEXT = ("input_ids", "attention_mask")
-_MOST_PIXELS = 2**26  # of an image as a processor makes it, before it cuts it
 _KINDS_OF_TOKENS = ("token_type_ids", "mm_token_type_ids")  # 1 for the tokens of images
 
 
@@ -38,32 +36,20 @@ class Eyes:
 
     def see(self, image: bytes) -> Sight:
         """As `Seeing.see`."""
-        opened = _opened(image)
-        self._check_shape(*sorted(opened.size))
+        pixels = opened(image)
+        check_shape(pixels, self._processor.image_processor)
         try:
-            read = self._processor(images=[opened], text=[self._placeholder], return_text_replacement_offsets=True)
+            read = self._processor(images=[pixels], text=[self._placeholder], return_text_replacement_offsets=True)
             expansion: str = read["text_replacement_offsets"][0][0]["replacement"]
         except Exception as error:  # the library raises whatever its processors do
             raise SequenceFailed("its size does not suit the model") from error
         return Sight(self._placeholder, expansion)
 
-    def _check_shape(self, shorter: int, longer: int) -> None:
-        """Raises: SequenceFailed if a narrow image would become too large before the processor cuts it: its shorter
-        side may get a fixed length, or it may be put on a square."""
-        reader = self._processor.image_processor
-        size = getattr(reader, "size", None) or {}
-        length, most = size.get("shortest_edge"), size.get("longest_edge")
-        num_pixels = length**2 * longer // shorter if length and not most else 0
-        if hasattr(reader, "pad_to_square") and getattr(reader, "do_pad", True):
-            num_pixels = max(num_pixels, longer**2)
-        if num_pixels > _MOST_PIXELS:
-            raise SequenceFailed("an image is too narrow for this model")
-
     def inputs(self, images: Sequence[bytes], token_ids: Sequence[int]) -> dict[str, torch.Tensor]:
         """Return what the model gets beside the ids of a prompt with these images. Raises: SequenceFailed."""
         try:
             read = self._processor(
-                images=[_opened(image) for image in images],
+                images=[opened(image) for image in images],
                 text=[self._placeholder * len(images)],
                 return_tensors="pt",
             )
@@ -75,7 +61,3 @@ class Eyes:
                 own = set(self._processor.image_token_ids)
                 given[name] = torch.tensor([[int(token_id in own) for token_id in token_ids]])
         return given
-
-
-def _opened(image: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(image), formats=("PNG",)).convert("RGB")

@@ -21,5 +21,6 @@ ENGINE = Kind(
     ),
     reach=GUIDANCE,
     starts_processes=True,
+    sees=lambda card: card.has_vision,
     step_tokens=0,  # vLLM takes 2,048 on a CPU to 16,384 on the largest GPUs
 )  # fmt: skip

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no telemetry
 
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs import EngineInput, PromptType
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from tailrace.engines import GRAMMAR_TOO_COMPLEX, Capabilities, Delta, EngineSpec, Sequence, in_one_line
+from tailrace.engines import GRAMMAR_TOO_COMPLEX, Capabilities, Delta, EngineSpec, Sequence, Sight, in_one_line
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
@@ -38,9 +41,12 @@ from tailrace_kit.adapters import Adapter, read_adapters
 from tailrace_kit.inner_loop import InnerLoop
 from tailrace_kit.scratch import scratch_directory
 from tailrace_plugins.vllm.vllm_adapters import RANKS, write_adapter
+from tailrace_plugins.vllm.vllm_eyes import VllmEyes
 from tailrace_plugins.vllm.vllm_names import REQUEST_ERRORS, set_bad_words
 
 __all__ = ["PARAMETERS", "VllmEngine"]
+
+logger = logging.getLogger("tailrace.engine")
 
 PARAMETERS = frozenset((
     "allowed_token_ids", "bad_words", "frequency_penalty", "grammar", "ignore_eos", "logit_bias", "logprobs",
@@ -133,6 +139,7 @@ class VllmEngine:
             self._eos_token_ids = list(spec.eos_token_ids)
             for adapter in self._adapters.values():
                 self._loop.complete(self._engine.add_lora(adapter))
+        self._eyes = _eyes(self._engine)
         cache = self._engine.vllm_config.cache_config
         self.capabilities = Capabilities(
             engine=f"vllm {vllm.__version__}",
@@ -143,6 +150,8 @@ class VllmEngine:
             parameters=PARAMETERS,
             exact=False,
             waits=True,
+            takes=frozenset({"token_ids"} if self._eyes is None else {"token_ids", "image/png"}),
+            sees=self._eyes is not None,
         )
         self._warm_up()
 
@@ -155,8 +164,16 @@ class VllmEngine:
             params = _params(sequence.sampling, self._eos_token_ids)
         except REQUEST_ERRORS as error:
             raise SequenceFailed(f"the engine rejected the request: {in_one_line(error)}") from error
+        prompt: PromptType | EngineInput = {"prompt_token_ids": list(sequence.prompt_ids)}
+        if sequence.images and self._eyes is not None:
+            prompt = self._eyes.prompt(sequence)
         run = _Run(sequence)
-        self._loop.begin(sequence.sequence_id, run, self._follow(run, sequence, params))
+        adapter = self._adapters.get(sequence.adapter)
+        self._loop.begin(sequence.sequence_id, run, self._follow(run, prompt, params, adapter))
+
+    def see(self, image: bytes) -> Sight:
+        assert self._eyes is not None
+        return self._eyes.see(image)
 
     def abort(self, sequence_id: int) -> None:
         self._loop.abort(sequence_id)
@@ -177,11 +194,11 @@ class VllmEngine:
         self._engine.shutdown()
         self._loop.close()
 
-    async def _follow(self, run: _Run, sequence: Sequence, params: SamplingParams) -> None:
-        prompt = {"prompt_token_ids": list(sequence.prompt_ids)}
-        adapter = self._adapters.get(sequence.adapter)
+    async def _follow(
+        self, run: _Run, prompt: PromptType | EngineInput, params: SamplingParams, adapter: LoRARequest | None
+    ) -> None:
         try:
-            outputs = self._engine.generate(prompt, params, str(sequence.sequence_id), lora_request=adapter)
+            outputs = self._engine.generate(prompt, params, str(run.sequence_id), lora_request=adapter)
             async with contextlib.aclosing(outputs):  # closing aborts an unfinished request
                 async for output in outputs:
                     if not run.count:
@@ -200,6 +217,17 @@ class VllmEngine:
                 for delta in self.step():
                     if delta.finish_reason == "error":
                         raise ModelError(f"vLLM cannot run this model: {delta.failure}.")
+
+
+def _eyes(engine: AsyncLLM) -> VllmEyes | None:
+    """Return what reads images, if the model does."""
+    if not engine.vllm_config.model_config.supports_multimodal_inputs:
+        return None
+    try:
+        return VllmEyes(engine.renderer)
+    except Exception as error:  # the library raises whatever its processors do
+        logger.warning("The model reads no images, because its processor cannot be used (%s).", in_one_line(error))
+        return None
 
 
 def _arguments(spec: EngineSpec, adapters: list[Adapter]) -> AsyncEngineArgs:
@@ -233,6 +261,8 @@ def _arguments(spec: EngineSpec, adapters: list[Adapter]) -> AsyncEngineArgs:
         trust_remote_code=False,
         load_format="safetensors",
         disable_log_stats=True,
+        limit_mm_per_prompt={"audio": 0, "video": 0},  # nothing is prepared for what no prompt has
+        mm_processor_cache_gb=0,  # `VllmEyes` keeps images, and may read some that no prompt has in the end
         # The library that checks grammars first. vLLM's default allows line breaks inside of JSON strings.
         structured_outputs_config={"backend": "guidance"},
         **more,

@@ -45,7 +45,7 @@ def test_in_a_separate_environment(smollm2_dir: Path) -> None:
         "hypothesis>=6.130", "pytest-xdist>=3.8",
         "pytest-timeout>=2.4", without=("torchvision", "torchaudio", "torchcodec"),
     )  # fmt: skip  # these are built for another torch, and in the way of loading a text model
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "deep", str(Path(__file__))]
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "deep", str(Path(__file__).parent)]
     environ = os.environ | {"CHECKPOINT": str(smollm2_dir)}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:]
