@@ -132,7 +132,7 @@ class Answer:
                 "object": kind,
                 "created": created_s,
                 "model": "scripted",
-                "system_fingerprint": None,
+                "system_fingerprint": "fp_tailrace",
             }
             usage = {"usage": None if choice else self.usage} if include_usage else {}
             frames.append(f"data: {_compact({**head, 'choices': choice, **usage})}\n\n")

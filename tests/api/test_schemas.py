@@ -95,7 +95,7 @@ def test_streams_say_it_in_their_last_event(server: Server) -> None:
         "object": "chat.completion.chunk",
         "created": 0,
         "model": "",
-        "system_fingerprint": None,
+        "system_fingerprint": "fp_tailrace",
         "choices": [],
         "schema_mismatches": ["# (uniqueItems)"],
     }

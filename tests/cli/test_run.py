@@ -112,6 +112,8 @@ def _refused(*arguments: str) -> str:
     [
         ("bot", "Name the attribute of bot too: bot:app."),
         ("built", "Name the attribute of built too: built:build."),
+        ("qwen3:4b", "qwen3:4b is a model: `tailrace chat qwen3:4b` talks to it"),
+        ("smollm2", "smollm2 is a model: `tailrace chat smollm2` talks to it"),
         ("bot:app --concurrency 3", "--concurrency is for folders."),
         ("bot:", "is not a module with an attribute"),
         (":app", "is not a module with an attribute"),

@@ -107,7 +107,7 @@ def test_items_keep_their_roles() -> None:
         ({"messages": [{"role": "user", "content": "Hi"}], "n": 2}, "n"),
         ({"messages": [{"role": "user", "content": "a\0b"}]}, "items"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "Hi"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages"),
     ],
 )
 def test_chats_that_are_refused(body: JsonBody, param: str) -> None:

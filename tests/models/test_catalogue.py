@@ -16,7 +16,7 @@ def refused(source: str) -> str:
     return caught.value.message
 
 
-@pytest.mark.parametrize("source", ["smollm2", " SmolLM2\n", "SMOLLM2"])
+@pytest.mark.parametrize("source", ["smollm2", " SmolLM2\n", "SMOLLM2", "smollm2:latest"])
 def test_case_and_space_are_ignored(source: str) -> None:
     assert parse_source(source) is CATALOGUE["smollm2"]
 

@@ -38,6 +38,12 @@ PARTS = (
     "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}"
     "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endfor %}"
 )
+ASKED = "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}" + (
+    "{{ raise_exception('No user query found in messages.') }}{% endif %}" + PLAIN
+)
+SILENT = "{% if messages[0].role == 'system' %}{% set head = '[system]' ~ messages[0].content %}{% endif %}" + (
+    "{% for m in messages if m.role != 'system' %}{{ head if loop.first }}[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
 NOTHING = "{{ bos_token }}Hello{% if add_generation_prompt %}:{% endif %}"
 ONE_CALL = (
     "{% for m in messages %}{% if m.tool_calls %}"
@@ -92,6 +98,8 @@ def says(*turns: str) -> list[Message]:
         (ALTERNATING, TemplateForms(system="first", neighbours=False, tools="always", short_ids=True)),
         (WITHOUT_SYSTEM, TemplateForms(system="none", neighbours=False, tools="always", short_ids=True)),
         (PARTS, TemplateForms(content="parts")),
+        (ASKED, TemplateForms(alone=False, tools="always")),
+        (SILENT, TemplateForms(system="first", alone=False)),
         (NOTHING, TemplateForms(content="none")),
         (ONE_CALL, TemplateForms(tools="always", parallel_calls=False)),
     ],
@@ -122,6 +130,13 @@ def test_what_a_template_takes_of_calls() -> None:
         (ALTERNATING, ["uA", "uB"], "[user]A\n\nB"),
         (ALTERNATING, ["sS", "uA", "aB", "aC", "uD"], "[system]S[user]A[assistant]B\n\nC[user]D"),
         (WITHOUT_SYSTEM, ["sS", "uA", "sT", "uB"], "[user]S\n\nT\n\nA\n\nB"),
+        (PLAIN, ["sA"], "[system]A"),
+        (ASKED, ["sA"], "[user]A"),
+        (ASKED, ["sA", "sB"], "[system]A[user]B"),
+        (ASKED, ["sA", "uB"], "[system]A[user]B"),
+        (SILENT, ["sA"], "[user]A"),
+        (SILENT, ["sA", "aB", "sC"], "[user]A\n\nC[assistant]B"),
+        (WITHOUT_SYSTEM, ["sA"], "[user]A"),
         (PARTS, ["sS", "uA", "aB", "uC"], "[system]S[user]A[assistant]B[user]C"),
     ],
 )

@@ -123,10 +123,9 @@ def has_question(messages: Sequence[Message]) -> bool:
 
 
 def require_question(messages: Sequence[Message], *, param: str = "messages") -> None:
-    """Require a message of a user or a tool. Many chat templates fail without one, and models were not trained on it.
-    Raises: RequestError."""
-    if not has_question(messages):
-        raise RequestError(f"{param} must have a message of a user or a tool.", param=param)
+    """Require a message that can be answered: of a user, a tool or the system. Raises: RequestError."""
+    if all(message.role == "assistant" for message in messages):
+        raise RequestError(f"{param} must have a message that is not the assistant's.", param=param)
 
 
 def _unused_fields(message: ChatMessage) -> list[str]:

@@ -29,6 +29,7 @@ __all__ = ["ChatChunkEncoder", "ChatView", "TextEncoder", "TextView"]
 UsageShown: TypeAlias = Literal["never", "at_end", "always"]  # always: also in each chunk
 
 _DONE = b"data: [DONE]\n\n"
+_FINGERPRINT = "fp_tailrace"  # a text, since `text-generation` and other clients take no null
 _OPENING = '{"role":"assistant","content":""}'
 
 
@@ -73,7 +74,8 @@ class _Encoder(Encoder):
         self._running = list(range(facts.record.num_choices))  # the choices without a finish_reason
         self._head = (
             f'data: {{"id":{quote(self.id_prefix + facts.record.stream_id)},"object":"{self.object_name}",'
-            f'"created":{facts.created_s},"model":{quote(facts.record.model)},"system_fingerprint":null,"choices":['
+            f'"created":{facts.created_s},"model":{quote(facts.record.model)},'
+            f'"system_fingerprint":{quote(_FINGERPRINT)},"choices":['
         )
         self._tail = "}\n\n" if view.usage == "never" else ',"usage":null}\n\n'
 
@@ -125,7 +127,7 @@ class _Encoder(Encoder):
                 "usage": usage_json(end),
                 **conformity_json(end),
                 **more,
-                "system_fingerprint": None,
+                "system_fingerprint": _FINGERPRINT,
             }
         )
 

@@ -23,7 +23,17 @@ from tailrace.errors import ModelError
 from tailrace.models.places import expanded
 from tailrace.wording import did_you_mean
 
-__all__ = ["CATALOGUE", "Ability", "CatalogueEntry", "HubModel", "HubSource", "Source", "hub_models", "parse_source"]
+__all__ = [
+    "CATALOGUE",
+    "Ability",
+    "CatalogueEntry",
+    "HubModel",
+    "HubSource",
+    "Source",
+    "hub_models",
+    "is_known",
+    "parse_source",
+]
 
 _PREFIX = r"(hf:|(https://)?(www\.)?(hf\.co|huggingface\.co)/)"
 _HUB = re.compile(_PREFIX + r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?", re.IGNORECASE)
@@ -153,8 +163,7 @@ def parse_source(text: str) -> Source:
     Raises: ModelError if it is none of the kinds above, or a path that does not exist.
     """
     name = text.strip()
-    known = name.lower().replace(":", "-")
-    if entry := CATALOGUE.get(known) or hub_models().get(known):
+    if entry := _entry(name):
         return entry
     if name.lower() == "scripted":
         raise ModelError("`scripted` is built in and has no files, so it cannot be downloaded.")
@@ -165,6 +174,16 @@ def parse_source(text: str) -> Source:
         # Not resolved: in the hub's cache, the .gguf name is a link to a file with another name.
         return path.absolute()
     raise ModelError(_unknown(name))
+
+
+def is_known(name: str) -> bool:
+    """Return whether this is a name of the catalogue, also as Ollama writes it."""
+    return _entry(name) is not None
+
+
+def _entry(name: str) -> CatalogueEntry | HubModel | None:
+    known = name.lower().removesuffix(":latest").replace(":", "-")  # Ollama adds `:latest` to a name without a tag
+    return CATALOGUE.get(known) or hub_models().get(known)
 
 
 def _parse_hub(name: str) -> HubSource:

@@ -274,7 +274,11 @@ def _hub_errors(source: HubSource) -> Iterator[None]:
 
 
 def _unreachable(repo: str) -> str:
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return f"{repo} is not on this machine, and HF_HUB_OFFLINE is set: nothing is fetched. Fetch it with a network."
     return (
-        f"{repo} is not on this machine and the hub could not be reached. Check the network (and HF_HUB_OFFLINE, "
+        f"{repo} is not on this machine and {constants.ENDPOINT} could not be reached. Check the network (and "
         "HF_ENDPOINT, HTTPS_PROXY), or give the path of a model on disk."
     )

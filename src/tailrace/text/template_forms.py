@@ -53,6 +53,7 @@ class TemplateForms:
 
     content: Literal["text", "parts", "none"] = "text"  # none: it shows no message
     system: Literal["anywhere", "first", "none"] = "anywhere"
+    alone: bool = True  # a system message without one of a user
     neighbours: bool = True  # two messages of one role in a row
     tools: Literal["always", "with system", "never"] = "never"  # when it describes tools
     arguments: Literal["object", "text", "none"] = "object"  # of calls; none: it shows no calls
@@ -85,6 +86,8 @@ def probe(template: ChatTemplate, control_tokens: Collection[str] = ()) -> Templ
         and _shows(template, forms, [system, more, user], _SYSTEM, _SECOND)
     ):
         forms = replace(forms, system="first")
+    if forms.system != "none" and not _shows(template, forms, [system], _SYSTEM):
+        forms = replace(forms, alone=False)
     if not _shows(template, forms, [user, other], _QUESTION, _SECOND):
         forms = replace(forms, neighbours=False)
     return _with_tools(template, forms, control_tokens) if template.takes_tools else forms
@@ -170,6 +173,8 @@ def adapt(messages: Sequence[Message], forms: TemplateForms) -> Sequence[Message
         messages = _with_systems_first(messages)
     if forms.system == "none":
         messages = _with_system_in_question(messages)
+    if not forms.alone and all(message.role not in ("user", "tool") for message in messages):
+        messages = _with_system_asking(messages)
     if any(message.tool_calls or message.role == "tool" for message in messages):
         if not forms.parallel_calls:
             messages = list(_one_call_each(messages))
@@ -181,7 +186,7 @@ def adapt(messages: Sequence[Message], forms: TemplateForms) -> Sequence[Message
 def strictest(messages: Sequence[Message], forms: TemplateForms) -> Sequence[Message]:
     """Return the conversation in the form that the most templates take, for one that a template refuses: one system
     message, users and assistants in turn, ids of nine characters."""
-    strict = replace(forms, neighbours=False, short_ids=True)
+    strict = replace(forms, alone=False, neighbours=False, short_ids=True)
     adapted = adapt(messages, strict if forms.system == "none" else replace(strict, system="first"))
     joined: list[Message] = []
     for message in adapted:
@@ -210,6 +215,14 @@ def _with_system_in_question(messages: Sequence[Message]) -> Sequence[Message]:
         return [replace(messages[0], role="user"), *rest]
     rest[at] = replace(rest[at], content=f"{messages[0].content}\n\n{rest[at].content}")
     return rest
+
+
+def _with_system_asking(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the messages with the last of the system as one of a user."""
+    at = max((i for i, message in enumerate(messages) if message.role == "system"), default=None)
+    if at is None:
+        return messages
+    return [*messages[:at], replace(messages[at], role="user"), *messages[at + 1 :]]
 
 
 def _with_neighbours_joined(messages: Sequence[Message]) -> Sequence[Message]:

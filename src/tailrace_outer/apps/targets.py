@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from tailrace.models.catalogue import is_known
 from tailrace.packages.plugins import load_plugins
 from tailrace.settings import checked_settings
 from tailrace.wording import did_you_mean
@@ -153,6 +154,10 @@ def _module(target: str, directory: str) -> tuple[str, str]:
         if not path.is_file():
             raise PlanError(f"There is no file {file}.")
         target, directory = f"{path.stem}:{attribute}", str(path.parent)
+    elif is_known(target) and not Path(directory, f"{file}.py").exists():
+        raise PlanError(
+            f"{target} is a model: `tailrace chat {target}` talks to it, `tailrace serve {target}` serves it."
+        )
     elif not colon and re.fullmatch(r"[\w.]+", target):
         raise PlanError(f"Name the attribute of {target} too: {target}:{_likely_app(Path(directory, f'{target}.py'))}.")
     if not _IMPORT.fullmatch(target):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tailrace.models.catalogue import CATALOGUE, CatalogueEntry, HubModel, HubSource, hub_models, parse_source
+from tailrace.models.catalogue import CATALOGUE, CatalogueEntry, HubModel, HubSource, is_known, parse_source
 from tailrace.models.fetch import locate
 from tailrace.models.places import prepared_path
 
@@ -53,10 +53,11 @@ def stored_models() -> list[StoredModel]:
 def find_stored(name: str) -> StoredModel | None:
     """Return the model of this name, or None. Accepts the same names as `tailrace pull`."""
     by_name = {model.name: model for model in stored_models()}
-    is_known = name.lower().replace(":", "-") in hub_models()
-    source = parse_source(name) if is_known or name.lower().startswith("hf:") else None
+    source = parse_source(name) if is_known(name) or name.lower().startswith("hf:") else None
     if isinstance(source, HubModel | HubSource):
         return by_name.get(f"hf:{source.repo}")
+    if isinstance(source, CatalogueEntry):
+        return by_name.get(source.name)
     return by_name.get(name) or by_name.get(name.lower()) or by_name.get(f"hf:{name}")
 
 

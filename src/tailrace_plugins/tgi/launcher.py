@@ -35,8 +35,8 @@ _CUDA = "not needed: the engine decides"
 _SHARDS = "not needed: vLLM starts the processes of its GPUs"
 
 FLAGS: dict[str, Flag] = {
-    "model-id": Flag(note="becomes the MODEL: a directory, or hf:ORG/NAME"),
-    "revision": Flag(note="has no counterpart: `hf download` fetches it; serve its directory", is_refused=True),
+    "model-id": Flag(note="becomes the MODEL: a directory, hf:ORG/NAME, or a name of `tailrace ls --available`"),
+    "revision": Flag(note="main is fetched; of another, `hf download`, and serve its directory", is_refused=True),
     "tokenizer-config-path": Flag(note="has no counterpart: put the file into the model's directory", is_refused=True),
     "sharded": Flag(note="false becomes --gpus 1"),
     "num-shard": Flag(note="becomes --engine vllm --gpus N, if larger than 1"),
@@ -105,6 +105,8 @@ def translated(given: dict[str, str]) -> Translation:
 
     Raises: click.UsageError for a flag without which answers would differ, or whose value is wrong.
     """
+    if given.get("revision") == "main":
+        given = {name: value for name, value in given.items() if name != "revision"}
     if refused := [name for name in given if FLAGS[name].is_refused]:
         raise click.UsageError(" ".join(f"--{name} {FLAGS[name].note}." for name in refused))
     words = [_model(given["model-id"])] if given.get("model-id") else []
@@ -123,7 +125,9 @@ def translated(given: dict[str, str]) -> Translation:
 
 
 def _model(name: str) -> str:
-    return name if Path(name).is_dir() or name.startswith(("/", ".")) else f"hf:{name}"
+    if "/" not in name or name.startswith(("/", ".")) or Path(name).is_dir():
+        return name  # without a slash it is a name of the catalogue: repositories have one
+    return f"hf:{name}"
 
 
 def _special(given: dict[str, str]) -> Iterator[str]:

@@ -107,10 +107,19 @@ def test_a_directory_is_one(tmp_path: Path) -> None:
     assert command("--model-id", str(tmp_path))[2] == str(tmp_path)
 
 
+def test_a_name_of_the_catalogue_is_one() -> None:
+    assert [command("--model-id", name)[2] for name in ("smollm2", "Qwen3-4B")] == ["smollm2", "Qwen3-4B"]
+
+
+def test_the_revision_that_is_fetched_anyway() -> None:
+    result = ran("--model-id", "a/b", "--revision", "main")
+    assert (result.exit_code, "--revision" in result.output) == (0, False)
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ("--revision abc", "--revision has no counterpart"),
+        ("--revision abc", "--revision main is fetched"),
         ("--rope-factor 2", "--rope-factor has no counterpart"),
         ("--num-shard x", "--num-shard should be a number"),
         ("--num-shard 0", "--num-shard should be a number"),
