@@ -14,8 +14,10 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 from hypothesis import settings
 from tests.api.process import Server
+from tests.examples import EXAMPLES
 from tests.missing import missing_summary
 from tests.scheduler import FileScheduler, is_short
+from tests.second_tries import speak_only_of_failures
 from xdist.remote import Producer
 
 # Where Python is told to keep no bytecode, each server that tests start compiles all its modules again: half of the
@@ -31,15 +33,19 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# No example has a time of its own: a busy machine, or measuring coverage, makes any of them slow. Tests have a limit.
-settings.register_profile("tailrace", deadline=None)
-settings.load_profile("tailrace")
-
 _STDERR = pytest.StashKey[int]()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STDERR] = os.dup(2)  # pytest captures the descriptor itself from now on
+    speak_only_of_failures(config)
+    # No example has a time of its own: a busy machine, or measuring coverage, makes any of them slow. Tests have a
+    # limit. `make test` tries a third of the examples, and each run others: all of them take as long as a third of the
+    # tests that wait for nothing.
+    part = 3 if config.getoption("markexpr") == "not deep" else 1
+    settings.register_profile("tailrace", deadline=None, max_examples=EXAMPLES // part)
+    settings.load_profile("tailrace")
 
 
 @pytest.hookimpl(trylast=True)

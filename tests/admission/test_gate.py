@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.examples import examples
 from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.admission import Gate, QueueEntry
@@ -158,7 +159,7 @@ class GateMachine(RuleBasedStateMachine):
         assert self.gate.is_draining == (self.refusal is Draining)
 
 
-GateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+GateMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 TestGateAgainstTwoLists = GateMachine.TestCase
 
 

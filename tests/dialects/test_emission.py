@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects.sse import parse, whole_events
 from tests.dialects.transcripts import GOLDEN, STREAMS, VIEWS, facts, transcript, vocabulary
+from tests.examples import examples
 
 from tailrace.dialects import native
 from tailrace.types import End, Event, Failure, FinishReason, Status, TextDelta, Usage
@@ -161,7 +162,7 @@ def test_native_streams_number_their_events_and_end_once(path: Path) -> None:
 
 # Any stream at all.
 
-few = settings(max_examples=30, deadline=None)  # each is a stream of a dozen events
+few = settings(max_examples=examples(30), deadline=None)  # each is a stream of a dozen events
 
 texts = st.text(st.characters(codec="utf-8"), max_size=12)
 logprobs = st.floats(width=32)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects.fake_server import chat, completion, generate, parsed
+from tests.examples import examples
 
 from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody
@@ -110,7 +111,7 @@ def test_errors_do_not_repeat_the_regex() -> None:
     of_regex(f"(?P<{CANARY}>a)")
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.text("ab0159()[]{}|*+?^$\\.-,:=!<>PiudDwnx&~\n", max_size=30))
 def test_any_text_is_accepted_or_refused_as_a_regex(text: str) -> None:
     """Warnings are errors in tests, and versions of Python warn about different expressions."""
@@ -153,7 +154,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(values)
 def test_any_json_is_accepted_or_refused_as_a_schema(schema: object) -> None:
     found = outcome(lambda: grammar_of_schema(schema, "field"))
@@ -165,7 +166,7 @@ def test_any_json_is_accepted_or_refused_as_a_schema(schema: object) -> None:
         assert CANARY not in found.message
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(values, st.sampled_from(["json", "json_object", "json_schema", "regex", "text", "x"]))
 def test_any_json_is_accepted_or_refused_as_a_response_format(value: object, kind: str) -> None:
     formats: list[object] = [

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.dialects.sse import parse
 from tests.dialects.test_emission import streams
 from tests.dialects.transcripts import MEMOS, STREAMS, VIEWS, facts
+from tests.examples import examples
 
 from tailrace.dialects.bodies import quote, to_json
 from tailrace.dialects.wire import CumulativeEncoder, Encoder
@@ -23,7 +24,7 @@ LONG: list[Event] = [
     TextDelta("", (256,), finish_reason="stop"),
     End("done", Usage(4, 2_001)),
 ]
-few = settings(max_examples=50, deadline=None)
+few = settings(max_examples=examples(50), deadline=None)
 
 
 def cumulative_encoder(view: str = "cumulative_followed") -> CumulativeEncoder:

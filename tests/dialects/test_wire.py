@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.dialects.fake_server import chat, completion, generate, native, parsed
+from tests.examples import examples
 
 from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody, read_json, to_json
@@ -186,7 +187,7 @@ bodies = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @pytest.mark.parametrize("wire", PARSERS)
 @given(body=bodies)
 def test_any_body_is_a_call_or_refused_without_an_echo(wire: str, body: JsonBody) -> None:

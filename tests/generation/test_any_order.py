@@ -6,6 +6,7 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of
 from tests.streams.virtual_time import run as run_scenario
 
@@ -30,7 +31,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(actions)
 def test_every_stream_ends_once_and_every_slot_is_freed(actions: list[tuple[str, int]]) -> None:
     async def scenario() -> None:

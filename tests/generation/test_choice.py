@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
@@ -36,7 +37,7 @@ def stopped(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, str 
     return text, None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=seeds, num_tokens=st.integers(1, 40), num_steps=st.integers(1, 9), utf8=st.booleans())
 def test_the_text_equals_the_oracles(seed: int, num_tokens: int, num_steps: int, utf8: bool) -> None:
     async def scenario() -> None:
@@ -57,7 +58,7 @@ def test_the_text_equals_the_oracles(seed: int, num_tokens: int, num_steps: int,
     run_scenario(scenario())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     start=st.integers(0, 80),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.generation.harness import Harness, end_of, prompt_ids_of, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
@@ -46,7 +47,7 @@ def oracle(run: Run, num_tokens: int = WHOLE, seed: int = 1) -> tuple[str, str]:
     return split_beginning(known, written(run, num_tokens, seed))[:2]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(num_steps=st.integers(1, WHOLE), num_tokens=st.integers(1, WHOLE))
 def test_reasoning_is_separated_from_text(num_steps: int, num_tokens: int) -> None:
     async def scenario() -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.generation.engine_failures import CRASH, KILL, code_of, ids_of, restart_engine
 from tests.generation.harness import Harness, end_of, greedy, text_of
 from tests.streams.virtual_time import run as run_scenario
@@ -13,7 +14,7 @@ from tests.streams.virtual_time import run as run_scenario
 from tailrace.generation import Limits
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     num_tokens=st.integers(1, 40),

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.generation.engine_failures import CRASH, KILL, code_of, restart_engine
 from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of
 from tests.streams.virtual_time import run as run_scenario
@@ -62,7 +63,7 @@ async def test_the_poison_is_found_and_its_neighbours_finish(position: int) -> N
     harness.check_idle()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=25), st.integers(1, 4))
 def test_streams_beside_killed_engines_are_not_blamed(steps: list[int], num_runs: int) -> None:
     """Engines are killed from outside at random positions."""
@@ -137,7 +138,7 @@ async def test_after_a_crash_suspects_run_alone_and_then_all_run() -> None:
     harness.check_idle()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.one_of(

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.models.tiny_llama import (
     CONTROL,
     CORPUS,
@@ -79,7 +80,7 @@ SENTENCEPIECE = {
 def test_sentencepiece_as_llama_cpp_does_it(tmp_path: Path, kind: str) -> None:
     with both(tmp_path / "tiny.gguf", SENTENCEPIECE[kind]) as (tokenizer, oracle):
 
-        @settings(deadline=None, max_examples=250)
+        @settings(deadline=None, max_examples=examples(250))
         @given(text=texts, special=st.booleans())
         def same(text: str, special: bool) -> None:
             assert tokenizer.encode(text, special=special) == oracle.ids(text, special=special)

@@ -26,6 +26,7 @@ from tests.dialects.transcripts import (
     released_transcript,
     transcript,
 )
+from tests.examples import examples
 
 from tailrace.dialects import Following, GenerateCall, ParsedRequest, StreamFacts, View
 from tailrace.dialects.bodies import JsonBody
@@ -569,7 +570,7 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(pieces | st.text(max_size=5), max_size=8), st.booleans(), st.sampled_from(["stop", "length", "", "lost"])
 )

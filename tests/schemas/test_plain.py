@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from tailrace.schemas import GUIDANCE, PORTABLE, Reach, looser, plain_form
 from tailrace.schemas.conjunction import SchemaError
@@ -343,7 +344,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(anything)
 def test_any_json_has_a_plain_form_or_is_refused(schema: object) -> None:
     for reach in (GUIDANCE, PORTABLE):

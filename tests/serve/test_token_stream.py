@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.serve.tokens import bytes_of, collect, feed, read_all
 from tests.waiting import LONG_S, idle
 
@@ -30,7 +31,7 @@ def test_incomplete_characters_are_not_shown(tokenizer: Any, text: str) -> None:
     assert pieces == list(text)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_pieces_add_up_to_the_whole(tokenizer: Any, data: st.DataObject) -> None:
     """For any tokens: text, split characters, invalid bytes and special tokens."""
@@ -63,7 +64,7 @@ def falling_back() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=raw)  # type: ignore[no-untyped-call]  # as in all of transformers
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(parts=st.lists(st.one_of(st.integers(1, 3), st.sampled_from("🐶é以a"), st.text(max_size=20)), max_size=20))
 def test_bytes_among_words(falling_back: Any, parts: list[int | str]) -> None:
     ids: list[int] = []

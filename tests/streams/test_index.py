@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.streams.virtual_time import run
 
 from tailrace.errors import IdempotencyConflict, StreamExpired, UnknownStream
@@ -216,7 +217,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(actions)
 @example([("create", 2_000), ("finish", 0), ("create", 2_000), ("finish", 0), ("create", 2_000), ("finish", 0)])
 def test_against_a_list_of_what_is_kept(actions: list[tuple[str, int]]) -> None:

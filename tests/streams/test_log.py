@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.examples import examples
 from tests.streams.virtual_time import run
 from tests.waiting import idle
 
@@ -184,7 +185,7 @@ class LogMachine(RuleBasedStateMachine):
         assert self.log.num_waiting == pending
 
 
-LogMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+LogMachine.TestCase.settings = settings(max_examples=examples(50), stateful_step_count=30, deadline=None)
 TestLogAgainstAList = LogMachine.TestCase
 
 

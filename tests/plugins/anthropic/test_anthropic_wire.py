@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.dialects.fake_server import FakeServer, parsed, view_of
 from tests.dialects.sse import parse
 from tests.dialects.transcripts import GOLDEN, facts
+from tests.examples import examples
 
 from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody
@@ -454,7 +455,7 @@ def test_events_are_in_the_order_that_clients_expect(path: Path) -> None:
         assert fields.get("index", open_block) == open_block
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.text(max_size=20), max_size=8), st.booleans())
 def test_events_carry_the_whole_text(texts: list[str], reads_tools: bool) -> None:
     view = MessagesView(CallReading() if reads_tools else None)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.plugins.durable_streams.any_steps import outcome, state, steps, take, unnamed
 
 from tailrace.errors import (
@@ -26,7 +27,7 @@ from tailrace_plugins.durable_streams.snapshot import snapshot
 TEXT = Creation("text/plain")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(steps)
 def test_replaying_the_records_gives_the_same_state(taken: list[tuple[object, ...]]) -> None:
     records: list[tuple[bytes, bytes]] = []
@@ -61,7 +62,7 @@ def test_replaying_the_records_gives_the_same_state(taken: list[tuple[object, ..
     assert (len(store), store.num_bytes) == (0, 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(steps, st.booleans()), max_size=6))
 def test_drafts_change_the_state_only_when_they_are_kept(taken: list[tuple[list[tuple[object, ...]], bool]]) -> None:
     store, direct = (DurableStore(budget_bytes=20_000) for _ in range(2))

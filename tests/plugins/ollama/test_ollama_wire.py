@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects.fake_server import FakeServer, parsed, prompt_of, view_of
 from tests.dialects.transcripts import GOLDEN, facts
+from tests.examples import examples
 
 from tailrace.dialects import GenerateCall
 from tailrace.dialects.bodies import JsonBody
@@ -427,7 +428,7 @@ def test_alternatives() -> None:
     assert [(one["token"], one["logprob"]) for one in entry["top_logprobs"]] == [("a", -0.5), ("b", -1.0)]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.text(max_size=20), max_size=8), st.booleans())
 def test_lines_carry_the_whole_text(texts: list[str], reads_tools: bool) -> None:
     encoder = OllamaEncoder(facts(), OllamaView("scripted", is_chat=True, calls=CallReading() if reads_tools else None))

@@ -6,21 +6,24 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
+from tests.plugins.openvino.pairs import PIECES
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.interface import Engine, Sequence
 from tailrace.types import Sampling
 
-pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
-
 _STEP_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
-def engine(openvino_spec: EngineSpec) -> Iterator[Engine]:
-    engine = load_engine(msgspec.structs.replace(openvino_spec, context_tokens=1024, max_step_tokens=_STEP_TOKENS))
+def engine(tiny_spec: EngineSpec) -> Iterator[Engine]:
+    engine = load_engine(msgspec.structs.replace(tiny_spec, context_tokens=1024, max_step_tokens=_STEP_TOKENS))
     yield engine
     engine.close()
+
+
+def _ids(first: int, length: int) -> tuple[int, ...]:
+    return tuple(1 + (first + 7 * number) % (PIECES - 1) for number in range(length))
 
 
 def _sequence(sequence_id: int, prompt_ids: tuple[int, ...], *, is_background: bool) -> Sequence:
@@ -41,19 +44,19 @@ def _first_of(engine: Engine) -> list[int]:
 
 def test_others_are_read_first(engine: Engine) -> None:
     for number in (1, 2, 3):
-        engine.submit(_sequence(number, tuple(range(100 * number, 100 * number + 100)), is_background=True))
+        engine.submit(_sequence(number, _ids(number, 100), is_background=True))
     engine.step()
-    engine.submit(_sequence(4, tuple(range(1000, 1300)), is_background=False))  # longer than each of them
+    engine.submit(_sequence(4, _ids(10, 300), is_background=False))  # longer than each of them
     assert _first_of(engine) == [4, 1, 2, 3]
 
 
 def test_others_with_the_same_beginning_wait_for_each_other(engine: Engine) -> None:
     """Also if one in the background, which is not read meanwhile, has the beginning, too."""
-    beginning = tuple(range(500))
-    engine.submit(_sequence(1, (*beginning, 601), is_background=True))
+    beginning = _ids(20, 500)
+    engine.submit(_sequence(1, (*beginning, 201), is_background=True))
     engine.step()
     for number in (2, 3):
-        engine.submit(_sequence(number, (*beginning, 700 + number), is_background=False))
+        engine.submit(_sequence(number, (*beginning, 210 + number), is_background=False))
     cached: dict[int, int | None] = {}
     num_ended = 0
     while num_ended < 3:
@@ -64,9 +67,9 @@ def test_others_with_the_same_beginning_wait_for_each_other(engine: Engine) -> N
 
 
 def test_one_does_not_wait_for_the_same_beginning(engine: Engine) -> None:
-    beginning = tuple(range(2000, 2500))  # which the engine has not read before
+    beginning = _ids(30, 500)  # which the engine has not read before
     for number in (1, 2, 3):
-        engine.submit(_sequence(number, (*beginning, 600 + number), is_background=True))
+        engine.submit(_sequence(number, (*beginning, 220 + number), is_background=True))
     engine.step()
-    engine.submit(_sequence(4, (*beginning, 700), is_background=False))
+    engine.submit(_sequence(4, (*beginning, 230), is_background=False))
     assert _first_of(engine)[0] == 4

@@ -198,11 +198,11 @@ def _obeyed(engine: Engine, grammar: Grammar, card: ModelCard, prompt: tuple[int
     return Tokenizer.from_str(card.tokenizer_json).decode([each for delta in deltas for each in delta.token_ids])
 
 
-def test_grammar_is_obeyed(fast: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]) -> None:
+def test_grammar_is_obeyed(exact: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]) -> None:
     schema = '{"type":"object","properties":{"wet":{"type":"boolean"}},"required":["wet"],"additionalProperties":false}'
-    assert "grammar" in fast.capabilities.parameters
-    assert re.fullmatch("[a-c]{5}", _obeyed(fast, Grammar("regex", "[a-c]{5}"), card))
-    answer = _obeyed(fast, Grammar("json_schema", schema), card, chat("Is water wet? Answer in JSON."))
+    assert "grammar" in exact.capabilities.parameters
+    assert re.fullmatch("[a-c]{5}", _obeyed(exact, Grammar("regex", "[a-c]{5}"), card))
+    answer = _obeyed(exact, Grammar("json_schema", schema), card, chat("Is water wet? Answer in JSON."))
     assert list(json.loads(answer)) == ["wet"]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from tailrace.text.calls.incoming import Incoming
 from tailrace.text.calls.literals import LiteralReader, json_string
@@ -40,7 +41,7 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(json_values, st.booleans(), st.sampled_from([None, 1]), st.integers(1, 30))
 def test_json_stays_as_it_is(value: object, is_ascii: bool, indent: int | None, step: int) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii, indent=indent)
@@ -48,7 +49,7 @@ def test_json_stays_as_it_is(value: object, is_ascii: bool, indent: int | None, 
     assert rewritten(pieces) == (text, "")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(json_values)
 def test_python_becomes_json(value: object) -> None:
     text, rest = rewritten(list(repr(value)), quotes=('"""', "'''", '"', "'"))
@@ -144,7 +145,7 @@ fragments = st.sampled_from(
 anything = st.lists(fragments | st.text(max_size=3), max_size=24).map("".join)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(anything, st.integers(1, 5), st.booleans())
 @example("{{{", 1, True)
 @example("{(:=}", 1, True)

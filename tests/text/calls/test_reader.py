@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from tailrace.text.calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
 from tailrace.types import CallReading
@@ -128,7 +129,7 @@ fragments = st.sampled_from(
 anything = st.lists(fragments | st.text(max_size=3), max_size=24).map("".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(anything, st.data(), st.booleans())
 def test_a_text_in_any_pieces(text: str, data: st.DataObject, forced: bool) -> None:
     places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
@@ -136,7 +137,7 @@ def test_a_text_in_any_pieces(text: str, data: st.DataObject, forced: bool) -> N
     assert read(pieces, forced=forced) == read([text], forced=forced) == read(list(text), forced=forced)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(anything)
 @example(OPEN * 3 + CLOSE)
 def test_text_without_calls_is_unchanged(text: str) -> None:
@@ -155,7 +156,7 @@ names = st.from_regex("[a-zA-Z0-9_-]{1,64}", fullmatch=True)
 plain = st.text(st.characters(codec="utf-8", exclude_characters="<\n"), min_size=1, max_size=10)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(plain | st.tuples(names, arguments, st.booleans(), st.sampled_from([None, 1])), max_size=6), st.data())
 def test_calls_and_text_are_separated(given: list[Any], data: st.DataObject) -> None:  # Any: what is drawn
     """Texts consist of known parts, and are split at random."""
