@@ -57,7 +57,7 @@ _OTHER_VARIABLES = (
     "",
     "| variable | |",
     "|---|---|",
-    "| `TAILRACE_CONFIG` | the file of `--config` |",
+    "| `TAILRACE_CONFIG` | the file of `--config`, also for `keys`, `usage`, `backup` and `restore` |",
     "| `TAILRACE_MODEL`, `TAILRACE_MODELS`, `TAILRACE_SET` | `MODEL`; values of `--model` and `--set`, with spaces |",
     "| `TAILRACE_URL`, `TAILRACE_KEY` | server and key for `chat`, `ps`, `logs` and `keys forget` |",
     "| `TAILRACE_UPSTREAM_KEY` | key for an upstream server; for api.openai.com the default is `OPENAI_API_KEY` |",

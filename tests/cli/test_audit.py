@@ -105,6 +105,14 @@ def test_sighup_reopens_the_file_and_interrupts_no_stream(tmp_path: Path) -> Non
     server.close()
 
 
+def test_sighup_ends_no_server_that_has_no_file_to_open(tmp_path: Path) -> None:
+    """Without a terminal; `start` makes a session of its own. With one, SIGHUP says that it is gone."""
+    server = Server("scripted").wait_ready()
+    server.send_signal(signal.SIGHUP)
+    assert server.state(server.create({"prompt": "a", "max_tokens": 1}))["status"] in ("running", "done")
+    server.close()
+
+
 @pytest.mark.parametrize("verb", ["serve", "keys"])
 def test_a_file_that_cannot_be_opened(verb: str, tmp_path: Path) -> None:
     path = tmp_path / "missing" / "audit.jsonl"

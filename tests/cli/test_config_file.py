@@ -119,3 +119,29 @@ def test_a_server_with_two_models(tmp_path: Path) -> None:
             for name in ("short", "long", "default")
         ]
         assert [chat.json()["usage"]["completion_tokens"] for chat in chats] == [4, 20, 4]
+
+
+def test_commands_find_what_the_server_of_the_file_keeps(tmp_path: Path) -> None:
+    """Otherwise the first key lies in a database that the server does not read, and the server stays open."""
+    directory, audit, file = tmp_path / "llm", tmp_path / "audit.jsonl", tmp_path / "tailrace.toml"
+    file.write_text(f'model = "scripted"\nport = 8123\ndata-dir = "{directory}"\naudit-log = "{audit}"\n')
+    assert ran("keys", "create", "alice", "--config", str(file)).exit_code == 0
+    assert (directory / "records.sqlite").exists()
+    assert json.loads(audit.read_text())["event"] == "key.create"
+    assert "alice" in ran("keys", "list", TAILRACE_CONFIG=str(file)).stdout
+    assert ran("keys", "list", "--data-dir", str(tmp_path / "other"), TAILRACE_CONFIG=str(file)).stderr == (
+        "There are no keys.\n"
+    )
+    assert ran("usage", "--config", str(file)).stderr.startswith("There were no requests since ")
+    assert ran("backup", str(tmp_path / "b.tar.gz"), "--config", str(file)).exit_code == 0
+    directory.rename(tmp_path / "before")
+    assert ran("restore", str(tmp_path / "b.tar.gz"), "--config", str(file)).exit_code == 0
+    assert (directory / "records.sqlite").exists()
+
+
+def test_a_wrong_file_stops_a_command_on_keys(tmp_path: Path) -> None:
+    file = tmp_path / "tailrace.toml"
+    file.write_text("databse = 'sqlite:///x'")
+    result = ran("keys", "create", "alice", "--config", str(file))
+    assert result.exit_code == 2
+    assert "databse is not a setting. Did you mean database?" in result.stderr

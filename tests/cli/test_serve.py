@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from tests.api.forks import run_text
+from tests.api.own_keys import key_of
 from tests.api.process import TAILRACE, Server, environment
 from tests.missing import missing_reason
 from tests.waiting import LONG_S
@@ -164,6 +166,17 @@ def test_the_start_message_names_the_page_and_the_base_url_for_openai_clients(se
     base = server.wait_line(r"OpenAI base URL: +(\S+)\n")
     assert "<!doctype html>" in httpx.get(page[1], headers={"accept": "text/html"}, trust_env=False).text.lower()
     assert httpx.get(f"{base[1]}/models", trust_env=False).json()["data"][0]["id"] == "scripted"
+
+
+def test_the_start_message_sends_a_key_where_there_are_keys(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/records.sqlite"
+    key = key_of(database, "alice")
+    with contextlib.closing(Server("scripted", "--database", database).wait_ready()) as running:
+        command = running.wait_line(r"Try it: +(curl .+)\n")[1]
+        shown = command.replace("tr_…", key).replace("-N", "-sN")
+        ran = subprocess.run(["/bin/sh", "-c", shown], capture_output=True, text=True, timeout=LONG_S, check=True)
+    assert "invalid_api_key" not in ran.stdout
+    assert ran.stdout
 
 
 def test_without_the_libraries_of_the_page_all_apis_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.api.forks import run_text
 from tests.api.process import TAILRACE, Server, environment
+from tests.http.certificates import write_certificate
 from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
@@ -112,6 +114,21 @@ def test_without_a_proxy_nothing_is_wrong(server: Server) -> None:
     found = measure_path(server.url, idle_s=0)
     assert _problems(found) == set()
     assert {one.name: one.text for one in found}["resume"] == "a stream goes on after the last event that was read"
+
+
+def test_a_certificate_that_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = write_certificate(tmp_path, "one")
+    server = Server("scripted", "--journal", "memory", "--tls-cert", str(certificate), "--tls-key", str(key))
+    server.listening = r"Listening on https://127\.0\.0\.1:([0-9]+)"
+    with contextlib.closing(server):
+        url = server.wait_ready().url.replace("http:", "https:")
+        with pytest.raises(PathFailed, match=r"shows a certificate that is not trusted; SSL_CERT_FILE names one"):
+            measure_path(url, idle_s=0)
+        looked = run_text([TAILRACE, "top", "--once", "--url", url], environment())
+        assert f"The server at {url} shows a certificate that is not trusted" in looked.stderr
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        found = measure_path(url, idle_s=0)
+    assert _problems(found) == set(), found
 
 
 @pytest.mark.deep

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from tests.missing import missing_reason
 
+from tailrace.access.audit import open_audit_log
 from tailrace.records.key_store import KeyStore
 from tailrace.records.record_database import RecordDatabase
+from tailrace.settings import Settings
 from tailrace.system.owners import create_file, give_tree, make_directory
 from tailrace_outer.admin.data_copies import restore_backup, write_backup
 
@@ -44,6 +46,15 @@ def test_keys_of_root(home: Path) -> None:
         owners = _owners(home)
     assert set(owners) == {"data", *(f"data/records.sqlite{end}" for end in ("", "-wal", "-shm"))}
     assert set(owners.values()) == {(_UID, _GID)}
+
+
+@needs_root
+def test_an_audit_log_of_root(home: Path) -> None:
+    """`sudo tailrace keys` may write the first line; a server that cannot open the file does not start."""
+    with open_audit_log(Settings(audit_log=f"{home}/audit.jsonl")) as audit:
+        audit.add_command("key.create")
+    assert _owners(home) == {"audit.jsonl": (_UID, _GID)}
+    assert stat.S_IMODE((home / "audit.jsonl").stat().st_mode) == 0o600
 
 
 @needs_root

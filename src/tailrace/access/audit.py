@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from starlette.types import Scope
 
@@ -24,6 +25,7 @@ from tailrace.access.principal import PRINCIPAL, caller_of, principal_of
 from tailrace.errors import Forbidden, ModelError, TailraceError, Unauthenticated
 from tailrace.settings import Settings
 from tailrace.system import eventloop
+from tailrace.system.owners import create_file
 
 __all__ = ["AUDIT", "AuditLog", "note", "note_refusal", "noting", "open_audit_log", "what_is_noted"]
 
@@ -114,6 +116,7 @@ class AuditLog:
             self._handle = None
 
     def _open(self) -> int:
+        create_file(Path(self._path))  # root gives it to the server's user
         return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 

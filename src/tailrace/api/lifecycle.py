@@ -245,7 +245,7 @@ async def serve(
     data_path: Path,
     cache_path: str = "",
     more: Sequence[Source] = (),
-    on_ready: Callable[[Service], None] = lambda service: None,
+    on_ready: Callable[[RunningServer], None] = lambda running: None,
     on_drain: Callable[[int], None] = lambda num_streams: None,
     own_routes: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> None:
@@ -272,7 +272,7 @@ async def serve(
             server = Uvicorn(running.app, settings, native.encode_error)
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))
-                on_ready(running.service)
+                on_ready(running)
                 await signals.stop_requested.wait()
                 on_drain(running.service.num_live)
                 running.announce_drain()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import click
 
+from tailrace.cli.setting_options import setting_options
 from tailrace.extensions import Setting
 from tailrace.settings import settings_table
 from tailrace.wording import did_you_mean
 
-__all__ = ["config_option", "example"]
+__all__ = ["config_option", "example", "file_options"]
+
+_Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 _SOURCE, _MODEL, _MODELS = "source", "model", "models"
 
@@ -130,14 +133,37 @@ def _texts(value: object, name: str) -> list[str]:
     return [_text(one, name) for one in values]
 
 
-config_option = click.option(
-    "--config",
-    type=click.Path(dir_okay=False, path_type=Path),
-    envvar="TAILRACE_CONFIG",
-    is_eager=True,  # before the parameters whose defaults it has
-    callback=_read,
-    expose_value=False,
-    metavar="FILE",
-    help="A TOML file with settings, named like the flags; flags and variables go before it. `tailrace config "
-    "--example` prints one.",
+def _option(callback: Callable[[click.Context, click.Parameter, Path | None], None], text: str) -> _Decorator:
+    return click.option(
+        "--config",
+        type=click.Path(dir_okay=False, path_type=Path),
+        envvar="TAILRACE_CONFIG",
+        is_eager=True,  # before the parameters whose defaults it has
+        callback=callback,
+        expose_value=False,
+        metavar="FILE",
+        help=text,
+    )
+
+
+config_option = _option(
+    _read,
+    "A TOML file with settings, named like the flags; flags and variables go before it. `tailrace config --example` "
+    "prints one.",
 )
+
+
+def file_options(*names: str) -> _Decorator:
+    """Return a decorator that adds these settings, and `--config` for the file of the server that has them: a command
+    that works on what a server keeps finds it where that server does."""
+
+    def read(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+        _read(ctx, param, path)
+        if ctx.default_map is not None:
+            ctx.default_map = {name: value for name, value in ctx.default_map.items() if name in names}
+
+    add_settings, add_file = (
+        setting_options(*names),
+        _option(read, "The server's file of settings, of which it uses these."),
+    )
+    return lambda command: add_settings(add_file(command))

@@ -166,6 +166,7 @@ def run_on_socket(settings: Settings, start: Callable[[socket.socket], Coroutine
     _raise_descriptor_limit()
     for number in _SIGNALS:
         signal.signal(number, _leave_quietly)
+    eventloop.outlive_hangup()
 
     async def run(server: Coroutine[Any, Any, bool]) -> bool:
         try:
@@ -258,9 +259,9 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
 
 def _serve(models: ModelArguments, settings: Settings, sock: socket.socket) -> Coroutine[Any, Any, bool]:
     """Download the models if they are missing, and return the server's coroutine for `run_on_socket`."""
+    from tailrace.api.lifecycle import RunningServer
     from tailrace.api.lifecycle import serve as serve_model
     from tailrace.api.pages import NO_LIBRARIES, has_libraries
-    from tailrace.assembly.service import Service
     from tailrace.assembly.source import find_named
     from tailrace.cli.pull import terminal_progress
     from tailrace.cli.windows import small_window
@@ -274,9 +275,10 @@ def _serve(models: ModelArguments, settings: Settings, sock: socket.socket) -> C
     url = url_of(sock, settings)
     local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # the URL on this machine
 
-    def on_ready(service: Service) -> None:
+    def on_ready(running: RunningServer) -> None:
         nonlocal is_ready
         is_ready = True
+        service = running.service
         capabilities = service.models.first.supervisor.capabilities
         assert capabilities is not None
         loaded_s = time.monotonic() - started
@@ -296,7 +298,8 @@ def _serve(models: ModelArguments, settings: Settings, sock: socket.socket) -> C
         small = small_window(first.generator.limit_tokens(), found.card.context_tokens, first.settings)
         if small and first.generator.task == "generate":
             say(f"  Coding agents:    {small}")
-        say(f"  Try it:           {_EXAMPLES[first.generator.task].format(local)}")
+        key = "" if running.records.keyring.is_empty else " -H 'Authorization: Bearer tr_…'"
+        say(f"  Try it:           {_EXAMPLES[first.generator.task].format(local)}{key}")
         if found.card.name == DEFAULT_MODEL and (larger := _models_to_try()):
             say(f"  Larger models:    {larger}")
         say("")

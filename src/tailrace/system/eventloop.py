@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-__all__ = ["first_error", "on_hangup", "run"]
+__all__ = ["first_error", "on_hangup", "outlive_hangup", "run"]
 
 _T = TypeVar("_T")
 _hangup_calls: list[Callable[[], None]] = []
@@ -29,10 +30,20 @@ def first_error(error: BaseException) -> BaseException:
     return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
+def outlive_hangup() -> None:
+    """Let SIGHUP not end a process without a terminal: there it asks a service to open its files again, also one that
+    has none open. In a terminal, it means that the terminal is gone."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+            signal.signal(signal.SIGHUP, lambda *_: None)  # processes that it starts do not inherit a function
+
+
 @contextlib.contextmanager
 def on_hangup(call: Callable[[], None]) -> Iterator[None]:
     """Call a function on the event loop at each SIGHUP, within the context. Several contexts may be open; outside of
-    them SIGHUP ends the process. Enter it in the main thread."""
+    them SIGHUP does what it did before. Enter it in the main thread."""
     loop = asyncio.get_running_loop()
 
     def call_all() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from tailrace.cli.config_file import file_options
 from tailrace.cli.console import say, size_text
-from tailrace.cli.setting_options import setting_options
 
 __all__ = ["backup", "restore"]
 
-_data_dir = setting_options("data_dir")
+_data_dir = file_options("data_dir")
 
 
 @click.command()

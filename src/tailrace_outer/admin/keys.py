@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailrace.cli.config_file import file_options
 from tailrace.cli.console import print_json, print_table, say
-from tailrace.cli.setting_options import setting_options
 from tailrace.settings import Settings
 from tailrace_outer.admin.quotas import describe_quota, quota_options, quota_with
 from tailrace_outer.admin.times import Duration, date_of
@@ -45,7 +45,7 @@ def keys() -> None:
     """
 
 
-_where = setting_options("database", "data_dir", "audit_log")
+_where = file_options("database", "data_dir", "audit_log")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 

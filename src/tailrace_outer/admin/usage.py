@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from tailrace.cli.config_file import file_options
 from tailrace.cli.console import print_table, say
-from tailrace.cli.setting_options import setting_options
 from tailrace.settings import Settings
 from tailrace_outer.admin.times import Moment, date_of
 
@@ -40,7 +40,7 @@ _TITLES = ("requests", "refused", "prompt tokens", "answer tokens", "seconds")
     "--format", "form", type=click.Choice(["table", "csv", "json"]),
     help="Output format.  [default: table; csv with --requests]",
 )  # fmt: skip
-@setting_options("database", "data_dir")
+@file_options("database", "data_dir")
 def usage(
     owner: str | None,
     key_id: str | None,

@@ -18,6 +18,7 @@ import msgspec
 from httpx_sse import EventSource, ServerSentEvent, SSEError
 
 from tailrace.wording import printable_text
+from tailrace_outer.client.certificates import NOT_TRUSTED, is_not_trusted, trusted_certificates
 
 __all__ = ["AnswerFailed", "Client", "NoServer", "ServerRefused", "Turn", "connect"]
 
@@ -290,18 +291,15 @@ async def connect(url: str, key: str = "") -> AsyncIterator[Client]:
     if not key.isascii() or not key.isprintable():
         raise ValueError("A key may contain only printable ASCII characters.")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    certificates = httpx.create_ssl_context()  # honours SSL_CERT_FILE for every server; a proxy only for remote ones
-    is_remote = not _is_on_this_machine(root)
-    async with httpx.AsyncClient(headers=headers, verify=certificates, trust_env=is_remote) as http:
+    is_remote = not _is_on_this_machine(root)  # others may be behind a proxy
+    async with httpx.AsyncClient(headers=headers, verify=trusted_certificates(), trust_env=is_remote) as http:
         try:
             response = await http.get(
                 f"{base}/models", timeout=httpx.Timeout(_REQUEST_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
             )
         except httpx.ConnectError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise AnswerFailed(
-                    f"the server at {root} shows a certificate that is not trusted; SSL_CERT_FILE names one that is"
-                ) from None
+            if is_not_trusted(error):
+                raise AnswerFailed(f"the server at {root} {NOT_TRUSTED}") from None
             raise NoServer(f"there is no server at {root}") from None
         except httpx.TimeoutException:
             raise AnswerFailed(f"the server at {root} does not answer in time") from None

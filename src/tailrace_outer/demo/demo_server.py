@@ -14,8 +14,7 @@ from pathlib import Path
 
 import click
 
-from tailrace.api.lifecycle import serve
-from tailrace.assembly.service import Service
+from tailrace.api.lifecycle import RunningServer, serve
 from tailrace.assembly.source import find_source
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress
@@ -60,7 +59,8 @@ async def _serve(settings: Settings, directory: Path, model: str) -> None:
     if any(source.card.chat_template is None for source in real):
         raise ModelError("The demo needs a model with a chat template.")
 
-    def on_ready(service: Service) -> None:
+    def on_ready(running: RunningServer) -> None:
+        service = running.service
         for served in list(service.models)[1:]:
             service.models.preload(served)
         on = {0: "", 1: " 1 stream goes on."}.get(service.num_recovered, f" {service.num_recovered} streams go on.")

@@ -6,12 +6,15 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 import click
+
+from tailrace.cli.commands import say_error
 
 __all__ = ["new"]
 
@@ -90,6 +93,11 @@ def new(kind: str, name: str) -> None:
     except OSError as error:
         raise click.ClickException(f"{name} cannot be created: {error.strerror}.") from None
     click.echo(f"Made {' and '.join(str(folder / file) for file in texts)}.")
+    if kind == "service" and sys.platform == "linux" and (closed := _closed_directory()) is not None:
+        say_error(
+            f"systemd could not start it: other users may not enter {closed}, where this tailrace or its Python is. "
+            "Install both elsewhere, for example in /opt (docs/service.md)."
+        )
     click.echo(f"Run it:  {made.command.format(name=name)}")
     port = os.environ.get("TAILRACE_PORT", "8000")
     click.echo(f"Try it:  {made.attempt.format(name=name).replace(':8000/', f':{port}/')}")
@@ -103,8 +111,7 @@ def _filled(template: Path, kind: str, name: str) -> str:
     text = template.read_text()
     if kind != "service":
         return text
-    command = shutil.which(sys.argv[0]) or str(Path(sys.executable).parent / "tailrace")
-    path = str(Path(command).absolute())
+    path = str(_command())
     if re.search(r"[\"'\\\x00-\x1f\x7f]", path):  # systemd takes none of them
         raise click.ClickException(
             "The path of this tailrace contains a quote, a backslash or a control character. Install it elsewhere."
@@ -113,8 +120,23 @@ def _filled(template: Path, kind: str, name: str) -> str:
         "NAME": name,
         "COMMAND": shlex.quote(path),
         "EXECUTABLE": path.replace("%", "%%"),  # in quotes
-        "HOMES": "read-only" if path.startswith(("/home/", "/root/")) else "yes",
+        "HOMES": "read-only" if any(str(one).startswith(("/home/", "/root/")) for one in _programs()) else "yes",
     }
     if template.suffix == ".plist":
         values = {placeholder: escape(value) for placeholder, value in values.items()}
     return _PLACEHOLDER.sub(lambda found: values[found[0]], text)
+
+
+def _command() -> Path:
+    return Path(shutil.which(sys.argv[0]) or Path(sys.executable).parent / "tailrace").absolute()
+
+
+def _programs() -> tuple[Path, ...]:
+    """Return the command of this installation, and the Python that runs it: that of a virtual environment is a link."""
+    return _command(), Path(sys.executable).resolve()
+
+
+def _closed_directory() -> Path | None:
+    """Return a directory that the unit's user cannot enter on its way to the command or its Python."""
+    above = (directory for program in _programs() for directory in reversed(program.parents))
+    return next((one for one in above if not one.stat().st_mode & stat.S_IXOTH), None)

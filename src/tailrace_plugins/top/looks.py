@@ -37,8 +37,10 @@ class Looks:
     def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._url = url.rstrip("/")
+        certificates = httpx.create_ssl_context()  # of httpx and of SSL_CERT_FILE
+        certificates.load_default_certs()  # of the system
         try:
-            self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_TIMEOUT_S)
+            self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_TIMEOUT_S, verify=certificates)
         except (ValueError, httpx.InvalidURL):
             raise NoLook(f"--url takes an address such as http://127.0.0.1:8000, not {url}.") from None
         self._last: Look | None = None
@@ -95,4 +97,9 @@ class Looks:
         try:
             return self._http.get(path)
         except httpx.HTTPError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise NoLook(
+                    f"The server at {self._url} shows a certificate that is not trusted; SSL_CERT_FILE names one "
+                    "that is."
+                ) from None
             raise NoLook(f"{self._url} cannot be reached: {error}. Set another address with --url.") from None

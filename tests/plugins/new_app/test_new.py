@@ -123,6 +123,30 @@ def test_a_command_that_systemd_cannot_run(folder: str, tmp_path: Path, monkeypa
     assert not Path("llm").exists()
 
 
+def test_a_command_that_the_services_user_cannot_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = _command(tmp_path / "closed")
+    (tmp_path / "closed").chmod(0o700)
+    monkeypatch.setattr("sys.argv", [command])
+    monkeypatch.setattr("sys.executable", "/bin/sh")
+    monkeypatch.setattr("sys.platform", "linux")
+    result = _new("service", "llm")
+    assert result.exit_code == 0
+    closed = re.search("other users may not enter (.*), where this tailrace or its Python is", result.stderr)
+    assert closed is not None
+    assert Path(closed[1]) in Path(command).parents
+    monkeypatch.setattr("sys.argv", ["/bin/sh"])
+    assert _new("service", "other").stderr == ""
+
+
+def test_homes_are_readable_where_the_python_is_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/bin/sh"])
+    for executable, homes in (("/usr/bin/python3-none", "yes"), ("/home/none/python3-none", "read-only")):
+        monkeypatch.setattr("sys.executable", executable)
+        monkeypatch.setattr("sys.platform", "darwin")  # it looks at no directories
+        assert _new("service", homes).exit_code == 0
+        assert f"\nProtectHome={homes}\n" in Path(homes, f"{homes}.service").read_text()
+
+
 @pytest.mark.parametrize(("name", "is_taken"), [("a" * 31, True), ("a" * 32, False), ("a-b", True), ("a--b", False)])
 def test_the_name_of_a_service(name: str, is_taken: bool) -> None:
     result = _new("service", name)

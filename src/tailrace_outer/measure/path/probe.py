@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,6 +58,7 @@ class _Path:
 
     url: str
     client: httpx.Client
+    certificates: ssl.SSLContext  # that are trusted
     headers: dict[str, str]
     stream: str  # path of the durable stream
 
@@ -152,6 +154,8 @@ def _opened(url: str, key: str) -> Iterator[_Path]:
     """Create the stream. Raises: PathFailed."""
     import httpx
 
+    from tailrace_outer.client.certificates import NOT_TRUSTED, is_not_trusted, trusted_certificates
+
     try:
         parts, _ = urlsplit(url), httpx.URL(url)  # each refuses something
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -161,15 +165,17 @@ def _opened(url: str, key: str) -> Iterator[_Path]:
         raise PathFailed("Give the address of a server: http://host:port, or https.")
     base = parts.geturl().rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(timeout=ANSWER_S, trust_env=False) as client:
-        path = _Path(base, client, headers, f"/v1/durable/doctor-{secrets.token_hex(8)}")
+    certificates = trusted_certificates()
+    with httpx.Client(timeout=ANSWER_S, trust_env=False, verify=certificates) as client:
+        path = _Path(base, client, certificates, headers, f"/v1/durable/doctor-{secrets.token_hex(8)}")
         try:
             answer = client.put(
                 f"{base}{path.stream}",
                 headers=headers | {"content-type": "application/json", "stream-ttl": str(_TTL_S)},
             )
         except httpx.HTTPError as error:
-            raise PathFailed(f"{parts.netloc} cannot be reached ({type(error).__name__}).") from None
+            why = NOT_TRUSTED if is_not_trusted(error) else f"cannot be reached ({type(error).__name__})"
+            raise PathFailed(f"{parts.netloc} {why}.") from None
         if answer.status_code == 403 and "Host header" in answer.text:
             raise PathFailed(
                 f"The server behind {parts.netloc} refuses the Host that it gets. Let the path keep Host as it was "
@@ -219,7 +225,6 @@ def _about(path: _Path) -> Iterator[Found]:
 def _alpn(url: str) -> str:
     """Return the protocol that TLS chooses of HTTP/2 and HTTP/1.1, "" if none. The certificate is not checked."""
     import socket
-    import ssl
 
     parts = urlsplit(url)
     context = ssl.create_default_context()
@@ -345,7 +350,13 @@ def _websocket(path: _Path) -> Iterator[Found]:
 
     address = f"ws{path.url.removeprefix('http')}/v1/ws"
     try:
-        with connect(address, additional_headers=path.headers, open_timeout=ANSWER_S, proxy=None):
+        with connect(
+            address,
+            additional_headers=path.headers,
+            open_timeout=ANSWER_S,
+            proxy=None,
+            ssl=path.certificates if address.startswith("wss") else None,
+        ):
             yield Found("WebSocket", "opens")
     except (OSError, WebSocketException) as error:
         yield Found("WebSocket", f"does not open ({type(error).__name__})", "websocket")
@@ -407,7 +418,7 @@ def _kept_connection(path: _Path, said: list[str]) -> None:
     import httpx
 
     limits = httpx.Limits(max_connections=1, keepalive_expiry=_KEEP_IDLE_S * 10)
-    with httpx.Client(timeout=ANSWER_S, trust_env=False, limits=limits) as client:
+    with httpx.Client(timeout=ANSWER_S, trust_env=False, verify=path.certificates, limits=limits) as client:
         target = f"{path.url}{path.stream}-none"
         try:
             for pause_s in (_KEEP_IDLE_S, 1.0, 0.0):

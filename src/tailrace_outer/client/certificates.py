@@ -1,0 +1,23 @@
+"""Which servers a client trusts with `https`."""
+
+from __future__ import annotations
+
+import ssl
+
+import httpx
+
+__all__ = ["NOT_TRUSTED", "is_not_trusted", "trusted_certificates"]
+
+NOT_TRUSTED = "shows a certificate that is not trusted; SSL_CERT_FILE names one that is"
+
+
+def trusted_certificates() -> ssl.SSLContext:
+    """Trust the certificates of the system, those of httpx (systems without any exist), and those in SSL_CERT_FILE."""
+    context = httpx.create_ssl_context()
+    context.load_default_certs()
+    return context
+
+
+def is_not_trusted(error: httpx.HTTPError) -> bool:
+    """Return whether a connection failed because of the server's certificate."""
+    return "CERTIFICATE_VERIFY_FAILED" in str(error)
