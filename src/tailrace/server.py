@@ -30,6 +30,8 @@ from tailrace.generation.observers import Observer, Observers, Times
 from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected, unless_left
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.inner_requests import InnerAnswer, InnerStream, begin, post
+from tailrace.http.lane_streams import LaneStream, LaneTake
+from tailrace.http.linger import linger_of
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.images.fetch import is_public
@@ -56,6 +58,8 @@ __all__ = [
     "Follower",
     "InnerAnswer",
     "InnerStream",
+    "LaneStream",
+    "LaneTake",
     "LoadedLog",
     "LocalNotes",
     "LocalTable",
@@ -78,6 +82,7 @@ __all__ = [
     "event_json",
     "is_deeper",
     "is_public",
+    "linger_of",
     "missing_stream_error",
     "open_extensions",
     "owner_of",
@@ -235,7 +240,8 @@ class Opened:
     `routes` come after those of the server and of its wires. `paths` and `tag` describe them in the OpenAPI document.
     `exposed_headers` are those of answers that pages of other origins may read. `forget` deletes what an owner has and
     returns how much of each kind. `drain` is called when the server stops, before its connections are closed. `takes`
-    are asked before the wires, by method and path, such as ("POST", "/v1/responses").
+    are asked before the wires, by method and path, such as ("POST", "/v1/responses"); `lane_takes` those of a WebSocket
+    with lanes, by its path.
     """
 
     routes: Sequence[BaseRoute] = ()
@@ -245,6 +251,7 @@ class Opened:
     forget: Callable[[str], Awaitable[Mapping[str, int]]] = _forget_nothing
     drain: Callable[[], None] = lambda: None
     takes: Mapping[tuple[str, str], Take] = field(default_factory=dict)
+    lane_takes: Mapping[str, LaneTake] = field(default_factory=dict)
 
 
 Open: TypeAlias = Callable[[Server, Options], AbstractAsyncContextManager[Opened]]

@@ -26,8 +26,9 @@ OpenTab = Callable[[str], Awaitable[Tab]]
 def tools(tmp_path_factory: pytest.TempPathFactory) -> Tools:
     tools = Tools(tmp_path_factory.mktemp("tools"), [])
     markup = "<img src=x onerror=alert(1)> **bold**"
+    hidden = markup + "\u202efdp.\u200b\u3164 é"
     rules = [
-        {"when": "Write", "calls": [{"name": "count__append", "arguments": {"text": markup}}]},
+        {"when": "Write", "calls": [{"name": "count__append", "arguments": {"text": hidden}}]},
         {"when": "Look", "calls": [{"name": "count__look", "arguments": {"text": markup}}]},
         {"when": "Kill", "calls": [{"name": "count__append", "arguments": {"text": "a", "kill": "after"}}]},
         {"when": "<tool_response>", "say": "The tool has answered."},
@@ -58,7 +59,8 @@ async def test_tools_are_chosen_allowed_and_called_once(tools: Tools, open_tab: 
         await tab.send("Write it.")
         ask = tab.page.locator(".approvals")
         await expect(ask).to_contain_text("count: append")
-        await expect(ask).to_contain_text("onerror=alert(1)")
+        await expect(ask).to_contain_text(r"onerror=alert(1)> **bold**\u{202e}fdp.\u{200b}\u{3164} é")
+        await expect(ask.locator("mark")).to_have_count(3)
         assert await violations(tab.page) == []
         await tab.reload()  # it is still asked for
         await expect(ask).to_contain_text("count: append")

@@ -27,6 +27,7 @@ from tailrace.access.principal import Principal
 from tailrace.dialects import JsonBody
 from tailrace.errors import StorageError, TailraceError
 from tailrace.server import InnerAnswer, InnerStream, Sender, StreamLog, Table
+from tailrace.settings import Settings
 from tailrace.streams import Reader
 from tailrace.types import ANONYMOUS, Claim, End, GenerateRequest, Released, Sampling
 from tailrace_plugins.tool_loop.asked import McpTool
@@ -134,6 +135,7 @@ class _Model(served.Server):
 
     def __init__(self, server: Server, world: ToolWorld) -> None:
         self.store = server.store
+        self.settings = Settings()
         self.model_names = frozenset({MODEL})
         self._server = server
         self._world = world
@@ -329,7 +331,7 @@ class ToolClient:
     async def _begin_at_one(self, key: str, body: JsonBody) -> str | None:
         async def begin(loops: Loops) -> str:
             scope = {"type": "http", "headers": [(b"idempotency-key", key.encode())], "client": ("127.0.0.1", 1)}
-            return (await loops.begin(Request(scope), body)).begun.loop_id
+            return (await loops.begin(loops.asking(Request(scope), key), body)).begun.loop_id
 
         while True:
             self.doing = f"beginning {key}"
@@ -387,4 +389,4 @@ async def _state(loops: Loops, *, loop_id: str, cancels: bool) -> str:
     if cancels:
         loop = await loops.cancel(loop)
     response = loop.response() if loop.has_ended else None
-    return msgspec.json.encode([response, [event.decode() for event in loop.output.events]]).decode()
+    return msgspec.json.encode([response, [event.body.decode() for event in loop.output.events]]).decode()

@@ -41,6 +41,7 @@ from tailrace.dialects.wire import (
 from tailrace.errors import QueueFull, SeqOutOfRange, TailraceError, TooManyLanes, Unauthenticated, UnknownStream
 from tailrace.http.accepted_websocket import UNAUTHENTICATED, Over, Socket
 from tailrace.http.body_budget import BodyBudget
+from tailrace.http.lane_streams import LaneStream, LaneTake
 from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
@@ -54,6 +55,7 @@ _MAX_AT_ONCE = 16  # streams; more wait
 _MAX_WAITING = 64  # commands
 _MAX_BEGUN = 256  # streams that are not kept, and can be continued on this socket
 _MAX_BEGUN_BYTES = 2**22  # of what they need for it; the last one may need more
+_NOTHING_LEFT = "This stream has no events after this one."
 
 
 class _Frames(FrameSource):
@@ -104,6 +106,7 @@ class LaneSocket:
         bodies: BodyBudget,
         settings: Settings,
         socket: Socket,
+        take: LaneTake | None = None,
     ) -> None:
         assert isinstance(lanes.operation.act, Generate)
         self._wire = wire
@@ -116,6 +119,9 @@ class LaneSocket:
         self._caller = caller_of(socket.scope)
         self._settings = settings
         self._socket = socket
+        self._sender = HTTPConnection(socket.scope)
+        self._take = take
+        self._taken: dict[str | None, LaneStream] = {}  # streams of an extension that are followed, by their lanes
         self._group = asyncio.TaskGroup()
         most = min(_MAX_AT_ONCE, settings.ws_streams)
         self._room = asyncio.Semaphore(most)
@@ -192,7 +198,7 @@ class LaneSocket:
         lane.task = None
 
     async def _answer(self, command: LaneCreate | LaneFollow, num_bytes: int) -> None:
-        lane = command.lane
+        lane, is_followed = command.lane, isinstance(command, LaneFollow)
         try:
             try:
                 self._socket.authenticate()  # the command may have waited for long
@@ -200,7 +206,9 @@ class LaneSocket:
             finally:
                 del command  # it may be large, and the answer may take long
                 self._give_back(num_bytes)
-            if found is not None:
+            if isinstance(found, LaneStream):
+                await self._pass(lane, found, is_followed=is_followed)
+            elif found is not None:
                 await self._send(lane, found)
         except TailraceError as error:
             await self._refuse(error, lane)
@@ -216,18 +224,21 @@ class LaneSocket:
         self._num_pending_bytes -= num_bytes
         self._bodies.give_back(self._caller, num_bytes)
 
-    async def _create(self, command: LaneCreate) -> _Found | None:
+    async def _create(self, command: LaneCreate) -> _Found | LaneStream | None:
         """Return the stream; None if the answer is sent already. Raises: TailraceError."""
-        sender = HTTPConnection(self._socket.scope)
+        sender, operation, socket = self._sender, self._table.operation, OnSocket(command.lane, self._begun)
         claim = None if command.key is None else claim_of(command.key, command.body)
+        parsed, meant = self._starts.addressed(self._wire, operation, sender, command.body, {}, socket=socket)
+        if self._take is not None:
+            taken = await self._take.create(sender, command.body, command.key, self._begun.keys())
+            if taken is not None:
+                self._remember(taken.stream_id, taken.stream_id.encode())  # the extension keeps what it needs
+                return taken
         if claim is not None:  # before the command is read: on another socket, its past may not be there any more
             log = await self._starts.recalled(self._socket.principal.owner, claim)
             if log is not None:
                 self._socket.principal.require_within("model", log.record.model)
                 return _Found(log, self._starts.open(command.view, log))
-        socket = OnSocket(command.lane, self._begun)
-        operation = self._table.operation
-        parsed, meant = self._starts.addressed(self._wire, operation, sender, command.body, {}, socket=socket)
         started = await self._starts.start(self._wire, self._act, sender, parsed, meant, lambda: claim)
         match started:
             case BegunStream(call, log, facts, notes):
@@ -249,10 +260,14 @@ class LaneSocket:
         while len(self._begun) > 1 and (num_bytes > _MAX_BEGUN_BYTES or len(self._begun) > _MAX_BEGUN):
             num_bytes -= len(self._begun.pop(next(iter(self._begun))))
 
-    async def _follow(self, command: LaneFollow) -> _Found:
+    async def _follow(self, command: LaneFollow) -> _Found | LaneStream:
         """Raises: TailraceError."""
         principal, following = self._socket.principal, command.following
         principal.require_stream(following.stream_id)
+        if self._take is not None:
+            taken = await self._take.follow(self._sender, following.stream_id, command.number)
+            if taken is not None:
+                return taken
         log, encoder = await self._starts.follow(principal.owner, following)
         return _Found(log, encoder, is_followed=True)
 
@@ -273,7 +288,25 @@ class LaneSocket:
                 observers = self._models.of(log).generator.observers
                 observers.on_read(log.record, 0, time.monotonic() - begun_s, trace_of(self._socket.scope))
         if found.is_followed and not (first or frames.has_sent):
-            raise SeqOutOfRange("This stream has no events after this one.", param="starting_after")
+            raise SeqOutOfRange(_NOTHING_LEFT, param="starting_after")
+
+    async def _pass(self, lane: str | None, taken: LaneStream, *, is_followed: bool) -> None:
+        """Send a stream of an extension up to its end. Raises: SeqOutOfRange if there was nothing to send."""
+        has_sent = False
+        with taken.reading():
+            self._taken[lane] = taken
+            try:
+                while (events := await taken.next(self._settings.heartbeat_s)) is not None:
+                    frames = [self._table.in_lane(event, lane) for event in events]
+                    if taken.notes and frames and not has_sent:
+                        frames[0] = self._table.noted(frames[0], taken.notes)
+                    await self._socket.say_all(frames)
+                    has_sent |= bool(frames)
+                    await asyncio.sleep(0)  # a client that reads fast does not keep others waiting
+            finally:
+                del self._taken[lane]
+        if is_followed and not has_sent:
+            raise SeqOutOfRange(_NOTHING_LEFT, param="starting_after")
 
     def _opening(self, frames: _Frames, notes: Sequence[str]) -> list[bytes]:
         first = frames.encoder.opening()
@@ -283,6 +316,10 @@ class LaneSocket:
 
     async def _cancel(self, stream_id: str) -> None:
         self._require("generate")
+        taken = next((one for one in self._taken.values() if one.stream_id == stream_id), None)
+        if taken is not None:
+            await taken.cancel()
+            return
         log = next((one.log for one in self._followed.by_name.values() if one.log.stream_id == stream_id), None)
         if log is None:
             raise UnknownStream("This socket follows no response with this id.", param="response_id")
@@ -294,6 +331,9 @@ class LaneSocket:
             if not log.num_readers:
                 with contextlib.suppress(TailraceError):
                     await self._streams.cancel(self._socket.scope, log)
+        if self._take is not None:
+            with contextlib.suppress(TailraceError):
+                await self._take.leave(self._sender, self._begun.keys())
 
     def _require(self, action: str) -> None:
         """Raises: Forbidden."""

@@ -89,7 +89,8 @@ def build_routes(
         own += [*access.table(), *sessions.table(), *usage.table()]
     own += AdminRoutes(models, bodies, errors).table()
     starts = StreamStarts(models, streams, settings, conversations)
-    sockets = Sockets(models, streams, settings, starts, bodies)
+    lane_takes = {path: take for extension in extensions for path, take in extension.lane_takes.items()}
+    sockets = Sockets(models, streams, settings, starts, bodies, lane_takes)
     own += sockets.table()
     of_extensions = [route for extension in extensions for route in extension.routes]
     wires = ServedWires((*own_routes, *own), of_extensions)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -12,6 +11,7 @@ from starlette.requests import HTTPConnection
 from tailrace.access.principal import RequestT
 from tailrace.dialects.shapes import path_of
 from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.http.linger import linger_of
 from tailrace.types import GenerateRequest
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
 ]
 
 _MAX_NAMED = 10
-_LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 def is_own_address(text: str, host: str) -> bool:
@@ -82,12 +81,10 @@ def with_headers(call: GenerateRequest, request: HTTPConnection) -> GenerateRequ
         raise RequestError("X-Tailrace-Continuity must be any or exact.", param="x-tailrace-continuity")
     if continuity == "exact":
         call = replace(call, exact=True)
-    given = request.headers.get("x-tailrace-linger")
-    if given is None:
+    linger_s = linger_of(request)
+    if linger_s is None:
         return replace(call, on_disconnect="detach") if "idempotency-key" in request.headers else call
-    if not _LINGER.fullmatch(given) or int(given) > 86_400:
-        raise RequestError("X-Tailrace-Linger must be whole seconds, at most 86400.", param="x-tailrace-linger")
-    return replace(call, on_disconnect="detach", linger_s=float(given))
+    return replace(call, on_disconnect="detach", linger_s=linger_s)
 
 
 def ignored_header(ignored: Sequence[str], *, is_strict: bool) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 from starlette.exceptions import HTTPException
@@ -29,6 +29,7 @@ from tailrace.dialects.wire import SocketLanes
 from tailrace.errors import SHUTTING_DOWN, Draining, QueueFull, UpgradeRequired
 from tailrace.http.accepted_websocket import Socket, end_of
 from tailrace.http.body_budget import BodyBudget
+from tailrace.http.lane_streams import LaneTake
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
@@ -44,8 +45,15 @@ class Sockets:
     """All WebSockets. Chats use the first model."""
 
     def __init__(
-        self, models: Models, streams: StreamActions, settings: Settings, starts: StreamStarts, bodies: BodyBudget
+        self,
+        models: Models,
+        streams: StreamActions,
+        settings: Settings,
+        starts: StreamStarts,
+        bodies: BodyBudget,
+        takes: Mapping[str, LaneTake] | None = None,
     ) -> None:
+        self._takes = takes or {}  # of sockets with lanes, by path
         self._models = models
         self._streams = streams
         self._settings = settings
@@ -66,7 +74,9 @@ class Sockets:
         talks: list[tuple[str, Callable[[Socket], Awaitable[None]]]] = []
         for wire in wires.all:
             talks += [(path, partial(self._chat, wire.name, begin)) for path, begin in wire.sockets.items()]
-            talks += [(path, partial(self._lanes, wire, lanes)) for path, lanes in wire.lanes.items()]
+            talks += [
+                (path, partial(self._lanes, wire, lanes, self._takes.get(path))) for path, lanes in wire.lanes.items()
+            ]
         return [WebSocketRoute(path, _Endpoint(partial(self._run, talk))) for path, talk in talks]
 
     async def _run(
@@ -104,9 +114,9 @@ class Sockets:
             group.create_task(chat.answer_all())
             await chat.listen()
 
-    async def _lanes(self, wire: Wire, lanes: SocketLanes, socket: Socket) -> None:
+    async def _lanes(self, wire: Wire, lanes: SocketLanes, take: LaneTake | None, socket: Socket) -> None:
         answering = LaneSocket(
-            wire, lanes, self._models, self._streams, self._starts, self._bodies, self._settings, socket
+            wire, lanes, self._models, self._streams, self._starts, self._bodies, self._settings, socket, take
         )
         over = await end_of(answering.run())
         if over.close is None and await socket.is_done():

@@ -365,10 +365,11 @@ class LaneCreate(NamedTuple):
 
 
 class LaneFollow(NamedTuple):
-    """Follow a stream that has begun."""
+    """Follow a stream that has begun. `number` is that of the last event that the client has; -1 for none."""
 
     lane: str | None
     following: Following
+    number: int = -1
 
 
 class LaneCancel(NamedTuple):
@@ -399,6 +400,7 @@ class SocketLanes:
     resumed: Callable[[Mapping[str, str]], LaneFollow | None]  # raises RequestError
     lane_of: Callable[[JsonBody], str | None]  # for errors of a frame that cannot be read
     encode_error: Callable[[TailraceError, str | None], bytes]  # with the lane
+    in_lane: Callable[[bytes, str | None], bytes]  # adds the lane to an event
     noted: Callable[[bytes, Sequence[str]], bytes]  # adds to the first frame of a stream what has no effect
     max_lanes: int
 

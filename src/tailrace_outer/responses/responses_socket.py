@@ -52,6 +52,7 @@ __all__ = [
     "ResponsesFrames",
     "SocketView",
     "encode_error",
+    "in_lane",
     "lane_of",
     "noted",
     "number_of",
@@ -102,8 +103,7 @@ class ResponsesFrames(ResponsesEncoder, FrameEncoder):
 
     def _taken_frames(self) -> list[bytes]:
         out, self.out = self.out, []
-        after = "}" if self._lane is None else f',"stream_id":{to_json(self._lane).decode()}}}'
-        return [(text[:-1] + after).encode("ascii") for _, text in out]
+        return [in_lane(text.encode("ascii"), self._lane) for _, text in out]
 
 
 class _Retrieve(msgspec.Struct):
@@ -131,10 +131,6 @@ def read_command(body: JsonBody) -> LaneCommand:
             key = body.get("idempotency_key")
             if key is not None and not isinstance(key, str):
                 raise RequestError("idempotency_key must be a text.", param="idempotency_key")
-            for name, kind in (("tools", "mcp"), ("input", "mcp_approval_response")):
-                given = body.get(name)
-                if isinstance(given, list) and any(isinstance(one, dict) and one.get("type") == kind for one in given):
-                    raise RequestError("MCP tools need a request over HTTP.", param=name)
             fields = {name: value for name, value in body.items() if name not in _ENVELOPE}
             lane = _lane(body.get("stream_id"))
             return LaneCreate(lane, fields, SocketView(lane=lane), key)
@@ -182,6 +178,11 @@ def encode_error(error: TailraceError, lane: str | None) -> bytes:
     return to_json(fields if lane is None else {**fields, "stream_id": lane})
 
 
+def in_lane(event: bytes, lane: str | None) -> bytes:
+    """Return an event as a frame of a lane."""
+    return event if lane is None else b'%b,"stream_id":%b}' % (event[:-1], to_json(lane))
+
+
 def noted(frame: bytes, notes: Sequence[str]) -> bytes:
     """Add what HTTP has in X-Tailrace-Ignored."""
     return b'%b,"ignored":%b}' % (frame[:-1], to_json(list(dict.fromkeys(notes))))
@@ -195,7 +196,7 @@ def _lane(name: object) -> str | None:
 
 def _follow(lane: str | None, response_id: str, after: int) -> LaneFollow:
     view = SocketView(starting_after=after, lane=lane)
-    return LaneFollow(lane, Following(stream_id_of(response_id), 0, view))
+    return LaneFollow(lane, Following(stream_id_of(response_id), 0, view), after)
 
 
 def _steering_failed(steer: _Steer) -> bytes:

@@ -359,6 +359,7 @@ WIRE = Wire(
             responses_socket.resumed,
             responses_socket.lane_of,
             responses_socket.encode_error,
+            responses_socket.in_lane,
             responses_socket.noted,
             responses_socket.MAX_LANES,
         )

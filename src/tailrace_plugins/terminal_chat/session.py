@@ -99,7 +99,7 @@ class Chat:
     def attach(self, path: Path) -> None:
         """Send an image with the next question. Raises: OSError if it cannot be read."""
         kind, _ = mimetypes.guess_type(path.name)
-        self.images.append(f"data:{kind or 'image/png'};base64,{b64encode(path.read_bytes()).decode()}")
+        self.images.append(f"data:{kind or 'image/png'};base64,{b64encode(path.expanduser().read_bytes()).decode()}")
 
 
 def new_screen(*, is_plain: bool) -> Screen:
@@ -128,9 +128,7 @@ async def _converse(chat: Chat, prompt: PromptSession[str], *, is_plain: bool) -
         except EOFError:
             return
         if line.startswith("/"):
-            if line.partition(" ")[0] == "/tools":
-                await _use_tools(chat, line.removeprefix("/tools"))
-            elif _run_command(chat, line) == "exit":
+            if await _run_command(chat, line) == "exit":
                 return
         elif line:
             try:
@@ -188,7 +186,7 @@ async def _use_tools(chat: Chat, names: str) -> None:
         chat.say(f"The model may use the tools of {', '.join(wanted)}. Those that change something are asked for.")
 
 
-def _run_command(chat: Chat, line: str) -> str:
+async def _run_command(chat: Chat, line: str) -> str:
     """Run a command. Returns its name."""
     name, _, rest = line.partition(" ")
     rest = rest.strip()
@@ -203,7 +201,7 @@ def _run_command(chat: Chat, line: str) -> str:
             chat.say(f"{_models(chat)} The current one is {printable_text(chat.model)}.")
         case "/image" if rest:
             try:
-                chat.attach(Path(rest).expanduser())
+                chat.attach(Path(rest))
             except OSError as error:
                 chat.say_error(f"the image cannot be read: {error.strerror}.")
             else:
@@ -213,6 +211,8 @@ def _run_command(chat: Chat, line: str) -> str:
             chat.say("The system message is set." if chat.system else "There is no system message now.")
         case "/system":
             chat.say(chat.system or "There is no system message.")
+        case "/tools":
+            await _use_tools(chat, rest)
         case "/new":
             chat.turns.clear()
             if chat.tools is not None:

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.dialects import SSE, to_json
-from tailrace.errors import Cancelled, TailraceError
-from tailrace.server import HEARTBEAT, STREAM_HEADERS, InnerAnswer, client_disconnected, unless_left
+from tailrace.errors import Cancelled
+from tailrace.server import HEARTBEAT, STREAM_HEADERS, client_disconnected, unless_left
 from tailrace_plugins.tool_loop.errors import UnknownLoop
 from tailrace_plugins.tool_loop.loop import Loop
+from tailrace_plugins.tool_loop.output import OutEvent
 
-__all__ = ["EventsAnswer", "begun_answer", "deleted", "response_of"]
+__all__ = ["WRITE_EVENTS", "EventsAnswer", "begun_answer", "deleted", "has_begun", "keepalive", "response_of"]
 
-_WRITE_EVENTS = 256  # at a time
-_BEAT_S = 10.0
+WRITE_EVENTS = 256  # at a time
 
 
 def response_of(loop: Loop) -> Response:
@@ -26,31 +27,35 @@ def response_of(loop: Loop) -> Response:
     return Response(to_json(loop.response()), media_type="application/json", headers=loop.headers)
 
 
+def keepalive(loop: Loop) -> list[OutEvent]:
+    """Return what OpenAI's servers send in a silence, with the number of the event before it; nothing before the
+    first event."""
+    number = len(loop.output.events) - 1
+    return [OutEvent("keepalive", to_json({"type": "keepalive", "sequence_number": number}))] if number >= 0 else []
+
+
 def deleted(loop: Loop) -> Response:
     body = {"id": f"resp_{loop.begun.loop_id}", "object": "response", "deleted": True}
     return Response(to_json(body), media_type="application/json")
 
 
-async def begun_answer(loop: Loop, request: Request, *, is_stream: bool) -> ASGIApp:
+async def has_begun(loop: Loop, receive: Receive | None = None) -> None:
+    """Return as soon as there is an event, or the client has left. Raises: TailraceError if the response does not
+    begin."""
+    with loop.waiting(), contextlib.suppress(Cancelled):
+        await (loop.wait(0) if receive is None else unless_left(receive, loop.wait(0)))
+    if loop.refusal is not None:
+        raise loop.refusal
+
+
+async def begun_answer(loop: Loop, request: Request, *, is_stream: bool, heartbeat_s: float) -> ASGIApp:
     """Return an answer, as soon as there is an event: with the events, or with the response object at the end. Until
     then, the body of the request counts as memory of the server.
 
     Raises: TailraceError if the response does not begin.
     """
-    with loop.waiting(), contextlib.suppress(Cancelled):
-        await unless_left(request.receive, loop.wait(0))
-    if loop.refusal is not None:
-        return _refused(loop.refusal)
-    return EventsAnswer(loop, 0) if is_stream else _WholeAnswer(loop)
-
-
-def _refused(refusal: InnerAnswer | TailraceError) -> Response:
-    """Raises: TailraceError, for the wire's own form."""
-    if isinstance(refusal, TailraceError):
-        raise refusal
-    names = ("content-type", "retry-after")
-    headers = {name: refusal.headers[name] for name in names if name in refusal.headers}
-    return Response(refusal.body, refusal.status, headers)
+    await has_begun(loop, request.receive)
+    return EventsAnswer(loop, 0, heartbeat_s) if is_stream else _WholeAnswer(loop)
 
 
 async def _found_again(loop: Loop, watching: asyncio.Future[None]) -> Loop | None:
@@ -85,8 +90,9 @@ class _WholeAnswer:
 class EventsAnswer:
     """Writes the events after the first ones to a client: an ASGI application."""
 
-    def __init__(self, loop: Loop, num_seen: int) -> None:
+    def __init__(self, loop: Loop, num_seen: int, heartbeat_s: float) -> None:
         self._loop = loop
+        self._heartbeat_s = heartbeat_s or None
         self._num_seen = num_seen
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,10 +113,10 @@ class EventsAnswer:
         """Return at the end of the response, when the client has left, or when this server has lost the response."""
         while not watching.done():
             num_seen = self._num_seen
-            ready = loop.output.events[num_seen : num_seen + _WRITE_EVENTS]
+            ready = loop.output.events[num_seen : num_seen + WRITE_EVENTS]
             self._num_seen += len(ready)
             if ready:
-                await send({"type": "http.response.body", "body": b"".join(ready), "more_body": True})
+                await send(_part(ready))
             elif loop.has_ended:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
@@ -118,7 +124,15 @@ class EventsAnswer:
                 return
             else:
                 waiting = asyncio.ensure_future(loop.wait(num_seen))
-                await asyncio.wait((waiting, watching), timeout=_BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((waiting, watching), timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
                 if not waiting.done():
                     waiting.cancel()
-                    await send({"type": "http.response.body", "body": HEARTBEAT, "more_body": True})
+                    beat = keepalive(loop)
+                    await send(_part(beat) if beat else _BEAT)
+
+
+_BEAT: Message = {"type": "http.response.body", "body": HEARTBEAT, "more_body": True}
+
+
+def _part(events: Sequence[OutEvent]) -> Message:
+    return {"type": "http.response.body", "body": b"".join(event.sse for event in events), "more_body": True}

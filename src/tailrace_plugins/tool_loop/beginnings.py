@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from msgspec.structs import replace
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from tailrace.dialects import JsonBody
-from tailrace.errors import Forbidden, RequestError
+from tailrace.errors import Forbidden, IdempotencyConflict, RequestError
 from tailrace.server import Sender, Server
 from tailrace_plugins.tool_loop.asked import ToolRequest, loop_id_of
+from tailrace_plugins.tool_loop.asking import Asking
 from tailrace_plugins.tool_loop.errors import ApprovalConflict, LoopsFull, ToolServerMissing, UnknownLoop
 from tailrace_plugins.tool_loop.journal import Journal, new_loop_id
 from tailrace_plugins.tool_loop.kept import KeptLoop
@@ -28,7 +28,6 @@ __all__ = ["KEPT_OF_OWNER", "RUNNING_OF_OWNER", "Beginnings"]
 KEPT_OF_OWNER = 128
 _RUNNING = 64
 RUNNING_OF_OWNER = 16
-_MOST_LINGER_S = 3600.0
 
 Run = Callable[[KeptLoop, Mapping[str, Mapping[str, str]]], Loop]
 """Runs a response that has begun. The headers of its request are by the labels of its servers."""
@@ -60,13 +59,16 @@ class Beginnings:
         self._beginning = asyncio.Lock()
         self.starting = set[str]()  # ids of responses that begin now: nothing else runs them
 
-    async def begin(self, request: Request, body: JsonBody) -> Loop:
-        """Begin a response, or find that of the request's Idempotency-Key.
+    def asking(self, request: HTTPConnection, claim: str | None, begun_here: Collection[str] | None = None) -> Asking:
+        """Raises: RequestError."""
+        return Asking.of(request, claim, self._server.settings.linger_s, begun_here)
+
+    async def begin(self, asking: Asking, body: JsonBody) -> Loop:
+        """Begin a response, or find that of the Idempotency-Key.
 
         Raises: RequestError, Forbidden, ServerUnreachable, UnknownLoop, LoopsFull, StorageError.
         """
-        asked, sender = ToolRequest(body), Sender.of(request.scope)
-        claim = request.headers.get("idempotency-key", "")
+        asked, sender, claim = ToolRequest(body), asking.sender, asking.claim
         if (known := await self._claimed(sender.owner, claim, asked.digest)) is not None:
             return known
         self._check_room(sender.owner)
@@ -81,7 +83,7 @@ class Beginnings:
             while loop is None:
                 loop = await self._claimed(sender.owner, claim, asked.digest)
                 if loop is None:
-                    loop = await self._new(request, body, asked, tools, sender, claim)
+                    loop = await self._new(asking, body, asked, tools)
             return loop
 
     async def _tools_of(self, sender: Sender, asked: ToolRequest) -> dict[str, list[ToolFacts]]:
@@ -104,17 +106,13 @@ class Beginnings:
                 raise ToolServerMissing.of(lacks)
 
     async def _new(
-        self,
-        request: Request,
-        body: JsonBody,
-        asked: ToolRequest,
-        tools: dict[str, list[ToolFacts]],
-        sender: Sender,
-        claim: str,
+        self, asking: Asking, body: JsonBody, asked: ToolRequest, tools: dict[str, list[ToolFacts]]
     ) -> Loop | None:
         """Begin a response. None: another server has just used its key or an approval. Raises: as `begin`."""
-        previous_id = loop_id_of(asked.previous)
-        previous = await self._shown(sender.owner, previous_id) if previous_id is not None else None
+        sender, previous_id, previous = asking.sender, loop_id_of(asked.previous), None
+        if previous_id is not None:
+            find = self._find if previous_id in (asking.begun_here or ()) else self._shown
+            previous = await find(sender.owner, previous_id)
         if previous is not None and body.get("conversation") is not None:
             text = "conversation and previous_response_id cannot be used together."
             raise RequestError(text, param="conversation")
@@ -141,9 +139,10 @@ class Beginnings:
             most_calls=min(asked.fields.max_tool_calls or self._most_calls, self._most_calls),
             is_background=bool(asked.fields.background),
             is_stored=asked.fields.store is not False,
-            headers={name: one for name, one in request.headers.items() if name == "x-tailrace-priority"},
-            linger_s=_linger_of(request),
-            claim=claim,
+            headers=dict(asking.headers),
+            linger_s=asking.linger_s,
+            claim=asking.claim,
+            is_on_socket=asking.begun_here is not None,
         )
         self._check_room(sender.owner)
         await self._make_room(sender.owner)
@@ -169,18 +168,18 @@ class Beginnings:
     async def _claimed(self, owner: str, claim: str, digest: bytes) -> Loop | None:
         """Return the response that has begun with an Idempotency-Key.
 
-        Raises: ApprovalConflict if its request was another one, or it cannot be read.
+        Raises: IdempotencyConflict if its request was another one, or it cannot be read.
         """
         known = await self._journal.claimed(owner, claim) if claim else None
         if known is None:
             return None
         if known[1] != digest:
-            raise ApprovalConflict("This Idempotency-Key was used with another request.", param="idempotency-key")
+            raise IdempotencyConflict("This Idempotency-Key was used with another request.", param="idempotency-key")
         try:
             return await self._find(owner, known[0])
         except UnknownLoop:
             text = "The response of this Idempotency-Key cannot be read any more."
-            raise ApprovalConflict(text, param="idempotency-key") from None
+            raise IdempotencyConflict(text, param="idempotency-key") from None
 
     async def _calls_in(
         self, owner: str, asked: ToolRequest, previous: Loop | None
@@ -228,13 +227,3 @@ class Beginnings:
         for loop_id in kept[: max(0, len(kept) + 1 - KEPT_OF_OWNER)]:
             if loop_id not in self._live and await self._journal.needs_of(owner, loop_id) is None:
                 await self._journal.delete_id(owner, loop_id)
-
-
-def _linger_of(request: Request) -> float:
-    """Raises: RequestError."""
-    if request.scope.get("server", ()) is None:  # this server asks itself, such as for a batch, and gives up for good
-        return 0.0
-    given = request.headers.get("x-tailrace-linger", "0")
-    if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]{1,3})?", given, re.ASCII):
-        raise RequestError("X-Tailrace-Linger should be a number of seconds.", param="x-tailrace-linger")
-    return min(float(given), _MOST_LINGER_S)

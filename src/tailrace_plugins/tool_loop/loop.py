@@ -20,7 +20,7 @@ import msgspec
 
 from tailrace.dialects import JsonBody
 from tailrace.errors import LeaseLost, RequestError, StorageError, TailraceError
-from tailrace.server import InnerAnswer, Server
+from tailrace.server import Server
 from tailrace_plugins.tool_loop.connections import protocol_error, unknown_outcome
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.model import LoopModel, body_of_turn
@@ -66,7 +66,7 @@ class Loop:
         self.results: dict[str, Called] = {}  # of the calls, by their place
         self.has_ended = self.is_lost = False
         self.is_waiting = False  # for another server
-        self.refusal: InnerAnswer | TailraceError | None = None  # why the response has not begun at all
+        self.refusal: TailraceError | None = None  # why the response has not begun at all
         self.num_readers = 0
         self.task: asyncio.Task[None] | None = None
         self.leaving: asyncio.Task[None] | None = None  # ends the response unless a reader comes

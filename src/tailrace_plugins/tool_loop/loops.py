@@ -59,6 +59,7 @@ class Loops:
             server, journal, tool_servers, most_calls, self._live, self.find, self.shown, self._run
         )
         self.begin = self._beginnings.begin
+        self.asking = self._beginnings.asking
         self.labels = tool_servers.labels
 
     async def start(self) -> None:
@@ -121,7 +122,7 @@ class Loops:
 
     async def shown(self, owner: str, loop_id: str) -> Loop:
         """Return a response that its client may read, as `find`. One that it did not let us store is kept only for
-        its Idempotency-Key and its approvals."""
+        its Idempotency-Key, its approvals and its WebSocket."""
         loop = await self.find(owner, loop_id)
         if loop.has_ended and not (loop.begun.is_stored or loop.asked):
             raise UnknownLoop("There is no such response.", param="response_id")
@@ -153,6 +154,15 @@ class Loops:
         finally:
             self._gone(loop)
         await loop.drop_streams()
+
+    async def leave(self, loop: Loop) -> None:
+        """The client that has begun a response needs nothing more of it. Raises: UnknownLoop, StorageError."""
+        begun = loop.begun
+        is_needed = loop.num_readers or begun.is_background or begun.body.get("conversation")
+        if not is_needed and not await self._is_read_elsewhere(loop):
+            loop = await self.cancel(loop)
+        if loop.has_ended and not _is_kept(loop):
+            await self._journal.delete(begun)
 
     async def delete(self, loop: Loop) -> None:
         """Cancel a response if it runs, and forget it. Raises: StorageError."""
@@ -264,7 +274,7 @@ class Loops:
 
     async def _ended(self, loop: Loop) -> None:
         await loop.run()
-        has_no_use = loop.refusal is not None or not (loop.begun.is_stored or loop.asked or loop.begun.claim)
+        has_no_use = loop.refusal is not None or not (_is_kept(loop) or loop.begun.is_on_socket)
         if has_no_use and loop.kept.is_ours and not loop.is_lost:
             with contextlib.suppress(StorageError):
                 await self._journal.delete(loop.begun)
@@ -310,6 +320,11 @@ class Loops:
             except Exception:  # a defect must not end the server
                 logger.exception("Expired responses are not deleted.")
             await asyncio.sleep(_SWEEP_S)
+
+
+def _is_kept(loop: Loop) -> bool:
+    """Return whether somebody may need a response after its end, whatever became of its connection."""
+    return bool(loop.begun.is_stored or loop.asked or loop.begun.claim)
 
 
 async def _safely(work: Callable[[], Awaitable[None]]) -> None:

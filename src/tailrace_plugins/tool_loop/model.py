@@ -15,11 +15,11 @@ import msgspec
 
 from tailrace.dialects import JsonBody
 from tailrace.errors import StreamError, TailraceError
-from tailrace.server import InnerAnswer, Server, StreamLog
+from tailrace.server import InnerStream, Server, StreamLog
 from tailrace_plugins.tool_loop.inner_events import FINAL, read_events
 from tailrace_plugins.tool_loop.records import Begun, ToolFacts
 
-__all__ = ["LoopModel", "body_of_turn"]
+__all__ = ["IGNORED", "LoopModel", "body_of_turn"]
 
 logger = logging.getLogger("tailrace.mcp")
 
@@ -29,7 +29,7 @@ _LINGER_S = 600  # how long the stream of a turn goes on while its server starts
 _RETRY_S = 1.0
 _FOR_NOW = (408, 429, 503, 507)  # with Retry-After
 _MOST_RETRIES = 20
-_IGNORED = "x-tailrace-ignored"
+IGNORED = "x-tailrace-ignored"
 
 
 class LoopModel:
@@ -37,7 +37,7 @@ class LoopModel:
 
     def __init__(self, begun: Begun, server: Server, can_refuse: Callable[[], bool]) -> None:
         self.headers: Mapping[str, str] = {}  # for the answer to the client
-        self.refusal: InnerAnswer | TailraceError | None = None  # why the last turn did not begin
+        self.refusal: TailraceError | None = None  # why the last turn did not begin
         self._begun = begun
         self._server = server
         self._can_refuse = can_refuse
@@ -58,10 +58,9 @@ class LoopModel:
                     self._begun.sender, _PATH, encoded, headers=headers, logs=self._logs
                 ) as answer:
                     if answer.status >= 400:
-                        content = b"".join([part async for part in answer.parts])
-                        self.refusal = InnerAnswer(answer.status, answer.headers, content)
+                        self.refusal = _refusal(answer, b"".join([part async for part in answer.parts]))
                     else:
-                        self.headers = {name: one for name, one in answer.headers.items() if name == _IGNORED}
+                        self.headers = {name: one for name, one in answer.headers.items() if name == IGNORED}
                         async for event in read_events(answer.parts):
                             if event["type"] in ("keepalive", "error") or event["sequence_number"] < num_seen:
                                 continue
@@ -82,18 +81,15 @@ class LoopModel:
             return False
         if self.refusal is None:
             return True
-        return isinstance(self.refusal, InnerAnswer) and self.refusal.status in _FOR_NOW and not self._can_refuse()
+        return self.refusal.status in _FOR_NOW and not self._can_refuse()
 
     def _wait_s(self) -> float:
-        given = self.refusal.headers.get("retry-after", "") if isinstance(self.refusal, InnerAnswer) else ""
-        return float(given) if given.isdigit() else _RETRY_S
+        given = self.refusal.retry_after_s if self.refusal is not None else None
+        return _RETRY_S if given is None else given
 
     @property
     def failure(self) -> JsonBody:
         """The error of a response whose turn did not come to its end."""
-        if isinstance(self.refusal, InnerAnswer):
-            given = msgspec.json.decode(self.refusal.body)["error"]
-            return {"code": given.get("code") or "internal_error", "message": given.get("message", "")}
         if self.refusal is not None:
             return {"code": self.refusal.code, "message": self.refusal.message}
         return {"code": "internal_error", "message": "The model did not end its answer."}
@@ -122,6 +118,21 @@ class LoopModel:
                     await self._server.stop(log)
             else:
                 await self._server.drop(log)
+
+
+def _refusal(answer: InnerStream, content: bytes) -> TailraceError:
+    """Return the error that an answer of the model's wire has."""
+    given: JsonBody = msgspec.json.decode(content)["error"]
+    retry_after = answer.headers.get("retry-after", "")
+    error = TailraceError(
+        given.pop("message", ""),
+        param=given.pop("param", None),
+        retry_after_s=float(retry_after) if retry_after.isdigit() else None,
+    )
+    error.status, error.code = answer.status, given.pop("code", None) or "internal_error"
+    given.pop("type", None)  # the wire knows it
+    error.cut_fields = given
+    return error
 
 
 def body_of_turn(begun: Begun, number: int, said: Sequence[JsonBody], *, may_call: bool) -> JsonBody:

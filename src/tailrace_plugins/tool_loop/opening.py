@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from tailrace.errors import ModelError
@@ -31,8 +32,10 @@ async def open_tools(server: Server, options: Options) -> AsyncIterator[Opened]:
     if not options["mcp_servers"] and not hosts:
         elsewhere = Elsewhere(Journal(table))
         routes = [listing_route(lambda owner, key_id: [])]
-        takes_none = elsewhere.table if table.is_shared else {}
-        yield Opened(routes, listing_paths(), LISTING_TAG, forget=elsewhere.forget, takes=takes_none)
+        opened_none = Opened(routes, listing_paths(), LISTING_TAG, forget=elsewhere.forget)
+        if table.is_shared:
+            opened_none = replace(opened_none, takes=elsewhere.table, lane_takes=elsewhere.lanes)
+        yield opened_none
         return
     if importlib.util.find_spec("mcp") is None:
         raise ModelError("--mcp-servers and --mcp-hosts need another package: pip install 'tailrace[mcp]'.")
@@ -45,4 +48,12 @@ async def open_tools(server: Server, options: Options) -> AsyncIterator[Opened]:
         takes.open_loops(server, table, specs, hosts, options, group) as opened,
     ):
         routes = [listing_route(opened.labels)]
-        yield Opened(routes, listing_paths(), LISTING_TAG, forget=opened.forget, drain=opened.drain, takes=opened.table)
+        yield Opened(
+            routes,
+            listing_paths(),
+            LISTING_TAG,
+            forget=opened.forget,
+            drain=opened.drain,
+            takes=opened.table,
+            lane_takes=opened.lanes,
+        )

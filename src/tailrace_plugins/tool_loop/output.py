@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,7 +13,7 @@ from tailrace.dialects import JsonBody
 from tailrace_plugins.tool_loop.inner_events import FINAL
 from tailrace_plugins.tool_loop.records import Begun, Called, Planned, ToolFacts
 
-__all__ = ["ModelTurn", "Output"]
+__all__ = ["ModelTurn", "OutEvent", "Output"]
 
 _UNSENT = ("response.created", "response.in_progress", "response.queued", "keepalive", "error", *FINAL)
 
@@ -35,11 +36,22 @@ class ModelTurn:
         return self.final is not None and self.final.get("status") == "completed"
 
 
+class OutEvent(NamedTuple):
+    """An event as its reader gets it. `body` is JSON."""
+
+    kind: str
+    body: bytes
+
+    @property
+    def sse(self) -> bytes:
+        return b"event: %b\ndata: %b\n\n" % (self.kind.encode(), self.body)
+
+
 class Output:
-    """Writes the events of a response into `events`, each as it goes over the wire."""
+    """Writes the events of a response into `events`."""
 
     def __init__(self, begun: Begun) -> None:
-        self.events: list[bytes] = []
+        self.events: list[OutEvent] = []
         self.items: list[JsonBody] = []
         self._begun = begun
         self._tools = {label: {tool.name: tool for tool in tools} for label, tools in begun.tools.items()}
@@ -87,7 +99,7 @@ class Output:
 
     def _emit(self, kind: str, fields: JsonBody) -> None:
         body = msgspec.json.encode({"type": kind, "sequence_number": len(self.events), **fields})
-        self.events.append(b"event: %b\ndata: %b\n\n" % (kind.encode(), body))
+        self.events.append(OutEvent(kind, body))
 
     # Items
 
@@ -258,24 +270,15 @@ def _sum(first: JsonBody, second: JsonBody) -> JsonBody:
 
 
 def _skeleton(begun: Begun) -> JsonBody:
-    """Return a response before its first turn has said what it is."""
+    """Return what a response has from its turns, before the first one has said it."""
     body = begun.body
     return {
-        "id": "",
         "object": "response",
-        "created_at": begun.created_s,
-        "status": "in_progress",
-        "background": begun.is_background,
         "completed_at": None,
-        "error": None,
-        "incomplete_details": None,
         "instructions": body.get("instructions"),
         "max_output_tokens": body.get("max_output_tokens"),
-        "metadata": body.get("metadata") or {},
         "model": body.get("model") or "default",
-        "output": [],
         "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
         "temperature": body.get("temperature"),
         "top_p": body.get("top_p"),
-        "usage": None,
     }

@@ -112,6 +112,7 @@ class Begun(msgspec.Struct, kw_only=True):
     headers: dict[str, str]
     linger_s: float = 0.0  # how long it goes on without a reader
     claim: str = ""  # the key of the note that has its Idempotency-Key
+    is_on_socket: bool = False  # a WebSocket began it: its client finds it there, also if it is not to be stored
 
     def tool(self, label: str, name: str) -> ToolFacts | None:
         """Return a tool as its server described it at the beginning; None if the request does not have it."""

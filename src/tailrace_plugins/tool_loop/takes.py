@@ -16,6 +16,7 @@ from tailrace.server import Options, Server, Table, Take, owner_of, read_query
 from tailrace_plugins.tool_loop.answers import EventsAnswer, begun_answer, deleted, response_of
 from tailrace_plugins.tool_loop.asked import loop_id_of, names_mcp
 from tailrace_plugins.tool_loop.journal import Journal
+from tailrace_plugins.tool_loop.lanes import LoopLanes
 from tailrace_plugins.tool_loop.loop import CallLimits, Loop
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.servers_file import McpServer
@@ -30,11 +31,13 @@ _RESPONSE = "/v1/responses/{response_id}"
 class Takes:
     """Answers these requests, and leaves all others to the wire."""
 
-    def __init__(self, loops: Loops) -> None:
+    def __init__(self, loops: Loops, *, heartbeat_s: float) -> None:
         self._loops = loops
+        self._heartbeat_s = heartbeat_s
         self.forget = loops.forget
         self.labels = loops.labels
         self.drain = loops.drain
+        self.lanes = {_RESPONSES: LoopLanes(loops)}
 
     @property
     def table(self) -> Mapping[tuple[str, str], Take]:
@@ -48,10 +51,12 @@ class Takes:
     async def _begin(self, request: Request, body: JsonBody) -> ASGIApp | None:
         if not names_mcp(body):
             return None
-        loop = await self._loops.begin(request, body)
+        asking = self._loops.asking(request, request.headers.get("idempotency-key"))
+        loop = await self._loops.begin(asking, body)
         if body.get("background"):
-            return EventsAnswer(loop, 0) if body.get("stream") else response_of(loop)
-        return await begun_answer(loop, request, is_stream=bool(body.get("stream")))
+            return EventsAnswer(loop, 0, self._heartbeat_s) if body.get("stream") else response_of(loop)
+        is_stream = bool(body.get("stream"))
+        return await begun_answer(loop, request, is_stream=is_stream, heartbeat_s=self._heartbeat_s)
 
     async def _found(self, request: Request) -> Loop | None:
         loop_id = loop_id_of(request.path_params["response_id"])
@@ -67,7 +72,7 @@ class Takes:
         after = query.get("starting_after", "")
         if after and not re.fullmatch("[0-9]{1,15}", after, re.ASCII):
             raise SeqOutOfRange("starting_after must be a sequence number.", param="starting_after")
-        return EventsAnswer(loop, int(after) + 1 if after else 0)
+        return EventsAnswer(loop, int(after) + 1 if after else 0, self._heartbeat_s)
 
     async def _cancel(self, request: Request, body: JsonBody) -> ASGIApp | None:
         loop = await self._found(request)
@@ -98,6 +103,6 @@ async def open_loops(
     loops = Loops(server, Journal(table), tool_servers, limits, options["mcp_calls"], group)
     await loops.start()
     try:
-        yield Takes(loops)
+        yield Takes(loops, heartbeat_s=server.settings.heartbeat_s)
     finally:
         await loops.close()

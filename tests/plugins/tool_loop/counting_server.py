@@ -81,10 +81,20 @@ def _called(counts: Path, params: Json) -> Json:
     if given.get("exit"):
         os._exit(1)
     time.sleep(given.get("sleep_s", 0))
+    if "until" in given:
+        _wait_for(Path(given["until"]))
     if given.get("env"):
         return {"content": [{"type": "text", "text": json.dumps(dict(os.environ))}]}
     text = given.get("text", "done") + "x" * given.get("bytes", 0)
     return {"content": [{"type": "text", "text": text}], "isError": bool(given.get("fails"))}
+
+
+def _wait_for(path: Path) -> None:
+    """Wait until a file is there, and remove it."""
+    parent = os.getppid()
+    while not path.exists() and os.getppid() == parent:
+        time.sleep(0.02)
+    path.unlink(missing_ok=True)
 
 
 def _end_with_parent() -> None:

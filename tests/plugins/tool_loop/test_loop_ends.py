@@ -23,7 +23,7 @@ from tests.api.keyed import House, serving_with_keys
 from tests.api.process import Server
 from tests.plugins.tool_loop.test_hostile_servers import HOSTILE
 from tests.plugins.tool_loop.test_mcp_tools import NEVER
-from tests.plugins.tool_loop.test_tool_deaths import BODY, Case, MortalNotes, cases, request_with
+from tests.plugins.tool_loop.test_tool_deaths import BODY, Case, MortalNotes, begin, cases, request_with
 from tests.plugins.tool_loop.tool_servers import COUNTING, Json, Tools, asks_of, calls_of, client_of
 from tests.waiting import LONG_S, turn, wait_until
 
@@ -202,10 +202,10 @@ async def test_requests_that_wait_for_tools_are_counted(tmp_path: Path) -> None:
     async with cases(tmp_path) as case, case.life(MortalNotes()) as loops:
         case.specs["mute"] = McpServer("mute", (sys.executable, str(HOSTILE), "mute"), {})
         body = BODY | {"tools": [NEVER | {"server_label": "mute"}]}
-        waiting = [asyncio.create_task(loops.begin(request_with({}), body)) for _ in range(RUNNING_OF_OWNER)]
+        waiting = [asyncio.create_task(begin(loops, request_with({}), body)) for _ in range(RUNNING_OF_OWNER)]
         await turn()
         with pytest.raises(LoopsFull):
-            await loops.begin(request_with({}), body)
+            await begin(loops, request_with({}), body)
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
@@ -240,7 +240,7 @@ async def test_an_error_does_not_end_the_calls_of_others(tmp_path: Path) -> None
 async def test_cancelled_responses_make_room(tmp_path: Path) -> None:
     async with cases(tmp_path) as case, case.life(MortalNotes()) as loops:
         for _ in range(RUNNING_OF_OWNER + 1):
-            loop = await loops.begin(request_with({}), BODY)
+            loop = await begin(loops, request_with({}), BODY)
             await loops.cancel(loop)
             assert loop.response()["status"] == "cancelled"
 
@@ -261,7 +261,7 @@ async def test_what_a_power_cut_may_not_lose_is_synced(tmp_path: Path) -> None:
     async with cases(tmp_path) as case:
         notes = SyncedNotes(case.tools)
         async with case.life(notes) as loops:
-            loop = await loops.begin(request_with({}), BODY)
+            loop = await begin(loops, request_with({}), BODY)
             await loop.ended()
         assert case.tools.counted() == ["append", "look", "append", "put", "append"]
         assert notes.synced == [0, 2, 4]  # before each call that may not be repeated
@@ -271,7 +271,7 @@ async def test_a_tool_that_may_not_be_used_any_more_is_not_called(tmp_path: Path
     notes = MortalNotes()
     async with cases(tmp_path) as case:
         async with case.life(notes) as loops:
-            loop = await loops.begin(request_with({}), BODY)
+            loop = await begin(loops, request_with({}), BODY)
         notes.is_dead = False
         case.specs["count"] = replace(case.specs["count"], tools=frozenset({"look", "put"}))
         async with case.life(notes) as loops:
@@ -282,12 +282,12 @@ async def test_a_tool_that_may_not_be_used_any_more_is_not_called(tmp_path: Path
 
 async def test_a_key_that_is_not_valid_any_more_calls_nothing(tmp_path: Path) -> None:
     async with cases(tmp_path) as case, case.life(MortalNotes()) as loops:
-        asking = await loops.begin(request_with({}), BODY | {"tools": [NEVER | {"require_approval": "always"}]})
+        asking = await begin(loops, request_with({}), BODY | {"tools": [NEVER | {"require_approval": "always"}]})
         await asking.ended()
         answer = {"type": "mcp_approval_response", "approval_request_id": asking.asked[0].asked_id, "approve": True}
         request = request_with({})
         request.scope[PRINCIPAL] = Principal("anonymous", key_id="revoked")
-        loop = await loops.begin(request, BODY | {"input": [answer]})
+        loop = await begin(loops, request, BODY | {"input": [answer]})
         await loop.ended()
         assert loop.response()["status"] == "failed"
         assert not case.tools.counted()
@@ -307,7 +307,7 @@ async def test_a_row_of_a_cancelled_batch_ends(tmp_path: Path) -> None:
     async with _slow_house(tmp_path) as (_, loops):
         request = request_with({"x-tailrace-linger": "600"})
         request.scope["server"] = None
-        loop = await loops.begin(request, BODY | {"background": False})
+        loop = await begin(loops, request, BODY | {"background": False})
         with loop.reading():
             await loop.wait(0)
         async with asyncio.timeout(LONG_S):
@@ -318,10 +318,10 @@ async def test_a_row_of_a_cancelled_batch_ends(tmp_path: Path) -> None:
 async def test_a_cancel_stops_the_model_of_a_conversation(tmp_path: Path) -> None:
     async with _slow_house(tmp_path) as (house, loops), house.client() as client:
         conversation = (await client.post("/v1/conversations", json={})).json()
-        loop = await loops.begin(request_with({}), BODY | {"conversation": conversation["id"]})
+        loop = await begin(loops, request_with({}), BODY | {"conversation": conversation["id"]})
         await loop.wait(0)
         async with asyncio.timeout(LONG_S):  # the memory of its body is free before its end
-            await begun_answer(loop, Request({"type": "http"}, _nothing), is_stream=False)
+            await begun_answer(loop, Request({"type": "http"}, _nothing), is_stream=False, heartbeat_s=0)
         assert house.service.num_live == 1
         await loops.cancel(loop)
         await wait_until(lambda: not house.service.num_live)
@@ -335,7 +335,7 @@ async def _nothing() -> Message:
 async def test_two_requests_with_one_key_are_one_response(tmp_path: Path) -> None:
     async with cases(tmp_path) as case, case.life(MortalNotes()) as loops:
         request = request_with({"idempotency-key": "go"})
-        first, second = await asyncio.gather(loops.begin(request, BODY), loops.begin(request, BODY))
+        first, second = await asyncio.gather(begin(loops, request, BODY), begin(loops, request, BODY))
         assert first is second
         await first.ended()
         assert case.tools.counted() == ["append", "look", "append", "put", "append"]
@@ -345,7 +345,7 @@ async def test_a_stop_leaves_a_response_without_a_reader_to_the_next_server(tmp_
     notes = MortalNotes()
     async with cases(tmp_path) as case:
         async with asyncio.timeout(LONG_S), case.life(notes) as loops:
-            loop = await loops.begin(request_with({"x-tailrace-linger": "3600"}), BODY | {"background": False})
+            loop = await begin(loops, request_with({"x-tailrace-linger": "3600"}), BODY | {"background": False})
             with loop.reading():
                 await loop.wait(0)
             loops.drain()

@@ -27,6 +27,7 @@ class Rig:
 
     def __init__(self, path: Path) -> None:
         self.tools = Tools(path, [])
+        self.go = path / "go"  # ends a call that waits
         calls = [
             {"name": "count__$1", "arguments": {"text": "$2"}},
             {"name": "count__$3", "arguments": {"text": "$4"}},
@@ -35,6 +36,7 @@ class Rig:
             {"when": r"both (\w+) (\w+) (\w+) (\w+)", "calls": calls},
             {"when": r"one (\w+) (\w+)", "calls": calls[:1]},
             {"when": r"fail", "calls": [{"name": "count__append", "arguments": {"fails": True, "text": "no room"}}]},
+            {"when": r"wait", "calls": [{"name": "count__look", "arguments": {"text": "late", "until": str(self.go)}}]},
             {"when": r"mine", "calls": [{"name": "mine", "arguments": {}}, calls[0] | {"name": "count__look"}]},
             {
                 "when": r"<tool_response>\n(again[^\n]*)",
@@ -246,8 +248,9 @@ def test_an_idempotency_key_makes_no_second_response(rig: Rig, client: OpenAI) -
     first = _ask(client, "one append once", extra_headers=headers)
     assert _ask(client, "one append once", extra_headers=headers) == first
     assert rig.tools.counted()[before:] == ["append"]
-    with pytest.raises(openai.ConflictError):
+    with pytest.raises(openai.ConflictError) as failed:
         _ask(client, "one append twice", extra_headers=headers)
+    assert failed.value.code == "idempotency_conflict"
 
 
 def test_requests_that_are_sent_twice_at_once_make_one_call(rig: Rig, client: OpenAI) -> None:

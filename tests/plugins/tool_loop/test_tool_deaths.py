@@ -129,6 +129,10 @@ def request_with(headers: dict[str, str]) -> Request:
     return Request({"type": "http", "headers": raw, "client": ("127.0.0.1", 1)})
 
 
+async def begin(loops: Loops, request: Request, body: Json) -> Loop:
+    return await loops.begin(loops.asking(request, request.headers.get("idempotency-key")), body)
+
+
 @dataclass(frozen=True)
 class Death:
     """At a write, before or after it is on disk, or as soon as there are so many events."""
@@ -151,7 +155,7 @@ async def _run(case: Case, deaths: Sequence[Death]) -> tuple[Loop, int, MortalNo
             with contextlib.suppress(Died):
                 known = notes.get(key_of(CLAIMS, "anonymous", hashlib.sha256(b"go").hexdigest()))
                 if known is None:
-                    loop = await loops.begin(request_with({"idempotency-key": "go"}), BODY)
+                    loop = await begin(loops, request_with({"idempotency-key": "go"}), BODY)
                 else:
                     loop = await loops.find("anonymous", known[:36].decode())
                 await _until_end_or_death(loop, death, notes, dead)
@@ -185,7 +189,7 @@ def _check(case: Case, loop: Loop) -> str:
         json.loads(item["arguments"])["text"] for item in response["output"] if item["type"] == "mcp_approval_request"
     ]
     assert response["status"] == "completed"
-    assert [json.loads(event.split(b"data: ")[1])["sequence_number"] for event in loop.output.events] == list(
+    assert [json.loads(event.body)["sequence_number"] for event in loop.output.events] == list(
         range(len(loop.output.events))
     )
     unknown = []

@@ -42,8 +42,10 @@ class Lives:
 
 
 @contextlib.contextmanager
-def _lives(path: Path, turns: list[list[tuple[str, Json]]]) -> Iterator[Lives]:
-    lives = Lives(Tools(path, turns))
+def lives_of(path: Path, turns: list[list[tuple[str, Json]]], *, tokens_per_s: int = 0) -> Iterator[Lives]:
+    tools = Tools(path, turns)
+    tools.tokens_per_s = tokens_per_s
+    lives = Lives(tools)
     try:
         yield lives
     finally:
@@ -69,7 +71,7 @@ def _ended(server: Server, response_id: str) -> Response:
 @pytest.mark.parametrize(("when", "num_calls"), [("before", 0), ("after", 1)])
 def test_a_server_that_its_tool_kills(tmp_path: Path, when: str, num_calls: int) -> None:
     turns = [[("count__append", {"text": "a", "kill": when})]]
-    with _lives(tmp_path, turns) as lives:
+    with lives_of(tmp_path, turns) as lives:
         begun = _begin(lives.server)
         response = _ended(lives.next(), begun.id)
         (call,) = calls_of(response)
@@ -94,7 +96,7 @@ def test_a_server_that_its_tool_kills(tmp_path: Path, when: str, num_calls: int)
 
 def test_a_tool_that_does_no_harm_is_called_again(tmp_path: Path) -> None:
     turns = [[("count__put", {"text": "a", "kill": "after"})]]
-    with _lives(tmp_path, turns) as lives:
+    with lives_of(tmp_path, turns) as lives:
         begun = _begin(lives.server)
         response = _ended(lives.next(), begun.id)
         (call,) = calls_of(response)
@@ -109,7 +111,7 @@ def test_kills_at_events_that_a_client_has_seen(tmp_path: Path) -> None:
         [("count__append", {"text": "third"})],
     ]
     whole = 0
-    with _lives(tmp_path, turns) as lives:
+    with lives_of(tmp_path, turns) as lives:
         for number in (1, 4, 7, 12, 18, 24, 29, 34, 40, 50, 60, 70, 80):
             lives.tools.counts.unlink(missing_ok=True)
             begun = _begin(lives.server)
@@ -144,7 +146,7 @@ def test_kills_at_events_that_a_client_has_seen(tmp_path: Path) -> None:
 
 def test_a_server_that_is_stopped_waits_for_a_call(tmp_path: Path) -> None:
     turns = [[("count__append", {"text": "slow", "sleep_s": 2})]]
-    with _lives(tmp_path, turns) as lives:
+    with lives_of(tmp_path, turns) as lives:
         with client_of(lives.server) as client:
             begun = _begin(lives.server)
             for event in client.responses.retrieve(begun.id, stream=True):

@@ -30,6 +30,7 @@ class Tools:
     def __init__(self, path: Path, turns: list[list[tuple[str, Json]]], *, tools: list[Json] | None = None) -> None:
         self.path = path
         self.counts = path / "counts"
+        self.tokens_per_s = 0  # of the model; 0 is as fast as it can
         rules = [
             {"when": ".", "turn": number, "calls": [{"name": name, "arguments": given} for name, given in calls]}
             for number, calls in enumerate(turns)
@@ -47,7 +48,7 @@ class Tools:
 
     @property
     def source(self) -> str:
-        return f"scripted:script={self.path / 'script.json'},tokens_per_s=0"
+        return f"scripted:script={self.path / 'script.json'},tokens_per_s={self.tokens_per_s}"
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -85,6 +85,15 @@ export function stopResponse() {
   if (isCalling.value) call("POST", `/v1/responses/${response.value.id}/cancel`, {}).catch(() => {});
 }
 
+// Characters that cannot be seen, or change the order of others: a tool could hide with them what it is called with.
+const HIDDEN = /([\p{C}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}\u2800]|(?! )\p{Zs})/u;
+
+/** A text of somebody else, exactly as it is: hidden characters are shown by their numbers. */
+function Exactly({ text }) {
+  const code = (one) => `\\u{${one.codePointAt(0).toString(16)}}`;
+  return html`<bdi>${text.split(HIDDEN).map((part, place) => (place % 2 ? html`<mark>${code(part)}</mark>` : part))}</bdi>`;
+}
+
 /** What the response does, and what it wants to be allowed. `answer` gets the approvals, as items. */
 export function ToolCalls({ answer, isBusy }) {
   const now = response.value;
@@ -97,7 +106,7 @@ export function ToolCalls({ answer, isBusy }) {
     html`<article class="approvals" aria-label="Calls to allow">
       <p>The model wants to call:</p>
       <ul>
-        ${now.asks.map(({ id, server_label, name, arguments: given }) => html`<li key=${id}><b>${server_label}: ${name}</b> <code>${given}</code></li>`)}
+        ${now.asks.map(({ id, server_label, name, arguments: given }) => html`<li key=${id}><b>${server_label}: <${Exactly} text=${name} /></b> <code><${Exactly} text=${given} /></code></li>`)}
       </ul>
       <footer>
         <button type="button" class="primary" disabled=${isBusy} onClick=${() => all(true)}>Allow</button>
