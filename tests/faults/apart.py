@@ -42,17 +42,19 @@ def apart(test: Callable[P, None]) -> Callable[P, None]:
 
 
 def _move() -> None:
-    missing = [name for name in ("ip", "nft", "tc") if shutil.which(name) is None]
-    if sys.platform != "linux" or missing:
-        skip_missing(", ".join(missing) or "Linux", "networks are made bad with it")
+    if sys.platform != "linux":
+        skip_missing("Linux", "networks are made bad with it")
+    _need("ip")
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_NETWORK):
         skip_missing("the right to a network apart", os.strerror(ctypes.get_errno()))
     _run("ip link set lo mtu 1500 up")  # packets as on a wire, and not of 64 KiB
-    try:
-        _run("nft table inet faults { chain input { type filter hook input priority 0; }; }")
-    except subprocess.CalledProcessError as error:
-        skip_missing("a filter of packets", error.stderr)
+
+
+def _need(program: str) -> None:
+    """Skip the test if a program is missing."""
+    if shutil.which(program) is None:
+        skip_missing(program, "networks are made bad with it")
 
 
 def _run(command: str) -> None:
@@ -62,6 +64,11 @@ def _run(command: str) -> None:
 @contextmanager
 def dropping(packets: str = "") -> Iterator[None]:
     """Drop packets that match an expression of nft; without one, drop all."""
+    _need("nft")
+    try:
+        _run("nft table inet faults { chain input { type filter hook input priority 0; }; }")  # perhaps once more
+    except subprocess.CalledProcessError as error:
+        skip_missing("a filter of packets", error.stderr)
     _run(f"nft add rule inet faults input {packets} drop")
     try:
         yield
@@ -72,6 +79,7 @@ def dropping(packets: str = "") -> Iterator[None]:
 @contextmanager
 def narrow(rate: str) -> Iterator[None]:
     """Limit the bandwidth, in the syntax of tc: `64kbit`."""
+    _need("tc")
     _run(f"tc qdisc add dev lo root tbf rate {rate} burst 3000 limit 30000")
     try:
         yield

@@ -78,7 +78,8 @@ def test_deaths_with_the_real_model(tmp_path: Path, capsys: pytest.CaptureFixtur
         resolve("smollm2", NoProgress())
     except ModelError as error:
         skip_missing("smollm2", error.message)
-    flags = ("--drain-s", "0.2", "--threads", "1", "--no-prefix-cache", "--linger-s", "600")
+    # Next to three engines, Redis may need longer to start again than streams wait for it by default.
+    flags = ("--drain-s", "0.2", "--threads", "1", "--no-prefix-cache", "--linger-s", "600", "--journal-wait-s", "60")
     counts: Counter[str] = Counter()
     with machines(tmp_path, *flags, source="smollm2", load_s=_LONG_S) as (servers, door, redis):
         is_certified = door.http.get("/readyz").json()["replay"] == "exact"

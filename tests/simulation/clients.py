@@ -181,6 +181,8 @@ class Client:
         while True:
             self.doing = "deleting"
             message = await (await self._server()).delete(self._process, self.stream_id).take()
+            if message == self.stream_id:
+                self._ledger.on_deleted(self.stream_id)
             if message == self.stream_id or isinstance(message, UnknownStream | StreamExpired):
                 break
             await self._pause()

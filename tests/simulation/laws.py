@@ -59,6 +59,7 @@ class _Stream:
     epochs: list[int] = field(default_factory=list)  # of its writers, in order
     writers: list[Process | None] = field(default_factory=list)
     expected: Expected | None = None
+    is_deleted: bool = False  # as a client was told
 
 
 class Ledger:
@@ -81,6 +82,8 @@ class Ledger:
     def on_writer(self, stream_id: str, epoch: int, server: Process | None) -> None:
         """The server of this epoch has the stream now."""
         self._note("writer", stream_id, epoch)
+        if self.of(stream_id).is_deleted and not self.may_lose:
+            raise Violation(f"law 6: Redis has {stream_id} again after it was deleted")
         self.of(stream_id).writers.append(server)
         epochs = self.of(stream_id).epochs
         if epochs and epochs[-1] == epoch:
@@ -178,6 +181,11 @@ class Ledger:
             raise Violation(f"law 3: {stream_id} is done after {num_tokens} tokens of {expected.count}")
         if end.status != "done" and end.status not in expected.may_end:
             raise Violation(f"law 3: {stream_id} has ended as {end}, and not as {sorted(expected.may_end | {'done'})}")
+
+    def on_deleted(self, stream_id: str) -> None:
+        """A client was told that its stream is deleted."""
+        self._note("deleted", stream_id)
+        self.of(stream_id).is_deleted = True
 
     def on_shown(self, stream_id: str, server: Process) -> None:
         """A server shows a stream that was deleted."""

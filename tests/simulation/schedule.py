@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from tests.simulation.batches import BatchClient, open_batches
 from tests.simulation.clients import Client, Wish
-from tests.simulation.defects import EVERY_BATCH, EVERY_TOOLS, FIRST_WITH_BATCH, FIRST_WITH_TOOLS
+from tests.simulation.defects import (
+    EVERY_BATCH,
+    EVERY_LATE,
+    EVERY_TOOLS,
+    FIRST_LATE,
+    FIRST_WITH_BATCH,
+    FIRST_WITH_TOOLS,
+)
 from tests.simulation.laws import Ledger
 from tests.simulation.network import PARTS, Line, RedisHost
 from tests.simulation.servers import Server
@@ -19,7 +26,7 @@ from tests.simulation.tools import ToolClient, ToolWorld
 
 from tailrace_plugins.batches.keys import OPEN
 
-__all__ = ["Outcome", "Schedule", "has_batch", "has_tools", "run"]
+__all__ = ["Outcome", "Schedule", "has_batch", "has_tools", "is_late", "run"]
 
 
 _FAULTS_S = 15.0  # how long things go wrong
@@ -52,6 +59,12 @@ def has_batch(seed: int) -> bool:
 def has_tools(seed: int) -> bool:
     """Return whether a schedule has a tool loop."""
     return seed >= FIRST_WITH_TOOLS and (seed - FIRST_WITH_TOOLS) % EVERY_TOOLS == 0
+
+
+def is_late(seed: int) -> bool:
+    """Return whether commands of a schedule often arrive when their servers have given them up. Its streams are short,
+    and their clients delete them: a stream may be gone before the last command that was sent about it arrives."""
+    return seed >= FIRST_LATE and (seed - FIRST_LATE) % EVERY_LATE == 0
 
 
 def run(seed: int) -> Outcome:
@@ -101,6 +114,7 @@ class Schedule:
         self._lease_s = random.choice((4.0, 10.0, 10.0))
         self._token_s = random.choice((0.02, 0.1, 0.3))
         self._is_crowded = seed % _CROWDED == _CROWDED - 1
+        self._is_late = is_late(seed)
         self._has_batch = has_batch(seed)
         self._has_tools = has_tools(seed)
         self._tools = ToolWorld(self.simulation, self.host, may_lose=self.may_lose)
@@ -133,8 +147,10 @@ class Schedule:
         simulation = self.simulation
         for number in range(len(self._lives)):
             self._start(number)
-        latest_s = _FAULTS_S if self._is_crowded else _FAULTS_S / 2
-        for number in range(simulation.random.randint(10, 20) if self._is_crowded else simulation.random.randint(1, 4)):
+        has_many = self._is_crowded or self._is_late
+        latest_s = _FAULTS_S if has_many else _FAULTS_S / 2
+        fewest, most = (10, 20) if self._is_crowded else (4, 8) if self._is_late else (1, 4)
+        for number in range(simulation.random.randint(fewest, most)):
             simulation.after(simulation.random.uniform(0.0, latest_s), self._start_client, number)
             self._num_left += 1
         if self._has_batch:
@@ -144,7 +160,7 @@ class Schedule:
             self._tools.draw()
             simulation.after(simulation.random.uniform(0.0, 2.0), self._start_tools)
             self._num_left += 1
-        for _ in range(simulation.random.choice((4, 6, 8) if self._is_crowded else (0, 1, 1, 2, 2, 3, 4, 6))):
+        for _ in range(simulation.random.choice((4, 6, 8) if has_many else (0, 1, 1, 2, 2, 3, 4, 6))):
             simulation.after(simulation.random.uniform(0.5, _FAULTS_S), self._fault)
         simulation.after(_FAULTS_S + 1.0, self._calm_down)
         if not self._run(lambda: self._num_left == 0, _FAULTS_S + _PATIENCE_S):
@@ -209,13 +225,13 @@ class Schedule:
         random = self.simulation.random
         wish = Wish(
             name=f"wish {number}",
-            num_tokens=random.choice((1, 5, 20) if self._is_crowded else (1, 5, 20, 60)),
+            num_tokens=random.choice((1, 5) if self._is_late else (1, 5, 20) if self._is_crowded else (1, 5, 20, 60)),
             linger_s=random.choice((0.0, 20.0, 20.0, 20.0)),
             has_key=random.random() < 0.6,
             num_readers=random.choice((1, 1, 2, 3)),
             cut_every=random.choice((0, 0, 3, 10)),
             stop_after=random.choice((0, 0, 0, 4)),
-            deletes=random.random() < 0.2,
+            deletes=random.random() < (0.9 if self._is_late else 0.2),
             patience_s=random.choice((2.0, 100.0) if self._is_crowded else (0.5, 2.0, 100.0, 100.0)),
             asks_twice=random.random() < 0.3,
         )
@@ -258,7 +274,7 @@ class Schedule:
         if self._is_calm:
             return
         random = self.simulation.random
-        kinds = _LOSSY if self.may_lose else _LOSSLESS
+        kinds = _LOSSY if self.may_lose else _LATE if self._is_late else _LOSSLESS
         name = random.choice(kinds)
         server = random.choice(self._lives)[-1]
         getattr(self, f"_{name}")(server)
@@ -310,7 +326,7 @@ class Schedule:
 
     def _flake(self, server: Server) -> None:
         random, line = self.simulation.random, server.line
-        which = random.choice(("lose_command", "lose_answer", "lose_answer", "late"))
+        which = "late" if self._is_late else random.choice(("lose_command", "lose_answer", "lose_answer", "late"))
         chance = random.choice((0.02, 0.1, 0.3))
         if random.random() < 0.5:  # some commands only, and these more often
             line.only, chance = random.randrange(PARTS), random.choice((0.3, 0.6, 0.9))
@@ -440,4 +456,5 @@ _LOSSLESS = (
     "restart_redis",
     "set_clock",
 )
+_LATE = ("kill_soon", "cut", "flake", "flake")
 _LOSSY = ("kill", "kill_soon", "freeze", "cut", "flake", "empty_redis", "rewind_redis", "rewind_redis")

@@ -7,11 +7,18 @@ import subprocess
 import sys
 
 import pytest
-from tests.simulation.defects import EVERY_BATCH, EVERY_TOOLS, FIRST_WITH_BATCH, FIRST_WITH_TOOLS
+from tests.simulation.defects import (
+    EVERY_BATCH,
+    EVERY_LATE,
+    EVERY_TOOLS,
+    FIRST_LATE,
+    FIRST_WITH_BATCH,
+    FIRST_WITH_TOOLS,
+)
 from tests.simulation.schedule import run
 
 _SEEDS = 320  # about 8 s of a processor
-_WITH_BATCH = 60
+_WITH_BATCH = _LATE = 60
 _WITH_TOOLS = 100
 _SHARES = [0, *(pytest.param(share, marks=pytest.mark.deep) for share in (1, 2, 3))]
 _REPEATED = [
@@ -40,6 +47,13 @@ def test_no_law_of_batches_is_broken(share: int) -> None:
 def test_no_law_of_tool_loops_is_broken(share: int) -> None:
     for number in range(share, _WITH_TOOLS, len(_SHARES)):
         outcome = run(FIRST_WITH_TOOLS + EVERY_TOOLS * number)
+        assert not outcome.violation, outcome
+
+
+@pytest.mark.parametrize("share", _SHARES)
+def test_no_law_is_broken_by_late_commands(share: int) -> None:
+    for number in range(share, _LATE, len(_SHARES)):
+        outcome = run(FIRST_LATE + EVERY_LATE * number)
         assert not outcome.violation, outcome
 
 

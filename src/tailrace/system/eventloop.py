@@ -7,12 +7,29 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, TypeVar
 
 __all__ = ["first_error", "on_hangup", "outlive_hangup", "run"]
 
 _T = TypeVar("_T")
-_hangup_calls: list[Callable[[], None]] = []
+_Handler = Callable[[int, FrameType | None], Any] | int | None  # Any: as in signal
+
+
+@dataclass(slots=True)
+class _Hangups:
+    """What happens at SIGHUP: each function tells a context. Outside of all contexts, it is what was `before`."""
+
+    calls: list[Callable[[], None]] = field(default_factory=list)
+    before: _Handler = None
+
+    def tell(self, *_: object) -> None:
+        for call in list(self.calls):
+            call()
+
+
+_hangups = _Hangups()
 
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:  # Any: as in the type
@@ -42,24 +59,22 @@ def outlive_hangup() -> None:
 
 @contextlib.contextmanager
 def on_hangup(call: Callable[[], None]) -> Iterator[None]:
-    """Call a function on the event loop at each SIGHUP, within the context. Several contexts may be open; outside of
-    them SIGHUP does what it did before. Enter it in the main thread."""
+    """Call a function on the event loop at each SIGHUP, within the context. Several contexts may be open, and are left
+    in any order; outside of them SIGHUP does what it did before. Enter it in the main thread."""
     loop = asyncio.get_running_loop()
 
-    def call_all() -> None:
-        for each in _hangup_calls:
-            each()
-
-    def tell(*_: object) -> None:
+    def tell() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits already
-            loop.call_soon_threadsafe(call_all)
+            loop.call_soon_threadsafe(call)
 
     # asyncio restores the default handlers when its loop closes; a signal would then kill the process.
-    before = signal.signal(signal.SIGHUP, tell)
-    _hangup_calls.append(call)
+    if not _hangups.calls:
+        _hangups.before = signal.getsignal(signal.SIGHUP)
+    _hangups.calls.append(tell)
+    signal.signal(signal.SIGHUP, _hangups.tell)
     try:
         yield
     finally:
-        _hangup_calls.remove(call)
-        if not _hangup_calls:
-            signal.signal(signal.SIGHUP, before)
+        _hangups.calls.remove(tell)
+        if not _hangups.calls:
+            signal.signal(signal.SIGHUP, _hangups.before)

@@ -1,0 +1,36 @@
+"""SIGHUP on the event loop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from tests.waiting import wait_until
+
+from tailrace.system.eventloop import on_hangup
+
+
+@pytest.fixture(autouse=True)
+def _ignored() -> Iterator[None]:
+    """Where a test has a moment without a handler, it fails, and its process goes on."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("first_left", [0, 1])
+async def test_several_contexts_in_any_order(first_left: int) -> None:
+    """Each one hears of it until it is left; then everything is as before."""
+    heard: list[int] = []
+    contexts = [on_hangup(lambda number=number: heard.append(number)) for number in range(2)]  # type: ignore[misc]
+    for context in contexts:
+        context.__enter__()
+    os.kill(os.getpid(), signal.SIGHUP)
+    await wait_until(lambda: sorted(heard) == [0, 1])
+    contexts.pop(first_left).__exit__(None, None, None)
+    os.kill(os.getpid(), signal.SIGHUP)
+    await wait_until(lambda: sorted(heard) == sorted([0, 1, 1 - first_left]))
+    contexts.pop().__exit__(None, None, None)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
