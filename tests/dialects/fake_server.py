@@ -101,7 +101,7 @@ class FakeServer:
     def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
         raise UnknownStream("There is no such stream.")
 
-    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
+    def tokenize(self, text: str, *, bos: bool = True) -> list[tuple[int, int, int]]:
         return vocabulary().offsets(text)
 
     def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:

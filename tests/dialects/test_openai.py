@@ -171,11 +171,19 @@ def test_an_engine_may_have_only_the_logprobs_of_the_chosen_tokens() -> None:
     assert caught.value.param == "logprobs"
 
 
+def test_a_prompt_for_tools_of_tgis_client_is_named() -> None:
+    call = chat(CHAT | {"tool_prompt": "Use a tool."})
+    assert (call.request, call.ignored) == (chat(CHAT).request, ("tool_prompt",))
+
+
 def test_biases() -> None:
     biases = {"50256": -100, "0": 0.5, "7": 100}
     for parse, body in ((chat, CHAT), (completion, TEXT)):
         assert parse(body | {"logit_bias": biases}).request.sampling.logit_bias == ((50256, -100), (0, 0.5), (7, 100))
         assert parse(body | {"logit_bias": {}}) == parse(body)
+        pairs = [[7, 1.5], [3, -2], [9, False]]  # llama.cpp's form
+        assert parse(body | {"logit_bias": pairs}).request.sampling.logit_bias == ((7, 1.5), (3, -2), (9, -100))
+        assert parse(body | {"logit_bias": []}) == parse(body)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +202,12 @@ def test_biases() -> None:
         {"1": None},
         {str(i): 1 for i in range(301)},
         [1],
+        [["a", 1]],
+        [[1, 101]],
+        [[1, True]],
+        [[1]],
+        [[1, 1, 1]],
+        [[1, 1]] * 301,
         "1",
     ],
 )

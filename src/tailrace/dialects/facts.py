@@ -70,8 +70,9 @@ class PromptFacts(Protocol):
     def can_infill(self) -> bool:
         """Whether the model can fill a gap between two texts."""
 
-    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
-        """Return ids, each with the start and end of its characters."""
+    def tokenize(self, text: str, *, bos: bool = True) -> list[tuple[int, int, int]]:
+        """Return ids, each with the start and end of its characters; with `bos` those of a whole prompt. Raises:
+        RequestError."""
 
     def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
         """Return the text that the chat template makes of messages, and its ids as in `tokenize`.

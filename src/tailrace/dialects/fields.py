@@ -17,6 +17,7 @@ __all__ = [
     "AnswerTokens",
     "CommonFields",
     "Fraction",
+    "LogitBias",
     "ReasoningTokens",
     "RepetitionPenalty",
     "SamplingFields",
@@ -28,6 +29,7 @@ __all__ = [
     "TopLogprobs",
     "answer_tokens",
     "bad_words",
+    "logit_biases",
     "sampling_of",
     "seed_of",
     "stops",
@@ -54,6 +56,8 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 TopK = Annotated[int, msgspec.Meta(ge=-1)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=_MAX_TOKEN_IDS)]
+# By the token's id, or llama.cpp's pairs of an id and a number, or false for a token that never comes.
+LogitBias: TypeAlias = dict[str, float] | list[tuple[int, float | bool]]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
@@ -84,7 +88,7 @@ class SamplingFields(CommonFields, kw_only=True):
 class TokenFields(SamplingFields, kw_only=True):
     """Also the parameters of OpenAI and vLLM about single tokens and about what is shown of them."""
 
-    logit_bias: dict[str, float] | None = None
+    logit_bias: LogitBias | None = None
     prompt_logprobs: TopLogprobs | None = None
     min_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] | None = None
     stop_token_ids: TokenIds | None = None
@@ -122,7 +126,7 @@ def sampling_of(fields: SamplingFields, recommended: Mapping[str, float]) -> Sam
         return sampling
     return replace(
         sampling,
-        logit_bias=_logit_bias(fields.logit_bias or {}),
+        logit_bias=logit_biases(fields.logit_bias or {}),
         prompt_logprobs=fields.prompt_logprobs,
         min_tokens=fields.min_tokens or 0,
         stop_token_ids=tuple(fields.stop_token_ids or ()),
@@ -132,15 +136,20 @@ def sampling_of(fields: SamplingFields, recommended: Mapping[str, float]) -> Sam
     )
 
 
-def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """Raises: RequestError."""
+def logit_biases(bias: LogitBias) -> tuple[tuple[int, float], ...]:
+    """Return token ids, and the numbers to add to their logits. Raises: RequestError."""
+    param = "logit_bias"
     if len(bias) > _MAX_BIASED:
-        raise RequestError(f"logit_bias has more than {_MAX_BIASED} entries.", param="logit_bias")
-    if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
-        raise RequestError("The names in logit_bias must be token ids.", param="logit_bias")
-    if not all(-100 <= value <= 100 for value in bias.values()):
-        raise RequestError("The values of logit_bias must be from -100 to 100.", param="logit_bias")
-    return tuple((int(name), value) for name, value in bias.items())
+        raise RequestError(f"{param} has more than {_MAX_BIASED} entries.", param=param)
+    if isinstance(bias, dict):
+        if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
+            raise RequestError(f"The names in {param} must be token ids.", param=param)
+        biases = {int(name): value for name, value in bias.items()}
+    else:
+        biases = {token_id: -100.0 if value is False else value for token_id, value in bias}
+    if not all(value is not True and -100 <= value <= 100 for value in biases.values()):
+        raise RequestError(f"The values of {param} must be from -100 to 100.", param=param)
+    return tuple(biases.items())
 
 
 def bad_words(fields: TokenFields) -> tuple[str, ...]:

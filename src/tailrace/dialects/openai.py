@@ -97,7 +97,7 @@ _UNUSED = {
     "length_penalty": ignored(1),
     "modalities": ignored(["text"]),
     "spaces_between_special_tokens": ignored(True),
-    "tool_prompt": refused(""),
+    "tool_prompt": ignored(""),
     "use_beam_search": refused(False),
     "web_search_options": ignored(),
 }

@@ -128,9 +128,10 @@ class PromptEncoder:
         """
         return sum(prompt.num_tokens for prompt in self._encode(request, self._texts(request)))
 
-    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
-        """Return the ids of a prompt, each with the start and end of its characters. May take long."""
-        return self.tokenizer.offsets(text, bos=self._add_bos)
+    def tokenize(self, text: str, *, bos: bool = True) -> list[tuple[int, int, int]]:
+        """Return the ids of a prompt, each with the start and end of its characters. With `bos` it begins with the
+        tokens that begin the model's prompts. May take long. Raises: RequestError for text with lone surrogates."""
+        return self.tokenizer.offsets(text, bos=bos and self._add_bos)
 
     def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
         """Return the text of a chat from the template, and its ids as in `tokenize`.

@@ -24,6 +24,7 @@ from tailrace.dialects import (
     Generate,
     GenerateCall,
     JsonBody,
+    LogitBias,
     Operation,
     ParsedRequest,
     Reply,
@@ -35,6 +36,7 @@ from tailrace.dialects import (
     finished_end,
     grammar_of_schema,
     ignored,
+    logit_biases,
     named_model,
     read_known,
     refused,
@@ -47,6 +49,7 @@ from tailrace.types import End, Event, GenerateRequest, Infill, Released, Sampli
 __all__ = ["WIRE"]
 
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+_MAX_JOINED_CHARACTERS = 8_192  # of the texts between ids, which are tokenised while the server waits
 _MAX_FILES = 256
 _MAX_RESPONSE_FIELDS = 64
 _UNUSED = {
@@ -75,13 +78,14 @@ class _Body(SamplingFields, kw_only=True):
     n_predict: Annotated[int, msgspec.Meta(ge=-2)] | None = None
     repeat_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
     json_schema: JsonBody | None = None
+    logit_bias: LogitBias | None = None
     stream: bool | None = None
     return_tokens: bool | None = None
     response_fields: Annotated[list[str], msgspec.Meta(max_length=_MAX_RESPONSE_FIELDS)] | None = None
 
 
 class LlamaCompletionBody(_Body, kw_only=True):
-    prompt: str | list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+    prompt: str | list[str | Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
 
 
 class ExtraText(msgspec.Struct):
@@ -103,8 +107,31 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
     fields, unused = read_known(request.body, LlamaCompletionBody, _UNUSED)
     if not fields.prompt:
         raise RequestError("The prompt is empty.", param="prompt")
-    prompt = fields.prompt if isinstance(fields.prompt, str) else (tuple(fields.prompt),)
+    prompt = fields.prompt if isinstance(fields.prompt, str) else _joined(request, fields.prompt)
     return _call(request, fields, unused, GenerateRequest(prompts=(prompt,)))
+
+
+def _joined(request: ParsedRequest, parts: list[str | int]) -> str | tuple[tuple[int, ...], ...]:
+    """Return the prompt of a list of texts and ids. Raises: RequestError."""
+    texts = [part for part in parts if isinstance(part, str)]
+    if len(texts) == len(parts):
+        if len(texts) > 1:
+            raise UnsupportedParameter("A request has one prompt here: send one request for each text.", param="prompt")
+        return texts[0]
+    if sum(map(len, texts)) > _MAX_JOINED_CHARACTERS:
+        raise RequestError(
+            f"The texts of a prompt that has ids, too, have at most {_MAX_JOINED_CHARACTERS} characters.",
+            param="prompt",
+        )
+    if any("\0" in text for text in texts):
+        raise RequestError("Text must not contain NUL characters.", param="prompt")
+    ids: list[int] = []
+    for index, part in enumerate(parts):
+        if isinstance(part, int):
+            ids.append(part)
+        else:
+            ids += [token_id for token_id, *_ in request.server.prompts.tokenize(part, bos=not index)]
+    return (tuple(ids),)
 
 
 def parse_infill(request: ParsedRequest) -> GenerateCall:
@@ -155,7 +182,7 @@ def _sampling(request: ParsedRequest, fields: _Body) -> Sampling:
     defaults = {name: value for name, value in _DEFAULTS.items() if name in request.server.generator.parameters}
     sampling = sampling_of(fields, {**defaults, **request.server.recommended_sampling})
     grammar = None if fields.json_schema is None else grammar_of_schema(fields.json_schema, "json_schema")
-    return replace(sampling, grammar=grammar)
+    return replace(sampling, grammar=grammar, logit_bias=logit_biases(fields.logit_bias or {}))
 
 
 @dataclass(frozen=True, slots=True)
