@@ -15,6 +15,7 @@ from tests.apps.process import AppServer
 
 import tailrace.serve
 from tailrace.cli import main
+from tailrace.cli.other_servers import COMMANDS, FLAGS
 from tailrace.settings import settings_table
 from tailrace_outer.serve.options import IGNORED, DeploymentOptions
 
@@ -69,6 +70,14 @@ def test_every_flag_that_is_named_exists(name: str) -> None:
                 assert theirs
     assert found or name == "from-ray-serve"
     assert found <= known, found - known
+
+
+def test_hints_in_errors_say_what_the_pages_say() -> None:
+    headings = (("from-ollama", "Commands"), ("from-llama-server", "Flags"), ("from-vllm", "Flags"))
+    rows = [row for name, heading in headings for row in _rows(PAGES[name], heading)]
+    for theirs, ours in (COMMANDS | FLAGS).items():
+        flag = re.compile(rf"`(ollama )?{re.escape(theirs)}( MODEL)?`")
+        assert any(flag.search(left) and f"`{ours}`" in right for left, right in rows), (theirs, ours)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -72,6 +72,26 @@ def test_a_mistyped_command_gets_a_suggestion() -> None:
     assert "No such command 'runn'. Did you mean run?" in CliRunner().invoke(main, ["runn", "x"]).stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("serve x --ctx-size 4096", "--ctx-size'. It is `--context-tokens` here."),
+        ("serve x --tensor-parallel-size=2", "It is `--gpus` here."),
+        ("serve x --max-model-len 4096", "It is `--context-tokens` here."),
+        ("serve x --n-gpu-layers 99", "It is `--device` here."),
+        ("serve x --gpu-memory-utilization 0.9", "It is `--gpu-memory` here."),
+        ("show x", "No such command 'show'. Ollama's `show` is `tailrace doctor MODEL` here."),
+        ("create x", "Ollama's `create` is `--model NAME=SOURCE` of `tailrace serve` here."),
+        ("stop x", "Ollama's `stop` is `--idle-unload-s` of `tailrace serve` here."),
+    ],
+)
+def test_words_of_other_servers_get_a_hint(words: str, hint: str) -> None:
+    result = CliRunner().invoke(main, words.split())
+    assert result.exit_code == 2
+    assert hint in result.stderr
+    assert "Did you mean" not in result.stderr
+
+
 def test_settings_from_the_environment() -> None:
     result = CliRunner().invoke(main, ["serve", "scripted"], env={"TAILRACE_PORT": "x"})
     assert result.exit_code == 2

@@ -53,7 +53,10 @@ class _Subcommands(click.Group):
         if args[0] not in self._summaries and not args[0].startswith("-"):
             known = self.list_commands(ctx)
             if args[0] not in known:
-                ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], known)}")
+                from tailrace.cli.other_servers import hint_of_command
+
+                hint = hint_of_command(args[0]) or did_you_mean(args[0], known)
+                ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -82,7 +85,7 @@ class _Subcommands(click.Group):
             if isinstance(error, click.UsageError) and error.ctx is not None:
                 say(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n")
             _name_variable(error)
-            say_error(error.format_message())
+            say_error(_message_of(error))
             sys.exit(error.exit_code)
         except click.Abort:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would interrupt Python's own exit
@@ -96,6 +99,16 @@ class _Subcommands(click.Group):
             say_error(error.message)
             sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _message_of(error: click.ClickException) -> str:
+    """Return the message, with the name here of a flag of another server."""
+    if isinstance(error, click.NoSuchOption):
+        from tailrace.cli.other_servers import hint_of_flag
+
+        if hint := hint_of_flag(error):
+            return error.message + hint
+    return error.format_message()
 
 
 def _name_variable(error: click.ClickException) -> None:
