@@ -94,6 +94,7 @@ def _tgi(door: str, *, full_text: bool = False, **more: Any) -> Api:  # Any: of 
     )
 
 
+_SEVERAL = "it matters only with several models"
 _SAID = "the path decides whether it streams"
 _USER = {"role": "user", "content": "Hi"}
 _OTHER_USER = {"role": "user", "content": "Ho"}
@@ -494,9 +495,27 @@ APIS = [
         "Text Generation Inference",
         "POST /tokenize",
         {"inputs": "Hi"},
-        fields_of(tgi.TgiBody),
-        {"inputs": "Ho", "parameters": {"truncate": 1}, "stream": True},
-        moot={ANY: "nothing is generated"},
+        fields_of(tgi.TokenizeBody),
+        {
+            "add_special": True,
+            "add_special_tokens": False,
+            "content": "Ho",
+            "inputs": "Ho",
+            "messages": [_OTHER_USER],
+            "model": "other",
+            "parameters": {"truncate": 1},
+            "prompt": "Ho",
+            "stream": True,
+        },
+        {
+            "add_special": {"inputs": None, "content": "Hi"},
+            "add_special_tokens": {"inputs": None, "prompt": "Hi"},
+            "content": {"inputs": None},
+            "messages": {"inputs": None},
+            "model": {"inputs": None, "prompt": "Hi"},
+            "prompt": {"inputs": None},
+        },
+        moot={ANY: "nothing is generated", "model": _SEVERAL},
     ),
     Api(
         "Text Generation Inference",
@@ -519,6 +538,22 @@ APIS = [
         {"prompt": "Hi"},
         fields_of(llama_server.LlamaCompletionBody) | set(llama_server.WIRE.unused),
         _LLAMA_SAMPLES | {"prompt": "Ho"},
+    ),
+    Api(
+        "llama.cpp's server",
+        "POST /detokenize",
+        {"tokens": [1]},
+        fields_of(llama_server.DetokenizeBody),
+        {"tokens": [2], "model": "other"},
+        moot={"model": _SEVERAL},
+    ),
+    Api(
+        "llama.cpp's server",
+        "POST /apply-template",
+        {"messages": [_USER]},
+        fields_of(llama_server.TemplateBody),
+        {"messages": [_OTHER_USER], "model": "other"},
+        moot={"model": _SEVERAL},
     ),
     *front_ends.APIS,
     Api(

@@ -132,8 +132,9 @@ class Endpoint:
 
     @property
     def prompt_path(self) -> tuple[str | int, ...]:
-        """Return the path of the prompt: the longest text of the example."""
-        return max(_strings(self.good), key=lambda found: len(found[1]))[0]
+        """Return the path of the prompt: the longest text of the example, or the first field if it has no text."""
+        first = (next(iter(self.good)),)
+        return max(_strings(self.good), key=lambda found: len(found[1]), default=(first, ""))[0]
 
     @property
     def fields(self) -> list[tuple[str, ...]]:

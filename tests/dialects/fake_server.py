@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -12,7 +12,7 @@ from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.conversations import place_of
 from tailrace.dialects.native import parse as parse_native
 from tailrace.dialects.wire import Following, Reply
-from tailrace.errors import UnknownStream
+from tailrace.errors import RequestError, UnknownStream
 from tailrace.text import ChatFacts, Tokenizer
 from tailrace.types import Event, GenerateRequest, Message, Pooling, Sampling, Task
 from tailrace_outer.responses import responses_wire
@@ -21,6 +21,7 @@ from tailrace_plugins.articles import plain
 from tailrace_plugins.tgi import tgi_wire as tgi
 
 __all__ = [
+    "BOS",
     "EVERYTHING",
     "FakeServer",
     "chat",
@@ -34,6 +35,7 @@ __all__ = [
     "vocabulary",
 ]
 
+BOS = 7  # begins prompts
 EVERYTHING = frozenset(Sampling.__struct_fields__)
 
 
@@ -102,11 +104,17 @@ class FakeServer:
         raise UnknownStream("There is no such stream.")
 
     def tokenize(self, text: str, *, bos: bool = True) -> list[tuple[int, int, int]]:
-        return vocabulary().offsets(text)
+        found = vocabulary().offsets(text)
+        return [(BOS, 0, 0), *found] if bos else found
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        if not all(token_id < vocabulary().vocab_size for token_id in token_ids):
+            raise RequestError("The prompt has a token id that the model does not have.", param="prompt")
+        return b"".join(vocabulary().pieces[token_id] for token_id in token_ids).decode()
 
     def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
         text = "".join(f"<|{message.role}|>{message.content}\n" for message in messages) + "<|assistant|>"
-        return text, self.tokenize(text)
+        return text, self.tokenize(text, bos=False)
 
     def count_tokens(self, request: GenerateRequest) -> int:
         return len(self.tokenize_chat(request.messages)[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +73,10 @@ class PromptFacts(Protocol):
     def tokenize(self, text: str, *, bos: bool = True) -> list[tuple[int, int, int]]:
         """Return ids, each with the start and end of its characters; with `bos` those of a whole prompt. Raises:
         RequestError."""
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, with that of special tokens. Raises: RequestError for an id that the model does not
+        have."""
 
     def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
         """Return the text that the chat template makes of messages, and its ids as in `tokenize`.

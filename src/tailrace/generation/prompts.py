@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 
@@ -133,6 +133,15 @@ class PromptEncoder:
         tokens that begin the model's prompts. May take long. Raises: RequestError for text with lone surrogates."""
         return self.tokenizer.offsets(text, bos=bos and self._add_bos)
 
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Return the text of ids, with that of special tokens.
+
+        Raises: RequestError for an id that the model does not have.
+        """
+        if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in token_ids):
+            raise RequestError("The prompt has a token id that the model does not have.", param="prompt")
+        return b"".join(self.tokenizer.pieces[token_id] for token_id in token_ids).decode("utf-8", "replace")
+
     def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
         """Return the text of a chat from the template, and its ids as in `tokenize`.
 
@@ -199,10 +208,7 @@ class PromptEncoder:
             prompt = self.tokenizer.last_tokens(prompt, truncate)
         if (num_tokens := num_tokens_of(prompt)) > self.context_tokens:
             raise ContextLengthExceeded(num_tokens, self.context_tokens)
-        ids = ids_of(prompt)
-        if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in ids):
-            raise RequestError("The prompt has a token id that the model does not have.", param="prompt")
-        return b"".join(self.tokenizer.pieces[token_id] for token_id in ids).decode("utf-8", "replace")
+        return self.detokenize(ids_of(prompt))
 
 
 def _texts_of_infills(request: GenerateRequest) -> Iterator[str]:

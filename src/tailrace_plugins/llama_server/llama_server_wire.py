@@ -1,4 +1,5 @@
-"""The wire of llama.cpp's server for texts: `POST /infill`, `POST /completion` and `GET /props`.
+"""The wire of llama.cpp's server for texts: `POST /infill`, `POST /completion`, `POST /detokenize`, `POST
+/apply-template` and `GET /props`. `POST /tokenize` is in TGI's wire, which has the same path.
 
 Editors use it: llama.vim and llama-vscode send the text around the cursor to `/infill`, Tabby and Continue send prompts
 to `/completion`. Chats are on OpenAI's wire, as with llama.cpp's server itself. Source of the format: the server's
@@ -25,6 +26,7 @@ from tailrace.dialects import (
     GenerateCall,
     JsonBody,
     LogitBias,
+    Messages,
     Operation,
     ParsedRequest,
     Reply,
@@ -38,7 +40,9 @@ from tailrace.dialects import (
     ignored,
     logit_biases,
     named_model,
+    read_fields,
     read_known,
+    read_messages,
     refused,
     sampling_of,
     to_json,
@@ -86,6 +90,16 @@ class _Body(SamplingFields, kw_only=True):
 
 class LlamaCompletionBody(_Body, kw_only=True):
     prompt: str | list[str | Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+    model: str | None = None
+
+
+class TemplateBody(msgspec.Struct, kw_only=True):
+    messages: Messages
+    model: str | None = None
 
 
 class ExtraText(msgspec.Struct):
@@ -320,6 +334,24 @@ def show_properties(request: ParsedRequest) -> Reply:
     )
 
 
+def detokenize(request: ParsedRequest) -> Reply:
+    """Answer with the fields of llama.cpp's server and of vLLM. Raises: RequestError."""
+    fields, unused = read_fields(request.body, DetokenizeBody)
+    try:
+        text = request.server.prompts.detokenize(fields.tokens)
+    except RequestError:
+        raise RequestError("tokens has an id that the model does not have.", param="tokens") from None
+    return Reply(to_json({"content": text, "prompt": text}), ignored=unused)
+
+
+def apply_template(request: ParsedRequest) -> Reply:
+    """Raises: RequestError."""
+    fields, unused = read_fields(request.body, TemplateBody)
+    notes = list(unused)
+    text, _ = request.server.prompts.tokenize_chat(read_messages(fields.messages, notes))
+    return Reply(to_json({"prompt": text}), ignored=tuple(notes))
+
+
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
     """`{"error": {"code", "message", "type"}}`; `code` is the status."""
     kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 501: "not_supported_error"}
@@ -357,6 +389,22 @@ WIRE = Wire(
                 example=_COMPLETION,
             )
             for path in ("/completion", "/completions")
+        ),
+        Operation(
+            "POST",
+            "/detokenize",
+            Show(detokenize, is_slow=True),
+            "The text of tokens, as on llama.cpp's server and vLLM.",
+            body=DetokenizeBody,
+            example={"tokens": [1, 2, 3]},
+        ),
+        Operation(
+            "POST",
+            "/apply-template",
+            Show(apply_template, is_slow=True),
+            "The prompt that the chat template makes of messages.",
+            body=TemplateBody,
+            example={"messages": [{"role": "user", "content": "Hello"}]},
         ),
         Operation("GET", "/props", Show(show_properties), "The properties of the server, as on llama.cpp's."),
     ),

@@ -41,6 +41,7 @@ from tailrace.dialects import (
     grammar_of_schema,
     ignored,
     image_of_url,
+    named_model,
     read_fields,
     read_known,
     read_messages,
@@ -62,6 +63,7 @@ _IMAGE = re.compile(r"!\[\]\((data:[^()\s]*|https?://[^()\s]*)\)", re.IGNORECASE
 _MAX_FACTOR = 100.0  # above it engines compute infinities
 _MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1
+_FORMS = {"content", "prompt", "messages"}  # of other servers' /tokenize
 _UNUSED = {"parameters.watermark": ignored(False)}
 
 
@@ -97,6 +99,20 @@ class TgiBody(msgspec.Struct, kw_only=True):
     stream: bool = False
 
 
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """`inputs` of TGI, `content` of llama.cpp's server, or `prompt` or `messages` of vLLM."""
+
+    inputs: str | None = None
+    parameters: Parameters | None = None
+    stream: bool = False
+    content: str | None = None
+    add_special: bool = False
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+    model: str | None = None
+
+
 class TgiChatBody(msgspec.Struct, kw_only=True):
     messages: Messages
 
@@ -111,7 +127,9 @@ def check_root(headers: Mapping[str, str]) -> None:
 
 
 def find_adapter(request: ParsedRequest) -> ServerFacts | None:
-    """Return the model with the adapter that a request names."""
+    """Return the model with the adapter that a request names; of /tokenize, in the others' forms, the model."""
+    if not _FORMS.isdisjoint(request.body):
+        return named_model(request)
     parameters = request.body.get("parameters")
     return find_model(request, parameters.get("adapter_id") if isinstance(parameters, dict) else None)
 
@@ -323,8 +341,24 @@ def show_health(request: ParsedRequest) -> Reply:
 
 
 def tokenize(request: ParsedRequest) -> Reply:
-    fields, unused = read_fields(request.body, TgiBody)
-    return Reply(to_json(encode_tokens(fields.inputs, request.server.prompts.tokenize(fields.inputs))), ignored=unused)
+    """Answer in the form of the server whose field the text is in. Raises: RequestError."""
+    fields, unused = read_fields(request.body, TokenizeBody)
+    server, notes = request.server, list(unused)
+    if sum(given is not None for given in (fields.inputs, fields.content, fields.prompt, fields.messages)) != 1:
+        raise RequestError("Send one of `inputs`, `content`, `prompt` and `messages`.", param="inputs")
+    if fields.inputs is not None:
+        shown: object = encode_tokens(fields.inputs, server.prompts.tokenize(fields.inputs))
+    elif fields.content is not None:
+        tokens = server.prompts.tokenize(fields.content, bos=fields.add_special)
+        shown = {"tokens": [token_id for token_id, *_ in tokens]}
+    else:
+        if fields.messages is not None:
+            _, tokens = server.prompts.tokenize_chat(read_messages(fields.messages, notes))
+        else:
+            tokens = server.prompts.tokenize(fields.prompt or "", bos=fields.add_special_tokens)
+        ids = [token_id for token_id, *_ in tokens]
+        shown = {"count": len(ids), "max_model_len": server.generator.limit_tokens(), "tokens": ids}
+    return Reply(to_json(shown), ignored=tuple(notes))
 
 
 def tokenize_chat(request: ParsedRequest) -> Reply:
@@ -373,8 +407,8 @@ WIRE = Wire(
             "POST",
             "/tokenize",
             Show(tokenize, is_slow=True),
-            "Show the tokens of a text.",
-            body=TgiBody,
+            "Show the tokens of a text, in the form of TGI, llama.cpp's server or vLLM.",
+            body=TokenizeBody,
             example={"inputs": "What is Deep Learning?"},
         ),
         Operation(

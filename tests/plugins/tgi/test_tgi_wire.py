@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from msgspec import structs
-from tests.dialects.fake_server import EVERYTHING, FakeServer, parsed, prompt_of, vocabulary
+from tests.dialects.fake_server import BOS, EVERYTHING, FakeServer, parsed, prompt_of, vocabulary
 from tests.dialects.fake_server import generate as generate_stream
 from tests.dialects.transcripts import STREAMS, VIEWS, facts
 
@@ -394,13 +394,38 @@ def test_health() -> None:
 def test_tokenize(text: str) -> None:
     reply = tgi.tokenize(parsed({"inputs": text, "parameters": {"truncate": 1}}))
     assert reply.body.isascii()
-    tokens = json.loads(reply.body)
+    first, *tokens = json.loads(reply.body)
+    assert first == {"id": BOS, "text": "", "start": 0, "stop": 0}
     assert [list(token) for token in tokens] == [["id", "text", "start", "stop"]] * len(tokens)
     assert [token["id"] for token in tokens] == vocabulary().encode(text, special=True)
     assert [token["text"] for token in tokens] == [text[token["start"] : token["stop"]] for token in tokens]
     assert "".join(vocabulary().pieces[token["id"]].decode("latin-1") for token in tokens).encode("latin-1") == (
         text.encode()
     )
+
+
+def test_tokenize_in_the_forms_of_other_servers() -> None:
+    """The field with the text says which. Sources: llama.cpp's server README; vLLM's `TokenizeResponse`."""
+    ids = vocabulary().encode("a river", special=True)
+    for asked, before in (({}, []), ({"add_special": True}, [BOS])):
+        shown = json.loads(tgi.tokenize(parsed({"content": "a river", **asked})).body)
+        assert shown == {"tokens": [*before, *ids]}
+    for asked, before in (({}, [BOS]), ({"add_special_tokens": False}, [])):
+        shown = json.loads(tgi.tokenize(parsed({"prompt": "a river", "model": "scripted", **asked})).body)
+        assert shown == {"count": len(before) + len(ids), "max_model_len": 4096, "tokens": [*before, *ids]}
+    chat = {"messages": [{"role": "user", "content": "Hi"}]}
+    shown = json.loads(tgi.tokenize(parsed(chat)).body)
+    tokens = json.loads(tgi.tokenize_chat(parsed(chat)).body)["tokenize_response"]
+    assert shown == {"count": len(tokens), "max_model_len": 4096, "tokens": [token["id"] for token in tokens]}
+
+
+def test_the_other_forms_name_their_model() -> None:
+    server, other = FakeServer(), FakeServer(model="other")
+    bodies: list[JsonBody] = [{"content": "a"}, {"prompt": "a"}, {"messages": []}]
+    for text in bodies:
+        asked = replace(parsed({**text, "model": "other"}, server=server), others=(other,))
+        assert tgi.find_adapter(asked) is other
+        assert tgi.find_adapter(parsed({**text, "model": "nobody"})) is None
 
 
 def test_chat_tokenize() -> None:
@@ -412,7 +437,9 @@ def test_chat_tokenize() -> None:
     assert [token["id"] for token in shown["tokenize_response"]] == ids
 
 
-@pytest.mark.parametrize("body", [{}, {"inputs": 1}, {"inputs": None}, {"inputs": ["a"]}])
+@pytest.mark.parametrize(
+    "body", [{}, {"inputs": 1}, {"inputs": None}, {"inputs": ["a"]}, {"inputs": "a", "prompt": "a"}]
+)
 def test_texts_that_cannot_be_tokenized(body: JsonBody) -> None:
     with pytest.raises(RequestError) as caught:
         tgi.tokenize(parsed(body))
