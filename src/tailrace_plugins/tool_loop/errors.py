@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from tailrace.errors import RequestError
 
-__all__ = ["ApprovalConflict", "LoopsFull", "ServerUnreachable", "ToolServerMissing", "UnknownApproval", "UnknownLoop"]
+__all__ = [
+    "ApprovalConflict",
+    "LoopsFull",
+    "NotBegun",
+    "ServerUnreachable",
+    "ToolServerMissing",
+    "UnknownApproval",
+    "UnknownLoop",
+]
 
 
 class ServerUnreachable(RequestError):
@@ -45,6 +53,13 @@ class ToolServerMissing(RequestError):
     def of(cls, lacks: str) -> ToolServerMissing:
         text = f"This server cannot go on with the response: it does not have {lacks}. Ask another server that shares"
         return cls(f"{text} its Redis. The response is kept.", retry_after_s=1.0)
+
+
+class NotBegun(RequestError):
+    """The server that began the response was refused its first turn, or the response was deleted during this turn."""
+
+    status = 503
+    code = "mcp_not_begun"
 
 
 class LoopsFull(RequestError):

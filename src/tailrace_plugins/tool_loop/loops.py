@@ -13,7 +13,7 @@ from functools import partial
 from tailrace.errors import JournalDamaged, LeaseLost, StorageError
 from tailrace.server import SHUTTING_DOWN, Server
 from tailrace_plugins.tool_loop.beginnings import Beginnings
-from tailrace_plugins.tool_loop.errors import ToolServerMissing, UnknownLoop
+from tailrace_plugins.tool_loop.errors import NotBegun, ToolServerMissing, UnknownLoop
 from tailrace_plugins.tool_loop.journal import Journal
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.loop import CallLimits, Loop
@@ -195,9 +195,10 @@ class Loops:
     async def _look(self) -> None:
         """Go on with the responses that no other server goes on with, and learn what others have done. Raises:
         StorageError."""
-        for loop in list(self._live.values()):
-            await self._refresh(loop)
+        live_before = list(self._live.values())
         unfinished = await self._journal.unfinished()
+        for loop in live_before:
+            await self._refresh(loop, is_open=loop.begun.loop_id in unfinished)
         loops = [(needs.owner, loop_id) for loop_id, needs in unfinished.items()]
         cancelled = await self._journal.are_cancelled(loops) if self._journal.is_shared else set()
         self._waits = {loop_id: lacks for loop_id, lacks in self._waits.items() if loop_id in unfinished}
@@ -209,8 +210,9 @@ class Loops:
                 with contextlib.suppress(LeaseLost):
                     await self._cancel_own(live)
 
-    async def _refresh(self, loop: Loop) -> None:
-        """Read what another server has added, unless nobody reads it here. Raises: StorageError."""
+    async def _refresh(self, loop: Loop, *, is_open: bool) -> None:
+        """Read what another server has added, unless nobody reads it here. One that is not open any more has an end to
+        read, or was deleted. Raises: StorageError."""
         loop_id = loop.begun.loop_id
         try:
             loop.kept.check()
@@ -221,8 +223,13 @@ class Loops:
                 if not loop.num_readers:
                     self._unread.add(loop_id)
                 await loop.kept.refresh()
-                return
-            await self._journal.end_reading(loop.begun)
+                if is_open or loop.kept.end is not None:
+                    return
+                if not loop.is_begun:  # requests with its Idempotency-Key wait for that
+                    text = "The server that began this response was refused, or the response was deleted. Try again."
+                    loop.refusal = NotBegun(text, retry_after_s=_AGAIN_S)
+            else:
+                await self._journal.end_reading(loop.begun)
         except (LeaseLost, JournalDamaged):
             pass
         self._gone(loop)

@@ -1,0 +1,156 @@
+"""Responses with MCP tools of two servers that share a Redis, when they end or go while another server reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.api.keyed import serving_with_keys
+from tests.plugins.tool_loop.test_tool_deaths import BODY, CALLS, Case, begin, request_with
+from tests.plugins.tool_loop.tool_servers import Tools
+from tests.testing.redis_server import delete_keys, prefix_of, shared_url
+from tests.waiting import LONG_S, turn
+
+pytest.importorskip("mcp")
+
+from tailrace.errors import TailraceError
+from tailrace.server import InnerStream, Server, Table
+from tailrace.types import ANONYMOUS
+from tailrace_outer.redis.redis_store import open_redis
+from tailrace_plugins.tool_loop.answers import has_begun
+from tailrace_plugins.tool_loop.errors import NotBegun, UnknownLoop
+from tailrace_plugins.tool_loop.journal import Journal
+from tailrace_plugins.tool_loop.loop import CallLimits, Loop
+from tailrace_plugins.tool_loop.loops import Loops
+from tailrace_plugins.tool_loop.tool_servers import ToolServers
+
+_SLOW = "tokens_per_s=0.001"  # so that a turn of the model does not end by itself
+_LEASE_S = 60.0  # nobody takes the other one for dead
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two servers. They have one model, whose streams are not shared."""
+
+    model: Server  # as the first one asks it
+    first: Loops
+    second: Loops
+    tables: list[Table]
+
+
+@contextlib.asynccontextmanager
+async def _pair(path: Path, *, is_slow: bool = True) -> AsyncIterator[Pair]:
+    url, prefix = shared_url(), prefix_of(path)
+    tools = Tools(path, CALLS)
+    source = tools.source.replace("tokens_per_s=0", _SLOW) if is_slow else tools.source
+    try:
+        async with serving_with_keys(path, source) as house, contextlib.AsyncExitStack() as stack:
+            case = Case(house, tools)
+            models = [house.server(), house.server()]
+            tables: list[Table] = []
+            for _ in models:
+                store = await stack.enter_async_context(open_redis(f"{url}?prefix={prefix}", lease_s=_LEASE_S))
+                tables.append(await store.table_of("mcp"))
+            first, second = [
+                await stack.enter_async_context(_loops(case, model, table))
+                for model, table in zip(models, tables, strict=True)
+            ]
+            yield Pair(models[0], first, second, tables)
+    finally:
+        delete_keys(prefix)
+
+
+@contextlib.asynccontextmanager
+async def _loops(case: Case, server: Server, table: Table) -> AsyncIterator[Loops]:
+    case.house.build_app(server=server)
+    async with asyncio.TaskGroup() as group:
+        tool_servers = ToolServers(server, case.specs, frozenset())
+        loops = Loops(server, Journal(table), tool_servers, CallLimits(30.0, 1000), 16, group)
+        try:
+            await loops.start()
+            yield loops
+        finally:
+            await loops.close()
+
+
+async def _found(loops: Loops, loop: Loop) -> Loop:
+    return await loops.find(ANONYMOUS, loop.begun.loop_id)
+
+
+async def test_a_reader_learns_that_a_response_was_deleted_elsewhere(tmp_path: Path) -> None:
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        ours = await begin(pair.first, request_with({}), BODY)
+        theirs = await _found(pair.second, ours)
+        with theirs.reading():
+            await pair.first.delete(ours)
+            await theirs.ended()
+        assert theirs.is_lost
+        with pytest.raises(UnknownLoop):
+            await theirs.again()
+
+
+async def test_a_reader_learns_that_all_responses_of_its_owner_are_forgotten(tmp_path: Path) -> None:
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        theirs = await _found(pair.second, await begin(pair.first, request_with({}), BODY))
+        with theirs.reading():
+            await pair.first.forget(ANONYMOUS)
+            await theirs.ended()
+        assert theirs.is_lost
+
+
+async def test_a_reader_of_a_response_that_is_not_stored_does_not_wait_after_its_end(tmp_path: Path) -> None:
+    """Its server deletes it as soon as it has ended, perhaps before others have read the end."""
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        ours = await begin(pair.first, request_with({}), BODY | {"store": False})
+        theirs = await _found(pair.second, ours)
+        with theirs.reading():
+            await pair.first.cancel(ours)
+            await pair.first.leave(ours)
+            await theirs.ended()
+        assert theirs.is_over
+
+
+async def test_a_cancel_ends_when_another_server_deletes_the_response(tmp_path: Path) -> None:
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        ours = await begin(pair.first, request_with({}), BODY)
+        theirs = await _found(pair.second, ours)
+        cancelling = asyncio.ensure_future(pair.second.cancel(theirs))
+        await turn()
+        await pair.first.delete(ours)
+        (result,) = await asyncio.gather(cancelling, return_exceptions=True)
+        assert isinstance(result, UnknownLoop) or (isinstance(result, Loop) and result.has_ended)
+
+
+async def test_a_request_with_a_key_does_not_wait_for_a_response_that_was_refused_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its client is told to try again."""
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        both_wait = asyncio.Event()
+        ask = pair.model.begin
+
+        @contextlib.asynccontextmanager
+        async def ask_late(*given: Any, **more: Any) -> AsyncIterator[InnerStream]:  # Any: as `begin` takes them
+            await both_wait.wait()
+            async with ask(*given, **more) as answer:
+                yield answer
+
+        monkeypatch.setattr(pair.model, "begin", ask_late)
+        request, body = request_with({"idempotency-key": "go"}), BODY | {"model": "none", "background": False}
+        ours = await begin(pair.first, request, body)
+        first = asyncio.ensure_future(has_begun(ours))
+        theirs = await begin(pair.second, request, body)
+        assert theirs.begun.loop_id == ours.begun.loop_id
+        second = asyncio.ensure_future(has_begun(theirs))
+        await turn()
+        both_wait.set()
+        refused, told = await asyncio.gather(first, second, return_exceptions=True)
+        assert isinstance(refused, TailraceError)
+        assert refused.status == 404
+        assert isinstance(told, NotBegun)
+        assert told.retry_after_s
