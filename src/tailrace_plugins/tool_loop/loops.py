@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Any
 
 from tailrace.errors import JournalDamaged, LeaseLost, StorageError
 from tailrace.server import SHUTTING_DOWN, Server
@@ -55,6 +56,7 @@ class Loops:
         self._has_changed = asyncio.Event()
         self._is_closing = self._is_closed = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._cancelling: dict[str, asyncio.Task[Exception | None]] = {}  # by the ids of the responses
         self._beginnings = Beginnings(
             server, journal, tool_servers, most_calls, self._live, self.find, self.shown, self._run
         )
@@ -80,11 +82,12 @@ class Loops:
         time."""
         self.drain()
         self._is_closed = True
-        out = [loop.task for loop in self._live.values() if loop.task is not None and loop.hold()]
+        out: list[asyncio.Task[Any]] = [*self._cancelling.values()]  # Any: nobody takes it
+        out += [loop.task for loop in self._live.values() if loop.task is not None and loop.hold()]
         if out:
             await asyncio.wait(out, timeout=_CLOSE_S)
         of_loops = [task for loop in self._live.values() for task in (loop.task, loop.leaving)]
-        tasks = [*self._tasks, *(task for task in of_loops if task is not None)]
+        tasks = [*self._tasks, *self._cancelling.values(), *(task for task in of_loops if task is not None)]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -145,15 +148,29 @@ class Loops:
         return loop
 
     async def _cancel_own(self, loop: Loop) -> None:
-        """Raises: StorageError."""
+        """End a response as cancelled that this server goes on with. It ends also if whoever asks for that is cancelled
+        meanwhile. Raises: LeaseLost."""
+        loop_id = loop.begun.loop_id
+        task = self._cancelling.get(loop_id)
+        if task is None:
+            task = self._cancelling[loop_id] = self._group.create_task(self._end_own(loop))
+            task.add_done_callback(lambda _: self._cancelling.pop(loop_id))
+        if (error := await asyncio.shield(task)) is not None:
+            raise error
+
+    async def _end_own(self, loop: Loop) -> Exception | None:
+        """Return why the response could not be cancelled. An exception would end all tasks of the server."""
         try:
-            await loop.cancel()
-        except LeaseLost:
-            loop.let_go()
-            raise
-        finally:
-            self._gone(loop)
-        await loop.drop_streams()
+            try:
+                await loop.cancel()
+            finally:
+                self._gone(loop)
+            await loop.drop_streams()
+        except Exception as error:
+            if isinstance(error, LeaseLost):
+                loop.let_go()
+            return error
+        return None
 
     async def leave(self, loop: Loop) -> None:
         """The client that has begun a response needs nothing more of it. Raises: UnknownLoop, StorageError."""

@@ -154,3 +154,25 @@ async def test_a_request_with_a_key_does_not_wait_for_a_response_that_was_refuse
         assert refused.status == 404
         assert isinstance(told, NotBegun)
         assert told.retry_after_s
+
+
+async def test_a_cancel_that_is_interrupted_still_ends_the_response(tmp_path: Path) -> None:
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        ours = await begin(pair.first, request_with({}), BODY)
+        theirs = await _found(pair.second, ours)
+        cancelling = asyncio.ensure_future(pair.first.cancel(ours))
+        await turn()  # it waits for the response's task
+        cancelling.cancel()
+        with theirs.reading():
+            await asyncio.wait((cancelling,))
+            found = await _found(pair.first, ours)
+            await asyncio.gather(found.ended(), theirs.ended())
+        assert [one.response()["status"] for one in (ours, found, theirs)] == ["cancelled"] * 3
+
+
+async def test_two_cancels_at_once_end_a_response_once(tmp_path: Path) -> None:
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        ours = await begin(pair.first, request_with({}), BODY)
+        await asyncio.gather(pair.first.cancel(ours), pair.first.cancel(ours))
+        kinds = [event.kind for event in ours.output.events]
+        assert len(kinds) == len(set(kinds))
