@@ -282,6 +282,8 @@ class Loops:
         if self._is_closed:
             raise StorageError(SHUTTING_DOWN)
         loop = self._loop_of(kept, headers)
+        if (reading := self._live.get(kept.begun.loop_id)) is not None:
+            reading.let_go()  # a request found it after its rows were written, and before this
         self._live[kept.begun.loop_id] = loop
         loop.on_left = self._left
         loop.again = partial(self._again, loop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,3 +176,34 @@ async def test_two_cancels_at_once_end_a_response_once(tmp_path: Path) -> None:
         await asyncio.gather(pair.first.cancel(ours), pair.first.cancel(ours))
         kinds = [event.kind for event in ours.output.events]
         assert len(kinds) == len(set(kinds))
+
+
+async def test_a_response_that_is_found_while_it_begins_has_one_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows are written, but its server does not know that yet."""
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        is_written, goes_on = asyncio.Event(), asyncio.Event()
+        change = pair.tables[0].change
+
+        async def change_slowly(rows: Mapping[bytes, bytes], *given: Any, **more: Any) -> bool:  # Any: as `change`
+            is_changed = await change(rows, *given, **more)
+            if more.get("absent"):
+                is_written.set()
+                await goes_on.wait()
+            return is_changed
+
+        monkeypatch.setattr(pair.tables[0], "change", change_slowly)
+        request = request_with({"idempotency-key": "go"})
+        beginning = asyncio.ensure_future(begin(pair.first, request, BODY))
+        await is_written.wait()
+        reading = await begin(pair.first, request, BODY)
+        with reading.reading():
+            goes_on.set()
+            ours = await beginning
+            assert reading is not ours
+            await pair.first.cancel(ours)
+            await reading.ended()
+        assert await reading.again() is not reading
+        assert reading.task is not None
+        await asyncio.wait((reading.task,))
