@@ -41,8 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STDERR] = os.dup(2)  # pytest captures the descriptor itself from now on
     speak_only_of_failures(config)
     # No example has a time of its own: a busy machine, or measuring coverage, makes any of them slow. Tests have a
-    # limit. `make test` tries a third of the examples, and each run others: all of them take as long as a third of the
-    # tests that wait for nothing.
+    # limit. `make test` tries a third of the examples: all of them take as long as a third of the tests that wait for
+    # nothing. Each run tries others, except where CI is set: hypothesis takes the same ones there.
     part = 3 if config.getoption("markexpr") == "not deep" else 1
     settings.register_profile("tailrace", deadline=None, max_examples=EXAMPLES // part)
     settings.load_profile("tailrace")

@@ -233,6 +233,13 @@ def test_the_command_names_the_settings_of_the_proxy_that_names_itself(server: S
     assert list(rows["WebSocket"]["settings"]) == ["nginx"]
 
 
+def test_a_file_of_certificates_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", "/none")
+    for scheme in ("http", "https"):
+        with pytest.raises(PathFailed, match="SSL_CERT_FILE or SSL_CERT_DIR cannot be read"):
+            measure_path(f"{scheme}://127.0.0.1:9")
+
+
 def test_other_servers_and_addresses_are_errors(tmp_path: Path) -> None:
     for address in ("http://", "http://[", "http://h:99999", "http://h:x", "http://a\0b", "ftp://h"):
         with pytest.raises(PathFailed, match="address of a server"):

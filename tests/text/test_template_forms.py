@@ -66,6 +66,8 @@ BELOW_SYSTEM = (
     "{% for c in m.tool_calls or [] %}<tool_call>"
     "{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>{% endfor %}{% endfor %}"
 )
+ASKED_FOR_TOOLS = "{% if tools %}" + ASKED.removesuffix(PLAIN) + "{% endif %}" + PLAIN
+ASKED_BELOW_SYSTEM = ASKED.removesuffix(PLAIN) + BELOW_SYSTEM
 TYPE_FIRST = (
     "{% for t in tools or [] %}{{ 'yes' if (t | tojson)[:8] == '{\"type\":' else 'no' }}{% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
@@ -99,6 +101,7 @@ def says(*turns: str) -> list[Message]:
         (WITHOUT_SYSTEM, TemplateForms(system="none", neighbours=False, tools="always", short_ids=True)),
         (PARTS, TemplateForms(content="parts")),
         (ASKED, TemplateForms(alone=False, tools="always")),
+        (ASKED_FOR_TOOLS, TemplateForms(tools="always")),
         (SILENT, TemplateForms(system="first", alone=False)),
         (NOTHING, TemplateForms(content="none")),
         (ONE_CALL, TemplateForms(tools="always", parallel_calls=False)),
@@ -187,6 +190,12 @@ def test_tools_below_a_system_message_get_one(byte_level: Tokenizer) -> None:
     assert "look;" in shown(byte_level, BELOW_SYSTEM, *says("uA"), tools=(LOOK,))
     assert shown(byte_level, BELOW_SYSTEM, *says("sS", "uA"), tools=(LOOK,)) == "[system]Slook;[user]A"
     assert shown(byte_level, BELOW_SYSTEM, *says("uA")) == "[user]A"
+    assert shown(byte_level, ASKED_BELOW_SYSTEM, *says("sA"), tools=(LOOK,)).endswith("look;[user]A")
+
+
+def test_tools_without_a_question_are_shown_where_a_template_asks_for_one(byte_level: Tokenizer) -> None:
+    assert shown(byte_level, ASKED_FOR_TOOLS, *says("sA")) == "[system]A"
+    assert shown(byte_level, ASKED_FOR_TOOLS, *says("sA"), tools=(LOOK,)).startswith("[user]A")
 
 
 def test_a_template_that_uses_tools_without_showing_them_gets_them_as_they_are(byte_level: Tokenizer) -> None:

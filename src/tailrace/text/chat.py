@@ -145,8 +145,10 @@ class ChatEncoder:
         if not self._describes_tools:
             has_system = bool(tools) and self._forms.system != "none"
             return write_tools(messages, tools, self.calls or FORMATS["hermes"], has_system=has_system)
-        if tools and self._forms.tools == "with system" and all(message.role != "system" for message in messages):
-            messages = [_ANY_SYSTEM, *messages]
+        if tools and self._forms.tools == "with system":
+            adapted = adapt(messages, self._forms)  # which may make a question of the only system message
+            if all(message.role != "system" for message in adapted):
+                messages = [_ANY_SYSTEM, *adapted]
         return messages if self._forms.results else write_results(messages)
 
     def encode(

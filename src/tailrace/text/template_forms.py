@@ -86,7 +86,8 @@ def probe(template: ChatTemplate, control_tokens: Collection[str] = ()) -> Templ
         and _shows(template, forms, [system, more, user], _SYSTEM, _SECOND)
     ):
         forms = replace(forms, system="first")
-    if forms.system != "none" and not _shows(template, forms, [system], _SYSTEM):
+    # Without tools: some refuse only these without a question. Such a chat is then rendered in the strictest form.
+    if forms.system != "none" and _SYSTEM not in _rendered(template, forms, [system], tools=()):
         forms = replace(forms, alone=False)
     if not _shows(template, forms, [user, other], _QUESTION, _SECOND):
         forms = replace(forms, neighbours=False)

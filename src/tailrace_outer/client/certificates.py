@@ -12,9 +12,15 @@ NOT_TRUSTED = "shows a certificate that is not trusted; SSL_CERT_FILE names one 
 
 
 def trusted_certificates() -> ssl.SSLContext:
-    """Trust the certificates of the system, those of httpx (systems without any exist), and those in SSL_CERT_FILE."""
-    context = httpx.create_ssl_context()
-    context.load_default_certs()
+    """Trust the certificates of the system, those of httpx (systems without any exist), and those in SSL_CERT_FILE.
+
+    Raises: ValueError if SSL_CERT_FILE or SSL_CERT_DIR cannot be read.
+    """
+    try:
+        context = httpx.create_ssl_context()
+        context.load_default_certs()
+    except OSError as error:
+        raise ValueError(f"SSL_CERT_FILE or SSL_CERT_DIR cannot be read: {error.strerror or error}.") from None
     return context
 
 

@@ -54,8 +54,9 @@ class Members:
         keys = self._connection.keys
         epoch = int(await self._connection.run(NEW_EPOCH, [keys.epoch]))
         await self._renew(epoch)  # before it is listed
+        certain_until_s, self._certain_until_s = self._certain_until_s, 0.0  # not for the epoch before
         await self._command("sadd", keys.servers, str(epoch))
-        self.epoch, self.is_spent = epoch, False
+        self.epoch, self.is_spent, self._certain_until_s = epoch, False, certain_until_s
 
     async def _renew(self, epoch: int) -> bool:
         """Return whether this server still has its lease. Raises: StorageError."""

@@ -132,8 +132,9 @@ def _command() -> Path:
 
 
 def _programs() -> tuple[Path, ...]:
-    """Return the command of this installation, and the Python that runs it: that of a virtual environment is a link."""
-    return _command(), Path(sys.executable).resolve()
+    """Return the command of this installation, and the Python that runs it. Each may be a link."""
+    command = _command()
+    return command, command.resolve(), Path(sys.executable).resolve()
 
 
 def _closed_directory() -> Path | None:

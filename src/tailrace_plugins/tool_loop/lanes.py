@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterator, Sequence
 from starlette.requests import HTTPConnection
 
 from tailrace.dialects import JsonBody
+from tailrace.errors import TailraceError
 from tailrace.server import LaneStream, LaneTake, owner_of
 from tailrace_plugins.tool_loop.answers import WRITE_EVENTS, has_begun, keepalive
 from tailrace_plugins.tool_loop.asked import names_mcp
-from tailrace_plugins.tool_loop.errors import UnknownLoop
 from tailrace_plugins.tool_loop.journal import LOOP_ID
 from tailrace_plugins.tool_loop.loop import Loop
 from tailrace_plugins.tool_loop.loops import Loops
@@ -46,7 +46,7 @@ class LoopLanes(LaneTake):
             return
         for loop_id in stream_ids:
             if LOOP_ID.fullmatch(loop_id):
-                with contextlib.suppress(UnknownLoop):
+                with contextlib.suppress(TailraceError):  # the others are left all the same
                     await self._loops.leave(await self._loops.find(owner_of(sender.scope), loop_id))
 
 

@@ -261,6 +261,8 @@ class Loop:
             await self.kept.add(*rest, Ended(status, error))
         elif self.kept.end is not None:
             status, error = self.kept.end.status, self.kept.end.error
+        if self.has_ended:
+            return  # two cancelled it at once
         self._open()
         self.output.close(status, error)
         self.has_ended = True
@@ -373,8 +375,8 @@ class Loop:
             else:
                 await self._finish("failed", self._model.failure)
             return None
-        await self.kept.add(_packed(self._raw))
-        self._raw = []
+        whole, self._raw = _packed(self._raw), []  # a cancel meanwhile keeps it once
+        await self.kept.add(whole)
         await self.drop_streams()
         return turn
 

@@ -37,8 +37,11 @@ class Looks:
     def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._url = url.rstrip("/")
-        certificates = httpx.create_ssl_context()  # of httpx and of SSL_CERT_FILE
-        certificates.load_default_certs()  # of the system
+        try:
+            certificates = httpx.create_ssl_context()  # of httpx and of SSL_CERT_FILE
+            certificates.load_default_certs()  # of the system
+        except OSError as error:
+            raise NoLook(f"SSL_CERT_FILE or SSL_CERT_DIR cannot be read: {error.strerror or error}.") from None
         try:
             self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_TIMEOUT_S, verify=certificates)
         except (ValueError, httpx.InvalidURL):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from vllm.inputs import MultiModalInput, mm_input
-from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
+from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, NestedTensors, PlaceholderRange
 from vllm.renderers import BaseRenderer
 
 from tailrace.engines import Sequence, Sight
@@ -34,7 +34,7 @@ class _Read(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        return sum(one.nbytes for one in self.item.get_data().values() if isinstance(one, torch.Tensor))
+        return sum(map(_num_bytes, self.item.get_data().values()))
 
     def place(self, ids: tuple[int, ...], start: int) -> PlaceholderRange:
         """Return where this image is in a prompt that has its ids from `start`, perhaps without text at both ends.
@@ -44,6 +44,12 @@ class _Read(NamedTuple):
             if tuple(self.ids[first : first + len(ids)]) == ids:
                 return PlaceholderRange(start, len(ids), self.has_rows[first : first + len(ids)])
         raise SequenceFailed("an image has other tokens than those that vLLM makes of it")
+
+
+def _num_bytes(nested: NestedTensors | None) -> int:
+    if isinstance(nested, torch.Tensor):
+        return nested.nbytes
+    return sum(map(_num_bytes, nested)) if isinstance(nested, list | tuple) else 0
 
 
 class VllmEyes:

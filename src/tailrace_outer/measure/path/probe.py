@@ -165,7 +165,10 @@ def _opened(url: str, key: str) -> Iterator[_Path]:
         raise PathFailed("Give the address of a server: http://host:port, or https.")
     base = parts.geturl().rstrip("/").removesuffix("/v1")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    certificates = trusted_certificates()
+    try:
+        certificates = trusted_certificates()
+    except ValueError as error:
+        raise PathFailed(str(error)) from None
     with httpx.Client(timeout=ANSWER_S, trust_env=False, verify=certificates) as client:
         path = _Path(base, client, certificates, headers, f"/v1/durable/doctor-{secrets.token_hex(8)}")
         try:
