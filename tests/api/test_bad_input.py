@@ -238,6 +238,8 @@ def test_prompts_that_are_none(target: Server, endpoint: Endpoint) -> None:
     field = endpoint.prompt_path[0]
     may_be_left_out = endpoint.path in ("/api/chat", "/api/generate")  # Ollama's way to have a model loaded
     for prompt in WRONG_PROMPTS[1:] if may_be_left_out else WRONG_PROMPTS:
+        if prompt == [CANARY, 1] and endpoint.path in ("/completion", "/completions"):
+            continue  # llama.cpp's prompts of texts and ids
         refusal = ask(target, endpoint, endpoint.with_at((field,), prompt))
         assert refusal.status == expected_status(endpoint), prompt
     if not may_be_left_out:
