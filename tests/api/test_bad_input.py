@@ -305,8 +305,8 @@ def test_these_wires_have_chats() -> None:
 
 @chats
 def test_conversations_without_a_question(target: Server, endpoint: Endpoint) -> None:
-    system, answer = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "Rivers"}
-    for messages in ([system], [answer], [system, answer], [answer, answer]):
+    answer = {"role": "assistant", "content": "Rivers"}
+    for messages in ([answer], [answer, answer]):
         refusal = ask(target, endpoint, _with_messages(endpoint, messages))
         assert refusal.status == expected_status(endpoint), messages
 

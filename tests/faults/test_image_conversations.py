@@ -63,7 +63,7 @@ class _Talk:
 
     def check(self, server: Server) -> None:
         """Wait for the answer; it and the image are whole, and the model has both in the next turn."""
-        until(lambda: [item["status"] for item in self.items(server)][1:] == ["completed"])
+        until(lambda: [item["status"] for item in self.items(server)][1:] not in ([], ["in_progress"]))
         question, answer = self.items(server)
         assert answer["content"][0]["text"] == self.answer.text
         image, text = question["content"]

@@ -361,7 +361,7 @@ def test_an_empty_turn_is_left_out_and_named() -> None:
         {"stream": "yes"},
         {"system": 5},
         {"messages": []},
-        {"messages": [{"role": "system", "content": "Be brief."}]},
+        {"messages": [assistant("Yes?")]},
         {"messages": [user("")]},
         {"messages": [user([])]},
         {"messages": [user([IMAGE])]},

@@ -175,7 +175,7 @@ def test_forwarded_properties_are_parameters() -> None:
         {"runId": None},
         {"messages": []},
         {"messages": [{"id": "1", "role": "king", "content": "Hi"}]},
-        {"messages": [{"id": "1", "role": "system", "content": "Hi"}]},
+        {"messages": [{"id": "1", "role": "assistant", "content": "Hi"}]},
         {"messages": [{"id": "1", "role": "user", "content": {"text": "Hi"}}]},
         {"tools": [{"description": "no name"}]},
         {"forwardedProps": {"temperature": "warm"}},

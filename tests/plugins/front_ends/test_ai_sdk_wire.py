@@ -138,7 +138,7 @@ def test_tools_are_shown_and_may_be_required() -> None:
         {"id": "c", "messages": [{"id": "1", "role": "user", "content": "Hi"}]},
         {"id": "c", "messages": [message("user", {"type": "text", "text": 5})]},
         {"id": "c", "messages": [message("tool", text("Hi"))]},
-        {"id": "c", "messages": [message("system", text("Hi"))]},
+        {"id": "c", "messages": [message("assistant", text("Hi"))]},
     ],
 )
 def test_bad_bodies_are_refused(body: JsonBody) -> None:
