@@ -32,6 +32,7 @@ pytest.importorskip("mcp")
 import mcp_types
 
 from tailrace.access.principal import PRINCIPAL, Principal
+from tailrace.server import LocalTable
 from tailrace_plugins.tool_loop.answers import begun_answer
 from tailrace_plugins.tool_loop.asked import ToolRequest
 from tailrace_plugins.tool_loop.beginnings import RUNNING_OF_OWNER
@@ -355,3 +356,25 @@ async def test_a_stop_leaves_a_response_without_a_reader_to_the_next_server(tmp_
             loop = await loops.find("anonymous", loop.begun.loop_id)
             await loop.ended()
             assert loop.response()["status"] == "completed"
+
+
+async def test_a_turn_is_kept_once_if_it_is_cancelled_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_writing, may_go_on, change = asyncio.Event(), asyncio.Event(), LocalTable.change
+
+    async def slow(table: LocalTable, *what: Any, **how: Any) -> bool:  # Any: passed on
+        is_writing.set()
+        await may_go_on.wait()
+        return await change(table, *what, **how)
+
+    async with cases(tmp_path) as case, case.life(MortalNotes()) as loops:
+        loop = await begin(loops, request_with({}), BODY)
+        monkeypatch.setattr(LocalTable, "change", slow)
+        await is_writing.wait()
+        cancelling = asyncio.create_task(loop.cancel())
+        await turn()
+        may_go_on.set()
+        await cancelling
+        assert len(loop.kept.turns) == 1
+        assert [event.kind for event in loop.output.events].count("response.incomplete") == 1
