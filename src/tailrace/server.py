@@ -42,7 +42,7 @@ from tailrace.streams._index import LocalLogStore
 from tailrace.streams.damage import missing_stream_error
 from tailrace.streams.notes import Answer, Entry, EntryId, LoadedLog, LocalNotes, LogListener, Note, SharedLog
 from tailrace.streams.opening import Store
-from tailrace.streams.tables import LocalTable, Table, TableLease
+from tailrace.streams.tables import LocalTable, Table, TableLease, account_of, look_at_changes, row_key
 from tailrace.system.follower import Follower
 from tailrace.text.templates import is_deeper
 from tailrace.types import Record
@@ -78,17 +78,20 @@ __all__ = [
     "TableLease",
     "Take",
     "Times",
+    "account_of",
     "client_disconnected",
     "event_json",
     "is_deeper",
     "is_public",
     "linger_of",
+    "look_at_changes",
     "missing_stream_error",
     "open_extensions",
     "owner_of",
     "principal_of",
     "read_query",
     "require_plain_utf8",
+    "row_key",
     "unless_left",
 ]
 

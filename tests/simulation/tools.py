@@ -26,7 +26,7 @@ from tailrace import server as served
 from tailrace.access.principal import Principal
 from tailrace.dialects import JsonBody
 from tailrace.errors import StorageError, TailraceError
-from tailrace.server import InnerAnswer, InnerStream, Sender, StreamLog, Table
+from tailrace.server import InnerAnswer, InnerStream, Sender, StreamLog, Table, row_key
 from tailrace.settings import Settings
 from tailrace.streams import Reader
 from tailrace.types import ANONYMOUS, Claim, End, GenerateRequest, Released, Sampling
@@ -34,7 +34,7 @@ from tailrace_plugins.tool_loop.asked import McpTool
 from tailrace_plugins.tool_loop.connections import McpConnection, McpConnections, unknown_outcome
 from tailrace_plugins.tool_loop.errors import UnknownLoop
 from tailrace_plugins.tool_loop.journal import Journal
-from tailrace_plugins.tool_loop.keys import BEGUN, key_of
+from tailrace_plugins.tool_loop.keys import BEGUN
 from tailrace_plugins.tool_loop.loop import CallLimits
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.records import Begun, Called, Needs, ToolFacts
@@ -103,7 +103,7 @@ class ToolWorld:
         if self.calls[text] > most:
             self.simulation.failures.append(f"law 10: the call {text} went out {self.calls[text]} times")
         (holders,) = self._host.model.keys_like(b"*:mcp:holders") or [b""]
-        holder, epoch = self._host.model.hget(holders, key_of(BEGUN, ANONYMOUS, begun.loop_id)), server.store.epoch
+        holder, epoch = self._host.model.hget(holders, row_key(BEGUN, ANONYMOUS, begun.loop_id)), server.store.epoch
         if int(holder or 0) != epoch:
             self.simulation.failures.append(f"law 10: epoch {epoch} makes the call {text}, which {holder!r} has")
 

@@ -6,15 +6,20 @@ A key is `KIND/ACCOUNT/NAME`, and rows are counted by the account in it. Neither
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
+import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from tailrace.errors import LeaseLost
+from tailrace.errors import LeaseLost, StorageError
 from tailrace.streams.notes import LocalNotes
 
-__all__ = ["LEASE_GONE", "PAGE_BYTES", "LocalTable", "Table", "TableLease", "account_in"]
+__all__ = [
+    "LEASE_GONE", "PAGE_BYTES", "LocalTable", "Table", "TableLease", "account_in", "account_of", "look_at_changes",
+    "row_key",
+]  # fmt: skip
 
 PAGE_BYTES = 2**18  # a page of rows ends with the row that exceeds this
 _COUNTED_AT_ONCE = 1_000
@@ -78,6 +83,32 @@ class Table(Protocol):
 
     async def sync(self) -> None:
         """Return when all changes survive a power cut of this machine. In Redis they survive what its settings say."""
+
+
+def account_of(owner: str) -> bytes:
+    """Return what stands for an owner in keys."""
+    return hashlib.sha256(owner.encode()).hexdigest()[:32].encode()
+
+
+def row_key(kind: bytes, owner: str, name: str = "") -> bytes:
+    """Return the key of a row, or without a name what the keys of an owner's rows of a kind begin with."""
+    return b"%b/%b/%b" % (kind, account_of(owner), name.encode())
+
+
+async def look_at_changes(
+    has_changed: asyncio.Event, look: Callable[[], Awaitable[None]], logger: logging.Logger, what: str
+) -> None:
+    """Look for what other servers have left, or have done, whenever something may have changed. Never returns. The log
+    calls it `what`, such as "Batches"."""
+    while True:
+        await has_changed.wait()
+        has_changed.clear()
+        try:
+            await look()
+        except StorageError:
+            continue  # it looks again soon
+        except Exception:  # a defect must not end the server
+            logger.exception("%s of other servers are not looked for.", what)
 
 
 def account_in(key: bytes) -> bytes:

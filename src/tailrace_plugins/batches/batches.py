@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from tailrace.errors import RequestError, StorageError
+from tailrace.server import look_at_changes, row_key
 from tailrace_plugins.batches.batch_run import KEPT_S, RowBatchRun, RowLimits, encode
 from tailrace_plugins.batches.errors import TooMany, UnknownBatch
 from tailrace_plugins.batches.files import Files, new_id
@@ -24,7 +25,6 @@ from tailrace_plugins.batches.keys import (
     OPEN,
     RESULTS,
     UNUSED,
-    key_of,
     key_of_batch,
     result_prefix,
 )
@@ -69,7 +69,9 @@ class RowBatches:
         await self._look()
         self._tasks = [self._group.create_task(self._sweep())]
         if self._table.is_shared:
-            self._tasks.append(self._group.create_task(self._look_again()))
+            self._tasks.append(
+                self._group.create_task(look_at_changes(self._has_changed, self._look, logger, "Batches"))
+            )
 
     def close(self) -> None:
         """Leave everything to the next process, or to other servers."""
@@ -82,7 +84,7 @@ class RowBatches:
     async def of(self, owner: str, *, has_file: bool) -> list[RowBatch]:
         """Return the batches of an owner, the newest first: OpenAI's, or Anthropic's, which have no file. Raises:
         StorageError."""
-        rows = [row async for _, row in self.files.rows(key_of(BATCHES, owner)) if row is not None]
+        rows = [row async for _, row in self.files.rows(row_key(BATCHES, owner)) if row is not None]
         batches = [batch for batch in map(_decode, rows) if bool(batch.input_file_id) is has_file]
         batches.sort(key=lambda batch: batch.order, reverse=True)
         await self._add_progress(*batches)
@@ -90,7 +92,7 @@ class RowBatches:
 
     async def find(self, owner: str, batch_id: str, *, has_file: bool) -> RowBatch:
         """Raises: UnknownBatch, StorageError."""
-        (row,) = await self._table.get(key_of(BATCHES, owner, batch_id))
+        (row,) = await self._table.get(row_key(BATCHES, owner, batch_id))
         batch = _decode(row) if row is not None else None
         if batch is None or bool(batch.input_file_id) is not has_file:
             raise UnknownBatch("There is no such batch.", param="batch_id")
@@ -114,9 +116,9 @@ class RowBatches:
 
     async def check_number(self, owner: str) -> None:
         """Raises: TooMany, StorageError."""
-        if len(await self._table.sizes(key_of(BATCHES, owner), most=_BATCHES_OF_OWNER)) >= _BATCHES_OF_OWNER:
+        if len(await self._table.sizes(row_key(BATCHES, owner), most=_BATCHES_OF_OWNER)) >= _BATCHES_OF_OWNER:
             raise TooMany(f"An owner has at most {_BATCHES_OF_OWNER} batches. They are deleted after 30 days.")
-        if len(await self._table.sizes(key_of(OPEN, owner), most=_OPEN_OF_OWNER)) >= _OPEN_OF_OWNER:
+        if len(await self._table.sizes(row_key(OPEN, owner), most=_OPEN_OF_OWNER)) >= _OPEN_OF_OWNER:
             raise TooMany(f"An owner has at most {_OPEN_OF_OWNER} batches that have not ended. Wait for some.")
 
     async def create(self, batch: RowBatch, *, upload_key: bytes | None = None) -> RowBatch:
@@ -151,17 +153,17 @@ class RowBatches:
         if batch.input_file_id:
             await self._table.change({}, [key])
         else:
-            await self.files.discard(key_of(UNUSED, batch.owner, f"{batch.batch_id}-results"), results, [key])
+            await self.files.discard(row_key(UNUSED, batch.owner, f"{batch.batch_id}-results"), results, [key])
 
     async def forget(self, owner: str) -> dict[str, int]:
         """Delete all files and batches of an owner. Other servers stop their batches when they write the next result.
         Raises: StorageError."""
-        batches, files = await self.files.sizes(key_of(BATCHES, owner)), await self.files.sizes(key_of(FILES, owner))
+        batches, files = await self.files.sizes(row_key(BATCHES, owner)), await self.files.sizes(row_key(FILES, owner))
         for run in [one for one in self._runs.values() if one.batch.owner == owner]:
             run.task.cancel()
             await asyncio.wait([run.task])
         for kind in KINDS:  # first what other servers need to write the rest
-            await self.files.erase(key_of(kind, owner))
+            await self.files.erase(row_key(kind, owner))
         return {"files": len(files), "batches": len(batches)}
 
     async def delete_file(self, file: StoredFile) -> None:
@@ -172,7 +174,7 @@ class RowBatches:
 
     async def _uses(self, file: StoredFile) -> bool:
         """Return whether a batch that has not ended reads a file. Raises: StorageError."""
-        used = [row async for _, row in self.files.rows(key_of(OPEN, file.owner))]
+        used = [row async for _, row in self.files.rows(row_key(OPEN, file.owner))]
         return file.file_id.encode() in used
 
     # Running
@@ -180,18 +182,6 @@ class RowBatches:
     def _on_change(self) -> None:
         self._runner.slots.offer()
         self._has_changed.set()
-
-    async def _look_again(self) -> None:
-        """Look for batches of dead servers when something has changed. Never returns."""
-        while True:
-            await self._has_changed.wait()
-            self._has_changed.clear()
-            try:
-                await self._look()
-            except StorageError:
-                continue  # it looks again soon
-            except Exception:  # a defect must not end the server
-                logger.exception("Batches of other servers are not looked for.")
 
     async def _look(self) -> None:
         """Run the batches that no other server runs, and learn which of its own are cancelled. Raises: StorageError."""

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from tailrace.errors import StorageError
-from tailrace.server import Table, TableLease
+from tailrace.server import Table, TableLease, account_of, row_key
 from tailrace_plugins.batches.errors import SpaceFull, TooMany, UnknownFile
-from tailrace_plugins.batches.keys import FILES, PIECES, UNUSED, account_of, key_of, piece_key
+from tailrace_plugins.batches.keys import FILES, PIECES, UNUSED, piece_key
 from tailrace_plugins.batches.records import StoredFile
 
 __all__ = ["PIECE_BYTES", "FileWriter", "Files", "new_id", "unused"]
@@ -49,8 +49,8 @@ class FileWriter:
 
     def __init__(self, files: Files, owner: str, file_id: str) -> None:
         self.file_id = file_id
-        self.prefix = key_of(PIECES, owner, f"{file_id}/")
-        self.upload_key = key_of(UNUSED, owner, file_id)
+        self.prefix = row_key(PIECES, owner, f"{file_id}/")
+        self.upload_key = row_key(UNUSED, owner, file_id)
         self.num_bytes = 0
         self._files = files
         self._owner = owner
@@ -129,30 +129,30 @@ class Files:
 
     async def check_number(self, owner: str) -> None:
         """Raises: TooMany, StorageError."""
-        if len(await self.table.sizes(key_of(FILES, owner), most=_FILES_OF_OWNER)) >= _FILES_OF_OWNER:
+        if len(await self.table.sizes(row_key(FILES, owner), most=_FILES_OF_OWNER)) >= _FILES_OF_OWNER:
             raise TooMany(f"An owner has at most {_FILES_OF_OWNER} files. Delete some.")
 
     async def add(self, file: StoredFile, *, upload_key: bytes | None = None, lease: TableLease | None = None) -> None:
         """Keep the facts of a file whose pieces are kept. Raises: StorageError."""
-        rows = {key_of(FILES, file.owner, file.file_id): _encode(file)}
+        rows = {row_key(FILES, file.owner, file.file_id): _encode(file)}
         await self.table.change(rows, [upload_key] if upload_key is not None else (), lease=lease)
 
     async def of(self, owner: str) -> list[StoredFile]:
         """Return the files of an owner, the newest first. Raises: StorageError."""
-        files = [_decode(row) async for _, row in self.rows(key_of(FILES, owner)) if row is not None]
+        files = [_decode(row) async for _, row in self.rows(row_key(FILES, owner)) if row is not None]
         return sorted(files, key=lambda file: file.order, reverse=True)
 
     async def find(self, owner: str, file_id: str) -> StoredFile:
         """Raises: UnknownFile, StorageError."""
-        (row,) = await self.table.get(key_of(FILES, owner, file_id))
+        (row,) = await self.table.get(row_key(FILES, owner, file_id))
         if row is None:
             raise UnknownFile("There is no such file.", param="file_id")
         return _decode(row)
 
     async def delete(self, file: StoredFile) -> None:
         """Raises: StorageError."""
-        key = key_of(FILES, file.owner, file.file_id)
-        await self.discard(key_of(UNUSED, file.owner, file.file_id), file.pieces, [key])
+        key = row_key(FILES, file.owner, file.file_id)
+        await self.discard(row_key(UNUSED, file.owner, file.file_id), file.pieces, [key])
 
     async def sizes(self, prefix: bytes) -> dict[bytes, int]:
         """Return the keys that begin with `prefix`, in their order, each with the bytes of its row. Raises:

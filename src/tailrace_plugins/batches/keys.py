@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-
+from tailrace.server import row_key
 from tailrace_plugins.batches.records import RowBatch
 
 __all__ = [
-    "BATCHES", "CANCELLED", "COUNTS", "ERRORS", "FILES", "KINDS", "OPEN", "PIECES", "RESULTS", "UNUSED", "account_of",
-    "key_of", "key_of_batch", "piece_key", "result_prefix",
+    "BATCHES", "CANCELLED", "COUNTS", "ERRORS", "FILES", "KINDS", "OPEN", "PIECES", "RESULTS", "UNUSED",
+    "key_of_batch", "piece_key", "result_prefix",
 ]  # fmt: skip
 
 BATCHES = b"b"
@@ -22,18 +21,8 @@ RESULTS, ERRORS = b"o", b"e"  # of rows
 KINDS = (BATCHES, OPEN, CANCELLED, COUNTS, FILES, UNUSED, PIECES, RESULTS, ERRORS)
 
 
-def account_of(owner: str) -> bytes:
-    """Return what stands for an owner."""
-    return hashlib.sha256(owner.encode()).hexdigest()[:32].encode()
-
-
-def key_of(kind: bytes, owner: str, name: str = "") -> bytes:
-    """Return the key of a row, or without a name what the keys of an owner's rows begin with."""
-    return b"%b/%b/%b" % (kind, account_of(owner), name.encode())
-
-
 def key_of_batch(kind: bytes, batch: RowBatch) -> bytes:
-    return key_of(kind, batch.owner, batch.batch_id)
+    return row_key(kind, batch.owner, batch.batch_id)
 
 
 def result_prefix(kind: bytes, batch: RowBatch) -> bytes:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from tailrace.errors import JournalDamaged, RequestError
-from tailrace.server import Table
+from tailrace.server import Table, row_key
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.keys import (
     BEGUN,
@@ -26,7 +26,6 @@ from tailrace_plugins.tool_loop.keys import (
     READ,
     STEPS,
     USED,
-    key_of,
 )
 from tailrace_plugins.tool_loop.records import Begun, Needs, Planned
 
@@ -65,7 +64,7 @@ class Journal:
         Raises: RequestError, StorageError.
         """
         owner, loop_id = begun.sender.owner, begun.loop_id
-        key = key_of(BEGUN, owner, loop_id)
+        key = row_key(BEGUN, owner, loop_id)
         try:
             first = {key: _encode(begun)}
         except OverflowError:
@@ -76,7 +75,7 @@ class Journal:
         await self.table.change(first)
         lease = await self.table.take(key)  # before others can know of it
         kept = KeptLoop(self.table, begun)
-        rows = {key_of(OPEN, owner, loop_id): _encode(needs), **used}
+        rows = {row_key(OPEN, owner, loop_id): _encode(needs), **used}
         if lease is None or not await self.table.change(rows, lease=lease, absent=used):
             await self.table.change({}, [key])
             return None
@@ -85,7 +84,7 @@ class Journal:
 
     async def load(self, owner: str, loop_id: str) -> KeptLoop | None:
         """Return a response; None if there is none, or it is damaged."""
-        (row,) = await self.table.get(key_of(BEGUN, owner, loop_id))
+        (row,) = await self.table.get(row_key(BEGUN, owner, loop_id))
         if row is None:
             return None
         kept = KeptLoop(self.table, _decode(row))
@@ -98,7 +97,7 @@ class Journal:
     async def take(self, kept: KeptLoop, *, is_cancelled: bool) -> bool:
         """Let this server go on with a response, or cancel it, if no other one does that lives. Raises: JournalDamaged,
         too."""
-        lease = await self.table.take(key_of(BEGUN, kept.begun.sender.owner, kept.begun.loop_id))
+        lease = await self.table.take(row_key(BEGUN, kept.begun.sender.owner, kept.begun.loop_id))
         if lease is None:
             return False
         await kept.refresh()
@@ -109,7 +108,7 @@ class Journal:
 
     async def is_held(self, owner: str, loop_id: str) -> bool:
         """Return whether a server that lives goes on with a response."""
-        return await self.table.is_held(key_of(BEGUN, owner, loop_id))
+        return await self.table.is_held(row_key(BEGUN, owner, loop_id))
 
     async def unfinished(self) -> dict[str, Needs]:
         """Return what the responses need that have not ended, by their ids."""
@@ -119,7 +118,7 @@ class Journal:
 
     async def needs_of(self, owner: str, loop_id: str) -> Needs | None:
         """Return what a response needs; None if it has ended."""
-        (row,) = await self.table.get(key_of(OPEN, owner, loop_id))
+        (row,) = await self.table.get(row_key(OPEN, owner, loop_id))
         return _decode_needs(row) if row is not None else None
 
     # What other servers should know
@@ -127,14 +126,14 @@ class Journal:
     async def mark_cancelled(self, begun: Begun) -> None:
         """Let the server that goes on with a response cancel it."""
         owner, loop_id = begun.sender.owner, begun.loop_id
-        cancelled = key_of(CANCELLED, owner, loop_id)
+        cancelled = row_key(CANCELLED, owner, loop_id)
         await self.table.change({cancelled: b"1"})
         if await self.needs_of(owner, loop_id) is None:  # it has ended, so nothing else erases this
             await self.table.change({}, [cancelled])
 
     async def are_cancelled(self, loops: Sequence[tuple[str, str]]) -> set[str]:
         """Return the ids of the responses that a client has cancelled, of these. They are given with their owners."""
-        rows = await self.table.get(*(key_of(CANCELLED, owner, loop_id) for owner, loop_id in loops))
+        rows = await self.table.get(*(row_key(CANCELLED, owner, loop_id) for owner, loop_id in loops))
         return {loop_id for (_, loop_id), row in zip(loops, rows, strict=True) if row is not None}
 
     async def begin_reading(self, begun: Begun) -> None:
@@ -149,10 +148,10 @@ class Journal:
 
     async def is_read(self, begun: Begun) -> bool:
         """Return whether another server has readers of a response."""
-        return bool(await self.table.sizes(key_of(READ, begun.sender.owner, begun.loop_id) + b"/", most=1))
+        return bool(await self.table.sizes(row_key(READ, begun.sender.owner, begun.loop_id) + b"/", most=1))
 
     def _reading_key(self, begun: Begun) -> bytes:
-        return key_of(READ, begun.sender.owner, f"{begun.loop_id}/{self._server_id}")
+        return row_key(READ, begun.sender.owner, f"{begun.loop_id}/{self._server_id}")
 
     # What was used
 
@@ -178,18 +177,18 @@ class Journal:
         await self._delete(owner, loop_id, [_claim_key(owner, begun.claim)] if is_its_own else [])
 
     async def _delete(self, owner: str, loop_id: str, claims: Collection[bytes] = ()) -> None:
-        first = [key_of(kind, owner, loop_id) for kind in (BEGUN, OPEN, CANCELLED)]
+        first = [row_key(kind, owner, loop_id) for kind in (BEGUN, OPEN, CANCELLED)]
         await self.table.change({}, [*first, *claims])  # from then on no server adds to it
         for prefix in (
-            key_of(STEPS, owner, f"{loop_id}/"),
-            key_of(READ, owner, f"{loop_id}/"),
-            key_of(USED, owner, loop_id.removeprefix("mcp_")),
+            row_key(STEPS, owner, f"{loop_id}/"),
+            row_key(READ, owner, f"{loop_id}/"),
+            row_key(USED, owner, loop_id.removeprefix("mcp_")),
         ):
             await self._erase(prefix)
 
     async def delete_id(self, owner: str, loop_id: str) -> None:
         """Forget a response, which may be damaged."""
-        (row,) = await self.table.get(key_of(BEGUN, owner, loop_id))
+        (row,) = await self.table.get(row_key(BEGUN, owner, loop_id))
         if row is not None:
             await self.delete(_decode(row))
         else:
@@ -199,12 +198,12 @@ class Journal:
         """Forget all that an owner has. Returns how many responses there were."""
         num_loops = len(await self.of(owner))
         for kind in KINDS:
-            await self._erase(key_of(kind, owner))
+            await self._erase(row_key(kind, owner))
         return num_loops
 
     async def of(self, owner: str) -> list[str]:
         """Return the ids of an owner's responses, the oldest first."""
-        return [_name(key) for key in await self._keys(key_of(BEGUN, owner))]
+        return [_name(key) for key in await self._keys(row_key(BEGUN, owner))]
 
     async def delete_older(self, time_s: float, live: Collection[str]) -> None:
         """Forget the responses that began before a time, except those that run here (`live`) or at a server that
@@ -244,8 +243,8 @@ def _begun_s(loop_id: str) -> int:
 def _used_key(owner: str, call: Planned, after: str) -> bytes:
     """Return a key that begins with the id of the response that asked for the approval. A response that was the second
     to use it, `after` one that made no call, has another key: of two such responses, only one begins."""
-    return key_of(USED, owner, f"{(call.approval_id or '').removeprefix('mcpr_')}/{after}")
+    return row_key(USED, owner, f"{(call.approval_id or '').removeprefix('mcpr_')}/{after}")
 
 
 def _claim_key(owner: str, claim: str) -> bytes:
-    return key_of(CLAIMS, owner, hashlib.sha256(claim.encode()).hexdigest())
+    return row_key(CLAIMS, owner, hashlib.sha256(claim.encode()).hexdigest())

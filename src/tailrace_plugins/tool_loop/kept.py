@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tailrace.errors import JournalDamaged, LeaseLost, StorageError
-from tailrace.server import Table, TableLease
-from tailrace_plugins.tool_loop.keys import CANCELLED, OPEN, READ, key_of, step_key
+from tailrace.server import Table, TableLease, row_key
+from tailrace_plugins.tool_loop.keys import CANCELLED, OPEN, READ, step_key
 from tailrace_plugins.tool_loop.records import Begun, Called, Calling, Ended, Step, TurnEnded
 
 __all__ = ["KeptLoop"]
@@ -161,6 +161,6 @@ class KeptLoop:
     async def _gone(self) -> list[bytes]:
         """Return the rows that go with the end. Raises: StorageError."""
         open_key, cancelled, read = (
-            key_of(kind, self.begun.sender.owner, self.begun.loop_id) for kind in (OPEN, CANCELLED, READ)
+            row_key(kind, self.begun.sender.owner, self.begun.loop_id) for kind in (OPEN, CANCELLED, READ)
         )
         return [open_key, cancelled, *await self._table.sizes(read + b"/", most=_READ_AT_ONCE)]

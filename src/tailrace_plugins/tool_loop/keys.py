@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+from tailrace.server import row_key
 
-__all__ = ["BEGUN", "CANCELLED", "CLAIMS", "KINDS", "OPEN", "READ", "STEPS", "USED", "key_of", "step_key"]
+__all__ = ["BEGUN", "CANCELLED", "CLAIMS", "KINDS", "OPEN", "READ", "STEPS", "USED", "step_key"]
 
 BEGUN = b"b"  # how a response began; whoever goes on with it has the lease of this row
 STEPS = b"s"  # what followed, in order
@@ -16,16 +16,6 @@ CLAIMS = b"i"  # Idempotency-Keys
 KINDS = (BEGUN, OPEN, CANCELLED, READ, STEPS, USED, CLAIMS)
 
 
-def _account_of(owner: str) -> bytes:
-    """Return what stands for an owner."""
-    return hashlib.sha256(owner.encode()).hexdigest()[:32].encode()
-
-
-def key_of(kind: bytes, owner: str, name: str = "") -> bytes:
-    """Return the key of a row, or without a name what the keys of an owner's rows begin with."""
-    return b"%b/%b/%b" % (kind, _account_of(owner), name.encode())
-
-
 def step_key(owner: str, loop_id: str, number: int) -> bytes:
     """Return the key of a step, from 0. Keys are in the order of their numbers."""
-    return b"%b/%08x" % (key_of(STEPS, owner, loop_id), number)
+    return b"%b/%08x" % (row_key(STEPS, owner, loop_id), number)

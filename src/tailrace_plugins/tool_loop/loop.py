@@ -261,8 +261,6 @@ class Loop:
             await self.kept.add(*rest, Ended(status, error))
         elif self.kept.end is not None:
             status, error = self.kept.end.status, self.kept.end.error
-        if self.has_ended:
-            return  # two cancelled it at once
         self._open()
         self.output.close(status, error)
         self.has_ended = True

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from tailrace.errors import JournalDamaged, LeaseLost, StorageError
-from tailrace.server import SHUTTING_DOWN, Server
+from tailrace.server import SHUTTING_DOWN, Server, look_at_changes
 from tailrace_plugins.tool_loop.beginnings import Beginnings
 from tailrace_plugins.tool_loop.errors import NotBegun, ToolServerMissing, UnknownLoop
 from tailrace_plugins.tool_loop.journal import Journal
@@ -70,7 +70,7 @@ class Loops:
         work: list[Callable[[], Awaitable[None]]] = [self._sweep, self._tool_servers.connections.sweep]
         if self._journal.is_shared:
             self._journal.table.listen(self._has_changed.set)
-            work.append(self._look_again)
+            work.append(partial(look_at_changes, self._has_changed, self._look, logger, "Responses"))
         self._tasks = [self._group.create_task(_safely(one)) for one in work]
 
     def drain(self) -> None:
@@ -196,18 +196,6 @@ class Loops:
         return {"tool_loops": await self._journal.forget(owner)}
 
     # Responses of other servers
-
-    async def _look_again(self) -> None:
-        """Look for responses of dead servers when something may have changed. Never returns."""
-        while True:
-            await self._has_changed.wait()
-            self._has_changed.clear()
-            try:
-                await self._look()
-            except StorageError:
-                continue  # it looks again soon
-            except Exception:  # a defect must not end the server
-                logger.exception("Responses of other servers are not looked for.")
 
     async def _look(self) -> None:
         """Go on with the responses that no other server goes on with, and learn what others have done. Raises:

@@ -18,12 +18,12 @@ from tests.waiting import LONG_S
 
 from tailrace.errors import Draining, StorageError
 from tailrace.http.wires import ServedWires
-from tailrace.server import LocalNotes, LocalTable, Sender, Table, TableLease
+from tailrace.server import LocalNotes, LocalTable, Sender, Table, TableLease, row_key
 from tailrace_plugins.batches.anthropic_routes import BatchRequest, write_rows
 from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
 from tailrace_plugins.batches.files import PIECE_BYTES, Files, FileWriter, new_id
-from tailrace_plugins.batches.keys import BATCHES, CANCELLED, OPEN, RESULTS, key_of, key_of_batch, result_prefix
+from tailrace_plugins.batches.keys import BATCHES, CANCELLED, OPEN, RESULTS, key_of_batch, result_prefix
 from tailrace_plugins.batches.records import RowBatch, StoredFile
 from tailrace_plugins.batches.row_runner import RowRunner, RowsInProgress
 from tailrace_plugins.batches.rows import BatchRow
@@ -235,8 +235,8 @@ async def test_results_that_are_a_file_already_count_once(tmp_path: Path) -> Non
             batch = await _until_ended(batches, await _add(batches, chat_file(3, max_tokens=2)))
             used = table.used()
         batch.status = "finalizing"
-        row = {key_of(BATCHES, "anonymous", batch.batch_id): msgspec.msgpack.encode(batch)}
-        await table.change({**row, key_of(OPEN, "anonymous", batch.batch_id): batch.input_file_id.encode()})
+        row = {row_key(BATCHES, "anonymous", batch.batch_id): msgspec.msgpack.encode(batch)}
+        await table.change({**row, row_key(OPEN, "anonymous", batch.batch_id): batch.input_file_id.encode()})
         async with _opened(house, table) as batches:
             (batch,) = await batches.of("anonymous", has_file=True)
             batch = await _until_ended(batches, batch)
@@ -311,6 +311,6 @@ async def test_a_cancel_that_comes_after_the_end_leaves_nothing(tmp_path: Path) 
 async def test_a_batch_that_cannot_be_read_stops_no_other(tmp_path: Path) -> None:
     table = Rows()
     for kind in (BATCHES, OPEN):
-        await table.change({key_of(kind, "anonymous", "batch_damaged"): b"no batch"})
+        await table.change({row_key(kind, "anonymous", "batch_damaged"): b"no batch"})
     async with serving_with_keys(tmp_path) as house, _opened(house, table) as batches:
         assert (await _until_ended(batches, await _add(batches, chat_file(1)))).status == "completed"

@@ -25,9 +25,9 @@ from tests.waiting import LONG_S
 
 pytest.importorskip("mcp")
 
-from tailrace.server import LocalNotes, LocalTable, Note
+from tailrace.server import LocalNotes, LocalTable, Note, row_key
 from tailrace_plugins.tool_loop.journal import Journal
-from tailrace_plugins.tool_loop.keys import CLAIMS, key_of
+from tailrace_plugins.tool_loop.keys import CLAIMS
 from tailrace_plugins.tool_loop.loop import CallLimits, Loop
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.servers_file import McpServer
@@ -153,7 +153,7 @@ async def _run(case: Case, deaths: Sequence[Death]) -> tuple[Loop, int, MortalNo
         notes.on_death = dead.set
         async with case.life(notes) as loops:
             with contextlib.suppress(Died):
-                known = notes.get(key_of(CLAIMS, "anonymous", hashlib.sha256(b"go").hexdigest()))
+                known = notes.get(row_key(CLAIMS, "anonymous", hashlib.sha256(b"go").hexdigest()))
                 if known is None:
                     loop = await begin(loops, request_with({"idempotency-key": "go"}), BODY)
                 else:
