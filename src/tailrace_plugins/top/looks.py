@@ -10,6 +10,8 @@ from typing import Any, Self
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from tailrace.client import NOT_TRUSTED, is_not_trusted, trusted_certificates
+
 __all__ = ["Look", "Looks", "NoLook"]
 
 _TIMEOUT_S = 10.0
@@ -38,10 +40,9 @@ class Looks:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._url = url.rstrip("/")
         try:
-            certificates = httpx.create_ssl_context()  # of httpx and of SSL_CERT_FILE
-            certificates.load_default_certs()  # of the system
-        except OSError as error:
-            raise NoLook(f"SSL_CERT_FILE or SSL_CERT_DIR cannot be read: {error.strerror or error}.") from None
+            certificates = trusted_certificates()
+        except ValueError as error:
+            raise NoLook(str(error)) from None
         try:
             self._http = httpx.Client(base_url=self._url, headers=headers, timeout=_TIMEOUT_S, verify=certificates)
         except (ValueError, httpx.InvalidURL):
@@ -100,9 +101,6 @@ class Looks:
         try:
             return self._http.get(path)
         except httpx.HTTPError as error:
-            if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                raise NoLook(
-                    f"The server at {self._url} shows a certificate that is not trusted; SSL_CERT_FILE names one "
-                    "that is."
-                ) from None
+            if is_not_trusted(error):
+                raise NoLook(f"The server at {self._url} {NOT_TRUSTED}.") from None
             raise NoLook(f"{self._url} cannot be reached: {error}. Set another address with --url.") from None
