@@ -28,6 +28,7 @@ from tailrace.dialects.fields import SamplingFields
 from tailrace_outer.responses import responses_wire
 from tailrace_plugins.anthropic import anthropic_wire as anthropic
 from tailrace_plugins.articles import cumulative
+from tailrace_plugins.llama_server import llama_server_vectors
 from tailrace_plugins.llama_server import llama_server_wire as llama_server
 from tailrace_plugins.ollama import ollama_embeddings
 from tailrace_plugins.ollama import ollama_wire as ollama
@@ -379,8 +380,8 @@ APIS = [
         "OpenAI and vLLM: completions",
         "POST /v1/fim/completions",
         {"prompt": "Hi"},
-        {*CompletionParams.__annotations__, *_VLLM, *openai.WIRE.unused} | fields_of(openai.CompletionBody),
-        _SAMPLING | {"echo": True, "logprobs": 2, "prompt": ["Ho", "Ha"], "best_of": 2, "suffix": "x"},
+        {*CompletionParams.__annotations__, *_VLLM, *openai.WIRE.unused} | fields_of(openai.FimBody),
+        {**_SAMPLING, "random_seed": 9, "echo": True, "logprobs": 2, "prompt": ["Ho"], "best_of": 2, "suffix": "x"},
         _STREAMED,
     ),
     Api(
@@ -538,6 +539,15 @@ APIS = [
         {"prompt": "Hi"},
         fields_of(llama_server.LlamaCompletionBody) | set(llama_server.WIRE.unused),
         _LLAMA_SAMPLES | {"prompt": "Ho"},
+    ),
+    Api(
+        "llama.cpp's server",
+        "POST /embedding",
+        {"content": "Hi"},
+        fields_of(llama_server_vectors.LlamaEmbeddingBody) | {"encoding_format"},
+        {"content": ["Ho"], "input": "Hu", "embd_normalize": 1, "encoding_format": "base64", "model": "other"},
+        {"input": {"content": None}},
+        moot={"model": "the routes choose the model"},
     ),
     Api(
         "llama.cpp's server",

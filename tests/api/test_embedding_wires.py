@@ -1,4 +1,4 @@
-"""Embeddings and rankings on the wires of Ollama, Text Embeddings Inference, Jina and Cohere."""
+"""Embeddings and rankings on the wires of Ollama, Text Embeddings Inference, llama.cpp's server, Jina and Cohere."""
 
 from __future__ import annotations
 
@@ -150,9 +150,31 @@ def test_text_embeddings_inference_ranks(server: Server, scores: list[float]) ->
     assert server.post("/rerank", {"query": "word " * 40, "texts": TEXTS}).status_code == 413
 
 
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_jina_and_cohere(server: Server, scores: list[float], version: str) -> None:
-    path = f"/{version}/rerank"
+@pytest.mark.parametrize("path", ["/embedding", "/embeddings"])
+def test_llama_server(server: Server, path: str) -> None:
+    expected = [pytest.approx(_openai(server, text), abs=1e-5) for text in TEXTS]
+    whole = [{"index": index, "embedding": [one]} for index, one in enumerate(expected)]
+    assert _answer(server, path, {"content": TEXTS[0]}) == whole[:1]
+    assert _answer(server, path, {"content": TEXTS, "model": "embed"}) == whole
+    assert _answer(server, path, {"input": TEXTS[0], "embd_normalize": 2}) == whole[:1]
+    for norm, length in ((1, 1.0), (3, 1.0)):
+        ((one,),) = (answer["embedding"] for answer in _answer(server, path, {"content": "Hi", "embd_normalize": norm}))
+        assert sum(abs(number) ** norm for number in one) == pytest.approx(length, abs=1e-5)
+        assert [number / math.hypot(*one) for number in one] == pytest.approx(_openai(server, "Hi"), abs=1e-5)
+    ((largest,),) = (one["embedding"] for one in _answer(server, path, {"content": "Hi", "embd_normalize": 0}))
+    assert max(map(abs, largest)) == pytest.approx(32_760)
+    ((raw,),) = (one["embedding"] for one in _answer(server, path, {"content": "Hi", "embd_normalize": -1}))
+    assert math.hypot(*raw) > 1.5
+    faulty: list[dict[str, Any]] = [
+        {}, {"content": []}, {"content": 5}, {"content": ["a", 1]}, {"content": "Hi", "embd_normalize": -2},
+    ]  # fmt: skip
+    for body in faulty:
+        refused = server.post(path, body)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_jina_and_cohere(server: Server, scores: list[float], path: str) -> None:
     order = sorted(range(len(TEXTS)), key=lambda index: -scores[index])
     found = _answer(server, path, {"model": "rank", **RANK, "top_n": 2, "return_documents": True})
     assert [one["index"] for one in found["results"]] == order[:2]
@@ -165,12 +187,13 @@ def test_jina_and_cohere(server: Server, scores: list[float], version: str) -> N
     assert "document" not in again["results"][0]
     long = server.post(path, {"query": QUERY, "documents": ["word " * 100, *TEXTS]})
     assert len(long.json()["results"]) == 4
-    assert long.headers["x-tailrace-ignored"] == "documents (cut to 32 tokens)"
+    assert long.headers["x-tailrace-ignored"].endswith("s (cut to 32 tokens)")  # documents, or TEI's word: inputs
+    status = 422 if path == "/rerank" else 400  # as text-embeddings-inference has it
     for body in ({"query": QUERY}, {**RANK, "documents": []}, {**RANK, "top_n": -1}, {**RANK, "query": None}):
-        assert server.post(path, body).status_code == 400
+        assert server.post(path, body).status_code == status
     refused = server.post(path, {**RANK, "model": "embed"})
-    assert refused.status_code == 400
-    assert "cannot rank documents" in refused.json()["error"]["message"]
+    assert refused.status_code == status
+    assert "cannot rank documents" in refused.text
 
 
 async def test_unmodified_clients(server: Server) -> None:

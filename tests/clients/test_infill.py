@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import ollama
 import openai
 import pytest
@@ -152,6 +153,64 @@ def test_the_server_dies_during_an_infill(smollm2_infill: Path, tmp_path: Path) 
     assert text == undisturbed
 
 
-def frames(server: Server, body: dict[str, Any]) -> list[dict[str, Any]]:
-    with httpx.stream("POST", f"{server.url}/infill", json=body, timeout=LONG_S) as answer:
-        return [json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line]
+class TabbyText(msgspec.Struct):
+    text: str
+    finish_reason: str | None
+
+
+class TabbyDelta(msgspec.Struct):
+    content: str
+
+
+class TabbyPiece(msgspec.Struct):
+    delta: TabbyDelta
+    finish_reason: str | None
+
+
+class TabbyTexts(msgspec.Struct):
+    choices: list[TabbyText]
+
+
+class TabbyPieces(msgspec.Struct):
+    choices: list[TabbyPiece]
+
+
+class TabbyContent(msgspec.Struct):
+    content: str
+    stop: bool
+
+
+def test_tabby(model: Server) -> None:
+    """The requests of Tabby's three clients, and the fields that they must find in each event (`http-api-bindings` of
+    TabbyML/tabby 21b29048). Tabby itself was not run."""
+    marked = f"<fim_prefix>{BEFORE}<fim_suffix>{AFTER}<fim_middle>"  # Tabby's `prompt_template`
+    common = {"temperature": 0.0, "stream": True}
+    of_text = {"model": "coder", "max_tokens": 12, "presence_penalty": 0.0, **common}
+    of_llama = {"seed": 7, "prompt": marked, "n_predict": 12, "penalty_last_n": 0, "presence_penalty": 0.0, **common}
+    of_mistral = {"prompt": BEFORE, "suffix": AFTER, "model": "coder", "max_tokens": 12, "random_seed": 7, **common}
+    expected = infill(model).json()["content"]
+    contents = [msgspec.convert(one, TabbyContent) for one in frames(model, of_llama, "/completion")]
+    assert "".join(one.content for one in contents) == expected
+    assert contents[-1].stop
+    for body in ({"prompt": BEFORE, "suffix": AFTER}, {"prompt": marked, "suffix": None}):
+        events = [msgspec.convert(one, TabbyTexts) for one in frames(model, of_text | body, "/v1/completions")]
+        assert "".join(one.choices[0].text for one in events) == expected
+        assert events[-1].choices[0].finish_reason
+    pieces = [msgspec.convert(one, TabbyPieces) for one in frames(model, of_mistral, "/v1/fim/completions")]
+    assert "".join(one.choices[0].delta.content for one in pieces) == expected
+    assert pieces[-1].choices[0].finish_reason
+
+
+@pytest.mark.parametrize("name", ["seed", "random_seed"])
+def test_a_seed_has_mistrals_name_too(model: Server, name: str) -> None:
+    body = {"prompt": BEFORE, "suffix": AFTER, "model": "coder", "max_tokens": 12, "temperature": 1.5}
+    first, again = (model.post("/v1/fim/completions", body | {name: 5}) for _ in range(2))
+    other = model.post("/v1/fim/completions", body | {name: 6})
+    assert first.json()["choices"] == again.json()["choices"] != other.json()["choices"]
+    assert "x-tailrace-ignored" not in first.headers
+
+
+def frames(server: Server, body: dict[str, Any], path: str = "/infill") -> list[dict[str, Any]]:
+    with httpx.stream("POST", f"{server.url}{path}", json=body, timeout=LONG_S) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+        return [json.loads(line) for line in lines if line != "[DONE]"]

@@ -64,7 +64,7 @@ from tailrace.dialects.native import RETRY_MS, encode_error
 from tailrace.dialects.parts import ImagePart, TextPart, eyes_of, first_asked, omit, text_of
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.reasoning_fields import Effort, effort_values, reasoning_budget, switch_values, unread_reasoning
-from tailrace.dialects.rerank import ranked
+from tailrace.dialects.rerank import parse_ranking, ranked
 from tailrace.dialects.shapes import Other, ignored, note, read_fields, read_known, refused, without_unused
 from tailrace.dialects.tools import ChosenTools, Offer, Tool, ToolChoice, choose_tools, left_out, read_tools
 from tailrace.dialects.wire import (
@@ -181,6 +181,7 @@ __all__ = [
     "note",
     "omit",
     "parse_cursor",
+    "parse_ranking",
     "printable",
     "quote",
     "ranked",

@@ -172,6 +172,10 @@ class CompletionBody(_Body, kw_only=True):
     echo: bool | None = None
 
 
+class FimBody(CompletionBody, kw_only=True):
+    random_seed: int | None = None  # Mistral's name of `seed`
+
+
 def parse_chat(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
     fields, unused = read_known(request.body, OpenAIChatBody, _UNUSED_IN_CHATS)
@@ -274,9 +278,12 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
 def parse_fim(request: ParsedRequest) -> GenerateCall:
     """Mistral's form of an infill: the fields of a completion, and the answer of a chat. Raises: RequestError."""
     body, unused = without_unused(request.body, _UNUSED_IN_INFILLS)
+    seed = body.pop("random_seed", None)
+    if seed is not None and body.get("seed") is None:
+        body["seed"] = seed
     call = parse_completion(replace_fields(request, body=body))
     assert isinstance(call.view, TextView)
-    view = ChatView(usage=call.view.usage, shows_progress=call.view.shows_progress)
+    view = ChatView(usage=call.view.usage, shows_progress=call.view.shows_progress, has_content=True)
     return replace_fields(call, view=view, ignored=(*unused, *call.ignored))
 
 
@@ -398,7 +405,7 @@ WIRE = Wire(
             "/v1/fim/completions",
             Generate(parse_fim),
             "Fill the gap between two texts, as on Mistral's API.",
-            body=CompletionBody,
+            body=FimBody,
             example={"prompt": "def mean(values):\n    total = ", "suffix": "\n    return total", "max_tokens": 32},
         ),
         Operation("GET", "/v1/models", Show(list_models), "List the models.", query=("client_version",)),

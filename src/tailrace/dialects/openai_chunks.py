@@ -41,6 +41,11 @@ class ChatView(ToolsView):
     has_older_calls: bool = False  # a call is a `function_call`
     prompt_logprobs: bool = False  # in whole answers
     shows_progress: bool = False
+    has_content: bool = False  # also in a delta without text, as Tabby needs it in an infill
+
+    @property
+    def empty_delta(self) -> str:
+        return '{"content":""}' if self.has_content else "{}"
 
     def open(self, facts: StreamFacts) -> Encoder:
         return ChatChunkEncoder(facts, self)
@@ -174,13 +179,13 @@ class ChatChunkEncoder(_Encoder):
             chunks += self._chunk(choice, f'{{"content":{quote(event.text)}}}', logprobs, "null")
         if finish is not None:
             self._running.remove(choice)
-            chunks += self._chunk(choice, "{}", self._pending_logprobs(choice), f'"{finish}"')
+            chunks += self._chunk(choice, self._view.empty_delta, self._pending_logprobs(choice), f'"{finish}"')
         return chunks.encode("ascii")
 
     def _empty_chunk(self, choice: int, more: str = "") -> str:
         is_new = choice not in self._opened
         self._opened.add(choice)
-        return self._chunk(choice, _OPENING if is_new else "{}", "null", "null", more)
+        return self._chunk(choice, _OPENING if is_new else self._view.empty_delta, "null", "null", more)
 
     def _pending_logprobs(self, choice: int) -> str:
         """Those of tokens whose text was held back until it was clear that it is no call, or is one."""

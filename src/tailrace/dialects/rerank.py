@@ -17,7 +17,7 @@ from tailrace.dialects.shapes import read_fields
 from tailrace.dialects.wire import MakeVectors, Operation, ParsedRequest, VectorCall
 from tailrace.types import VectorRequest, Vectors
 
-__all__ = ["OPERATIONS", "Count", "RerankBody", "Score", "ranked", "sigmoid"]
+__all__ = ["OPERATIONS", "Count", "RerankBody", "Score", "parse_ranking", "ranked", "sigmoid"]
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Score = tuple[int, float]  # the place of a document in the request, and its score
@@ -70,7 +70,7 @@ class RerankView:
         return shown | {"document": {"text": self.documents[index]}} if self.documents else shown
 
 
-def parse(request: ParsedRequest) -> VectorCall:
+def parse_ranking(request: ParsedRequest) -> VectorCall:
     """Raises: RequestError."""
     fields, unused = read_fields(request.body, RerankBody)
     documents = tuple(one if isinstance(one, str) else one.text for one in fields.documents)
@@ -83,7 +83,7 @@ OPERATIONS = tuple(
     Operation(
         "POST",
         f"/{version}/rerank",
-        MakeVectors(parse, "rank"),
+        MakeVectors(parse_ranking, "rank"),
         "Rank documents by how well they fit a query.",
         body=RerankBody,
         example={"query": "Where do dogs sleep?", "documents": ["A dog sleeps near the water.", "Mills turn slowly."]},

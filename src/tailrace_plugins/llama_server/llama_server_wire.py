@@ -1,5 +1,6 @@
 """The wire of llama.cpp's server for texts: `POST /infill`, `POST /completion`, `POST /detokenize`, `POST
-/apply-template` and `GET /props`. `POST /tokenize` is in TGI's wire, which has the same path.
+/apply-template` and `GET /props`. `POST /tokenize` is in TGI's wire, which has the same path. Embeddings are in
+llama_server_vectors.py.
 
 Editors use it: llama.vim and llama-vscode send the text around the cursor to `/infill`, Tabby and Continue send prompts
 to `/completion`. Chats are on OpenAI's wire, as with llama.cpp's server itself. Source of the format: the server's
@@ -49,6 +50,7 @@ from tailrace.dialects import (
 )
 from tailrace.errors import ContextLengthExceeded, RequestError, TailraceError, UnsupportedParameter
 from tailrace.types import End, Event, GenerateRequest, Infill, Released, Sampling, TextDelta
+from tailrace_plugins.llama_server.llama_server_vectors import OPERATIONS as EMBEDDINGS
 
 __all__ = ["WIRE"]
 
@@ -369,7 +371,7 @@ _COMPLETION = {"prompt": "The river runs", "n_predict": 32}
 
 WIRE = Wire(
     name="llama-server",
-    title="llama.cpp's server: completions and infill",
+    title="llama.cpp's server: completions, infill and embeddings",
     operations=(
         Operation(
             "POST",
@@ -407,6 +409,7 @@ WIRE = Wire(
             example={"messages": [{"role": "user", "content": "Hello"}]},
         ),
         Operation("GET", "/props", Show(show_properties), "The properties of the server, as on llama.cpp's."),
+        *EMBEDDINGS,
     ),
     encode_error=encode_error,
     find_model=named_model,

@@ -2,6 +2,8 @@
 
 1. An input that is too long gets 413, as there; `truncate` cuts it.
 2. `prompt_name` is refused unless it is null: put the prompt before the text.
+
+vLLM and llama.cpp's server have Jina's form at `/rerank`. A request with `documents` gets it here, too.
 """
 
 from __future__ import annotations
@@ -18,8 +20,11 @@ from tailrace.dialects import (
     MakeVectors,
     Operation,
     ParsedRequest,
+    ServerFacts,
     VectorCall,
     Wire,
+    find_model,
+    parse_ranking,
     ranked,
     read_fields,
     read_inputs,
@@ -124,10 +129,17 @@ def parse_similarity(request: ParsedRequest) -> VectorCall:
 
 def parse_rerank(request: ParsedRequest) -> VectorCall:
     """Raises: RequestError."""
+    if "documents" in request.body:
+        return parse_ranking(request)
     fields, unused = read_known(request.body, RerankTextsBody, _UNUSED)
     texts = tuple(fields.texts)
     wanted = VectorRequest(inputs=texts, query=fields.query, truncate=fields.side)
     return VectorCall(wanted, RerankTextsView(bool(fields.raw_scores), texts if fields.return_text else ()), unused)
+
+
+def find_ranker(request: ParsedRequest) -> ServerFacts | None:
+    """Only Jina's form names a model."""
+    return find_model(request, request.body.get("model") if "documents" in request.body else None)
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
@@ -179,6 +191,7 @@ WIRE = Wire(
         ),
     ),
     encode_error=encode_error,
+    find_model=find_ranker,
     unused=_UNUSED,
     names={"input": "inputs"},
 )
