@@ -24,6 +24,7 @@ from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.transport.websocket_parts import SEND_MANY
+from tailrace_outer.scripted.scripted_models import find_scripted
 
 __all__ = ["SocketClient", "app_of", "models_of"]
 
@@ -142,7 +143,7 @@ class SocketClient:
 
 def models_of(harness: Harness) -> Models:
     """Return the models of a server that has only the model of this generator."""
-    served = Served("scripted", harness.engine.spec, Settings(), {})
+    served = Served(find_scripted("scripted").card, harness.engine.spec, Settings())
     served.generator, served.is_loaded = harness.generator, True
     return Models([served], Settings(), asyncio.TaskGroup())
 

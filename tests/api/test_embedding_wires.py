@@ -98,7 +98,8 @@ def test_ollama_cuts_what_is_too_long(server: Server) -> None:
 def test_ollama_says_what_a_model_can_do(server: Server) -> None:
     shown = _answer(server, "/api/show", {"model": "embed"})
     assert shown["capabilities"] == ["embedding"]
-    assert shown["model_info"]["unknown.embedding_length"] == 384
+    assert shown["model_info"]["bert.embedding_length"] == 384
+    assert (shown["details"]["family"], shown["details"]["format"]) == ("bert", "safetensors")
     assert _answer(server, "/api/show", {"model": "rank"})["capabilities"] == ["rerank"]
 
 
@@ -123,6 +124,22 @@ def test_text_embeddings_inference(server: Server) -> None:
         answer = server.post("/embed", body)
         assert answer.status_code == 422, answer.text
         assert answer.json()["error_type"] == "validation"
+
+
+def test_text_embeddings_inference_shows_tokens(server: Server) -> None:
+    """Those of the model that makes vectors, with what its tokenizer adds."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(fetch(CATALOGUE["minilm"], NoProgress()))
+    for asked, added in (({}, True), ({"add_special_tokens": False}, False)):
+        shown = _answer(server, "/tokenize", {"inputs": TEXTS, **asked})
+        assert [[token["id"] for token in tokens] for tokens in shown] == [
+            tokenizer(text, add_special_tokens=added)["input_ids"] for text in TEXTS
+        ]
+        names = [token["text"] for token in shown[2]]
+        assert names == (["[CLS]", "Songs", "[SEP]"] if added else ["Songs"])
+        assert [token["special"] for token in shown[2]] == ([True, False, True] if added else [False])
+    assert isinstance(_answer(server, "/tokenize", {"inputs": "Songs"})[0], dict)  # TGI's form, of the first model
 
 
 def test_text_embeddings_inference_compares(server: Server) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient
+from ollama import Client
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from tests.api.process import Server
@@ -111,6 +112,21 @@ async def test_a_chat(model: Server) -> None:
     assert completion.choices[0].message.content == text
     assert completion.usage is not None
     assert 1 <= completion.usage.completion_tokens <= 30
+
+
+def test_ollamas_client_is_told_what_the_file_is(model: Server) -> None:
+    with Client(model.url) as client:
+        (listed,) = client.list().models
+        shown = client.show("smollm2")
+        (running,) = client.ps().models
+    assert listed.details == shown.details == running.details
+    assert listed.details is not None
+    assert (listed.details.format, listed.details.family, listed.details.families) == ("gguf", "llama", ["llama"])
+    assert (listed.details.parameter_size, listed.details.quantization_level) == ("134.52M", "Q4_1")
+    assert (listed.size, running.size) == (96_576_768, 96_576_768)
+    assert shown.modelinfo is not None
+    assert shown.modelinfo["general.parameter_count"] == 134_515_008
+    assert shown.modelinfo["llama.context_length"] == 8192
 
 
 def test_an_answer_ends_at_its_stop_string(model: Server, undisturbed: str) -> None:

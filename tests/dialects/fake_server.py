@@ -13,10 +13,12 @@ from tailrace.dialects.conversations import place_of
 from tailrace.dialects.native import parse as parse_native
 from tailrace.dialects.wire import Following, Reply
 from tailrace.errors import RequestError, UnknownStream
+from tailrace.models import ModelCard
 from tailrace.text import ChatFacts, Tokenizer
 from tailrace.types import Event, GenerateRequest, Message, Pooling, Sampling, Task
 from tailrace_outer.responses import responses_wire
 from tailrace_outer.scripted.scripted_engine import tokenizer_json
+from tailrace_outer.scripted.scripted_models import find_scripted
 from tailrace_plugins.articles import plain
 from tailrace_plugins.tgi import tgi_wire as tgi
 
@@ -50,6 +52,7 @@ class FakeServer:
 
     model: str = "scripted"
     parent: str = ""
+    card: ModelCard = field(default_factory=lambda: find_scripted("scripted").card)
     version: str = "1.2"
     started_s: int = 1_700_000_000
     is_live: bool = True

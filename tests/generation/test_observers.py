@@ -11,6 +11,7 @@ from tailrace.generation import Observer, Times
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import Arrival, End, Record
+from tailrace_outer.scripted.scripted_models import find_scripted
 
 
 class _Notes(Observer):
@@ -119,7 +120,7 @@ async def test_a_request_without_a_stream_is_refused() -> None:
     harness = Harness()
     notes = _Notes()
     harness.generator.observers.add(notes)
-    served = Served("scripted", harness.engine.spec, Settings(), {})
+    served = Served(find_scripted("scripted").card, harness.engine.spec, Settings())
     served.generator = harness.generator
     arrival = Arrival("scripted", "native", "alice", "abcdefghjkmn")
     with pytest.raises(UnknownModel), served.arriving(arrival):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from tailrace import __version__
 from tailrace.engines import EngineSpec
@@ -16,6 +16,7 @@ from tailrace.errors import EngineLost, TailraceError
 from tailrace.generation.embedder import Embedder
 from tailrace.generation.generator import Generator
 from tailrace.generation.prompts import PromptEncoder
+from tailrace.models import ModelCard
 from tailrace.models.places import data_path
 from tailrace.settings import Settings
 from tailrace.system.child import resident_bytes
@@ -33,16 +34,14 @@ class Served:
     generator: Generator
     embedder: Embedder
 
-    def __init__(
-        self, model: str, spec: EngineSpec, settings: Settings, sampling: Mapping[str, float], *, memory_bytes: int = 0
-    ) -> None:
-        self.model = model
+    def __init__(self, card: ModelCard, spec: EngineSpec, settings: Settings, *, memory_bytes: int = 0) -> None:
+        self.model = card.name
+        self.card = card
         self.settings = settings
-        self.sampling = sampling  # recommended by the model's makers
         self.started_s = int(time.time())
         self.names = (
-            NamedModel(self, model),
-            *(NamedModel(self, name, parent=model) for name in spec.adapters if name),
+            NamedModel(self, self.model),
+            *(NamedModel(self, name, parent=self.model) for name in spec.adapters if name),
         )
         self.is_loaded = False
         self.replay: Verdict | None = None  # how exact replays of this engine are, if that was measured
@@ -145,6 +144,10 @@ class NamedModel:
         self.prompt_template = served.settings.prompt_template
 
     @property
+    def card(self) -> ModelCard:
+        return self.served.card
+
+    @property
     def generator(self) -> Generator:
         return self.served.generator
 
@@ -171,7 +174,7 @@ class NamedModel:
     @property
     def recommended_sampling(self) -> dict[str, float]:
         parameters = self.generator.parameters
-        return {name: value for name, value in self.served.sampling.items() if name in parameters}
+        return {name: value for name, value in self.card.sampling.items() if name in parameters}
 
     @property
     def prompts(self) -> PromptEncoder:

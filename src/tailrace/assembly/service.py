@@ -126,7 +126,7 @@ def _served(source: Source, settings: Settings, *, cache_path: str, shares: bool
         if not source.own:
             raise
         raise ModelError(f"{source.card.name}: {error}") from None
-    return Served(source.card.name, spec, own, source.card.sampling, memory_bytes=source.memory_bytes(spec))
+    return Served(source.card, spec, own, memory_bytes=source.memory_bytes(spec))
 
 
 def _check_names(served: Sequence[Served]) -> None:

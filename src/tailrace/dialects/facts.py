@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tailrace.models import ModelCard
 from tailrace.text import ChatFacts
 from tailrace.types import GenerateRequest, Message, Pooling, PromptProgress, Record, Task
 
@@ -91,6 +92,10 @@ class ServerFacts(Protocol):
     @property
     def parent(self) -> str:
         """The model without the adapter that `model` names; "" if it names none."""
+
+    @property
+    def card(self) -> ModelCard:
+        """What the model's files say."""
 
     @property
     def version(self) -> str: ...

@@ -70,6 +70,7 @@ def read(path: Path, name: str) -> ModelCard:
         has_vision=projector is not None,
         projector=projector,
         tensor_types=tuple(sorted({tensor.type for tensor in metadata.tensors})),
+        file_type=metadata.get("general.file_type", int),
         num_parameters=sum(tensor.num_elements for tensor in metadata.tensors),
         weight_bytes=sum(tensor.num_bytes for tensor in metadata.tensors),
         sampling=recommended(

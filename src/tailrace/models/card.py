@@ -55,6 +55,7 @@ class ModelCard:
     architecture: str = ""  # as the file names it
     quantized_by: str = ""  # of a Hugging Face directory: the method, such as gptq
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
+    file_type: int | None = None  # of a GGUF file: the number of its quantization in llama.cpp
     has_vision: bool = False  # it has a part that reads images
     projector: Path | None = None  # that part, if it is a file of its own: beside a GGUF file
     num_parameters: int = 0  # 0: unknown

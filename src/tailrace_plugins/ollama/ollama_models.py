@@ -1,6 +1,6 @@
 """Ollama's routes about models.
 
-Unknown facts, such as size and family, are left out, or are empty if clients need them.
+What the model's files do not say is left out, or is empty if clients need it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tailrace.dialects import (
 from tailrace.errors import RequestError, UnknownModel
 
 __all__ = [
+    "QUANTIZATIONS",
     "PullBody",
     "ShowBody",
     "find_tagged",
@@ -39,8 +40,16 @@ __all__ = [
 # first with /v1/messages. Both paths are here.
 _API_VERSION = "0.14.2"
 _FOR_EVER = "9999-12-31T23:59:59Z"
-_DETAILS = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "",
-            "quantization_level": ""}  # fmt: skip
+_FORMATS = {"gguf": "gguf", "huggingface": "safetensors", "openvino": "openvino"}
+_PREFIXES = ((10**9, "B"), (10**6, "M"), (10**3, "K"))
+
+# The quantization of a GGUF file by its number, `general.file_type`. Source: `llama_ftype` of llama.cpp.
+QUANTIZATIONS = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S", 12: "Q3_K_M",
+    13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS",
+    21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S",
+    29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4",
+}  # fmt: skip
 
 
 class ShowBody(msgspec.Struct):
@@ -95,15 +104,20 @@ def show_model(request: ParsedRequest) -> Reply:
         raise RequestError("model is required", param="model")
     server = request.server
     require(server, name)
+    card = server.card
+    architecture = card.architecture or "unknown"
+    info = {
+        "general.architecture": architecture,
+        "general.basename": server.model,
+        "general.file_type": card.file_type,
+        "general.parameter_count": card.num_parameters or None,
+        # Clients read the context length from the field `ARCHITECTURE.context_length`. It is that of this server.
+        f"{architecture}.context_length": server.generator.limit_tokens(),
+        f"{architecture}.embedding_length": server.num_dimensions or None,
+    }
     facts = {
         "details": _details(server),
-        # Clients read the context length from the field `ARCHITECTURE.context_length`.
-        "model_info": {
-            "general.architecture": "unknown",
-            "general.basename": server.model,
-            "unknown.context_length": server.generator.limit_tokens(),
-        }
-        | ({"unknown.embedding_length": server.num_dimensions} if server.num_dimensions else {}),
+        "model_info": {key: value for key, value in info.items() if value is not None},
         "capabilities": capabilities_of(server),
         "modified_at": time_of(server.started_s),
     }
@@ -135,9 +149,30 @@ def show_version(request: ParsedRequest) -> Reply:
 
 def _entry(server: ServerFacts) -> JsonBody:
     name = server.model if ":" in server.model else server.model + ":latest"
-    digest = hashlib.sha256(server.model.encode()).hexdigest()
-    return {"name": name, "model": name, "digest": digest, "details": _details(server)}
+    size = server.card.weight_bytes
+    details = _details(server)
+    digest = hashlib.sha256(to_json([server.model, size, details])).hexdigest()
+    return {"name": name, "model": name, "size": size, "digest": digest, "details": details}
 
 
 def _details(server: ServerFacts) -> JsonBody:
-    return {**_DETAILS, "parent_model": server.parent}
+    card = server.card
+    families = [card.architecture, *(["clip"] if card.projector is not None else [])]  # the projector's architecture
+    return {
+        "parent_model": server.parent,
+        "format": _FORMATS.get(card.format, ""),
+        "family": card.architecture,
+        "families": families if card.architecture else [],
+        "parameter_size": _short(card.num_parameters),
+        "quantization_level": QUANTIZATIONS.get(-1 if card.file_type is None else card.file_type)
+        or card.quantized_by.upper(),
+    }
+
+
+def _short(number: int) -> str:
+    """Return a number of parameters as Ollama writes it, such as 3.2B or 134.52M; "" for 0, which is unknown."""
+    for size, letter in _PREFIXES:
+        if number >= size:
+            places = 0 if letter == "K" or not number % size else 1 if letter == "B" else 2
+            return f"{number / size:.{places}f}{letter}"
+    return str(number or "")

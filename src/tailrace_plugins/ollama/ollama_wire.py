@@ -10,7 +10,8 @@ answers are similar. Answers: `ollama_answers.py`. Intended divergences:
    prompt and answer.
 3. Durations that are not measured are left out. `context` is not supported.
 4. `/api/version` returns the version of Ollama with this API, because clients compare it.
-5. A digest is that of the model's name: `ollama ls` shows its first twelve characters, and fails without it.
+5. A digest is that of the model's name, size and details, since hashing the weights takes long: `ollama ls` shows its
+   first twelve characters, and fails without it. A size is that of the weights, also where Ollama adds the cache.
 6. Clients cannot fetch models; `/api/pull` of a served model succeeds at once.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -385,6 +386,72 @@ def test_facts_about_the_model() -> None:
     assert found["capabilities"] == ["completion", "thinking", "insert"]
     architecture = found["model_info"]["general.architecture"]
     assert found["model_info"][f"{architecture}.context_length"] == 4096
+
+
+CARD = replace(
+    FakeServer().card,
+    format="gguf",
+    architecture="llama",
+    file_type=15,
+    num_parameters=3_212_749_888,
+    weight_bytes=2_019_377_376,
+)
+DETAILS = {
+    "parent_model": "",
+    "format": "gguf",
+    "family": "llama",
+    "families": ["llama"],
+    "parameter_size": "3.2B",
+    "quantization_level": "Q4_K_M",
+}
+
+
+def test_what_the_models_files_say() -> None:
+    server = FakeServer(card=CARD)
+    for path in ("/api/tags", "/api/ps"):
+        (model,) = shown(path, server=server)["models"]
+        assert (model["size"], model["details"]) == (2_019_377_376, DETAILS)
+    found = shown("/api/show", {"model": "scripted"}, server=server)
+    assert found["details"] == DETAILS
+    assert found["model_info"]["general.architecture"] == "llama"
+    assert found["model_info"]["general.parameter_count"] == 3_212_749_888
+    assert found["model_info"]["general.file_type"] == 15
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"projector": Path("mmproj.gguf")}, {"families": ["llama", "clip"]}),
+        ({"file_type": None}, {"quantization_level": ""}),
+        ({"file_type": 999}, {"quantization_level": ""}),
+        (
+            {"format": "huggingface", "file_type": None, "quantized_by": "gptq"},
+            {"format": "safetensors", "quantization_level": "GPTQ"},
+        ),
+        ({"format": "upstream", "architecture": ""}, {"format": "", "family": "", "families": []}),
+        ({"num_parameters": 0}, {"parameter_size": ""}),
+        ({"num_parameters": 134_515_008}, {"parameter_size": "134.52M"}),
+        ({"num_parameters": 7 * 10**9}, {"parameter_size": "7B"}),
+        ({"num_parameters": 8_030}, {"parameter_size": "8K"}),
+    ],
+)
+def test_details_of_other_models(changes: JsonBody, expected: JsonBody) -> None:
+    server = FakeServer(card=replace(CARD, **changes))
+    assert shown("/api/show", {"model": "scripted"}, server=server)["details"] == {**DETAILS, **expected}
+
+
+def test_a_digest_changes_with_the_model() -> None:
+    cards = (CARD, replace(CARD, weight_bytes=1), replace(CARD, file_type=14))
+    servers = [*(FakeServer(card=card) for card in cards), FakeServer("other", card=CARD)]
+    digests = [shown("/api/tags", server=server)["models"][0]["digest"] for server in servers]
+    assert len(set(digests)) == len(digests)
+    assert digests[0] == shown("/api/tags", server=FakeServer(card=CARD))["models"][0]["digest"]
+
+
+def test_quantizations_have_the_names_that_llama_cpp_gives_them() -> None:
+    gguf = pytest.importorskip("gguf")
+    for number, name in ollama_models.QUANTIZATIONS.items():
+        assert gguf.LlamaFileType(number).name.removeprefix("ALL_").removeprefix("MOSTLY_").removesuffix("_MOE") == name
 
 
 def test_errors() -> None:
