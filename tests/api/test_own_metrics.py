@@ -79,8 +79,8 @@ def test_readers_and_those_that_come_back(slow: Server) -> None:
         for wire, after in ((first, ""), (second, "?after=1")):
             wire.send("GET", f"/v1/streams/{stream}/events{after}")
             assert wire.head() == 200
-        wait_for(slow, lambda found: found["tailrace_readers"] == 2)
-    wait_for(slow, lambda found: found["tailrace_readers"] == 0)
+        wait_for(slow, lambda found: grown(before, found, "readers") == {"readers": 2})
+    wait_for(slow, lambda found: grown(before, found, "readers") == {})
     assert grown(before, scrape(slow), "follows") == {
         "follows_total{position=start}": 1,
         "follows_total{position=later}": 1,
@@ -108,11 +108,11 @@ def test_replays_and_what_they_cost(slow: Server) -> None:
     stream = slow.create({"prompt": "Long.", "max_tokens": 3000})
     wait_for(slow, lambda found: grown(before, found, "tokens_total{phase=decode}") != {})
     slow.worker().kill()
-    found = wait_for(slow, lambda found: found["tailrace_replay_silence_seconds_count"] == 1)
-    assert found["tailrace_replays_total"] == 1
-    assert found["tailrace_replayed_tokens_total{phase=prefill}"] == 5
-    assert found["tailrace_replayed_tokens_total{phase=decode}"] >= 1
-    assert found["tailrace_engine_restarts"] == 1
+    found = wait_for(slow, lambda found: grown(before, found, "replay_silence_seconds_count") != {})
+    replayed = grown(before, found, "replay", "engine_restarts")
+    assert replayed["replays_total"] == replayed["replay_silence_seconds_count"] == replayed["engine_restarts"] == 1
+    assert replayed["replayed_tokens_total{phase=prefill}"] == 5
+    assert replayed["replayed_tokens_total{phase=decode}"] >= 1
     slow.post(f"/v1/streams/{stream}/cancel", {})
 
 
