@@ -150,6 +150,18 @@ def test_listed_and_shown(url: str, token: str) -> None:
         assert token.split("_", 2)[2] not in shown
 
 
+def test_limits_are_listed(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'records.sqlite'}"
+    _token(url, "alice", "--tokens-per-minute", "20000", "--streams-at-once", "4")
+    _token(url, "bob")
+    assert _keys(url, "limit", "--owner", "bob", "--requests-per-minute", "60").exit_code == 0
+    listed = _keys(url, "list")
+    bobs, alices = (line.rstrip() for line in listed.stdout.splitlines()[-2:])
+    assert alices.endswith("active  tokens per minute 20000, streams at once 4")
+    assert bobs.endswith("active")
+    assert listed.stderr == "Owner bob, with all keys together: requests per minute 60.\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -41,9 +41,12 @@ def test_unknown_variables_are_named() -> None:
     kubernetes = {"TAILRACE_SERVICE_HOST": "10.0.0.1", "TAILRACE_WEB_PORT_80_TCP": "tcp://10.0.0.1:80"}
     others = {"TAILRACE_URL": "http://127.0.0.1:1", "TAILRACE_MODEL": "scripted", "TAILRACE_HOME": "/nowhere"}
     misspelt = {"TAILRACE_QUEU_S": "1", "TAILRACE_STRICTLY_NOTHING_ALIKE": "hunter2"}
-    result = CliRunner().invoke(main, ["config", "--json"], env=kubernetes | others | misspelt)
+    removed = {"TAILRACE_GRAMMAR_MEMORY_BYTES": "1"}
+    result = CliRunner().invoke(main, ["config", "--json"], env=kubernetes | others | misspelt | removed)
     ending = "is not a setting, and has no effect."
     assert result.stderr.splitlines() == [
+        f"tailrace: The environment variable TAILRACE_GRAMMAR_MEMORY_BYTES {ending} It was removed: compiled grammars "
+        "take little memory now.",
         f"tailrace: The environment variable TAILRACE_QUEU_S {ending} Did you mean TAILRACE_QUEUE_S?",
         f"tailrace: The environment variable TAILRACE_STRICTLY_NOTHING_ALIKE {ending}",
     ]

@@ -60,6 +60,7 @@ def test_the_variable_names_the_file(file: Path) -> None:
     ("text", "reason"),
     [
         ("prot = 1", "prot is not a setting. Did you mean port?"),
+        ("grammar-memory-bytes = 1", "grammar-memory-bytes is not a setting. It was removed: compiled grammars"),
         ("port = [1]", "port should be a text, a number, true or false."),
         ("port = 70000", "70000 is not from 0 to 65535"),
         ("port = 'x'", "'x' is not a valid integer"),
@@ -80,6 +81,15 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, reason: str) -> None:
         result = ran(command, "--config", str(file))
         assert (result.exit_code, result.stdout) == (2, "")
         assert reason in result.stderr
+
+
+def test_a_flag_that_was_removed() -> None:
+    for words in (("config",), ("serve", "scripted")):
+        result = ran(*words, "--grammar-memory-bytes", "1")
+        assert result.exit_code == 2
+        assert "No such option '--grammar-memory-bytes'" in result.stderr
+        assert "It was removed: compiled grammars take little memory now." in result.stderr
+        assert "Did you mean" not in result.stderr
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "cannot be read"), (b"\xff", "utf-8")])

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from tailrace.cli.other_servers import hint_of_setting
 from tailrace.cli.setting_options import setting_options
 from tailrace.extensions import Setting
 from tailrace.settings import settings_table
-from tailrace.wording import did_you_mean
 
 __all__ = ["config_option", "example", "file_options"]
 
@@ -113,7 +113,7 @@ def _row(name: str, rows: Mapping[str, Setting], where: str = "") -> Setting:
     place = f"{where}.{name}" if where else name
     if key in _rows():
         raise ValueError(f"{place} cannot be set for a single model.")
-    raise ValueError(f"{place} is not a setting.{did_you_mean(key, (*rows, _MODEL, _MODELS))}")
+    raise ValueError(f"{place} is not a setting.{hint_of_setting(key, (*rows, _MODEL, _MODELS))}")
 
 
 def _plain(value: object, name: str) -> object:

@@ -1,10 +1,15 @@
-"""Commands and flags of other servers, and what they are here. docs/from-ollama.md and the pages beside it say more."""
+"""Commands and flags of other servers, and what they are here: docs/from-ollama.md and the pages beside it say more.
+Also settings that were removed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import click
 
-__all__ = ["COMMANDS", "FLAGS", "hint_of_command", "hint_of_flag"]
+from tailrace.wording import did_you_mean
+
+__all__ = ["COMMANDS", "FLAGS", "hint_of_command", "hint_of_flag", "hint_of_setting"]
 
 COMMANDS = {
     "cp": "--model NAME=SOURCE",
@@ -38,6 +43,13 @@ FLAGS = {
     "--ssl-keyfile": "--tls-key",
     "--tensor-parallel-size": "--gpus",
 }
+_REMOVED = {"grammar-memory-bytes": "It was removed: compiled grammars take little memory now."}
+
+
+def hint_of_setting(name: str, known: Iterable[str]) -> str:
+    """Return a sentence to append to an error about an unknown setting; "" if there is nothing to say."""
+    removed = _REMOVED.get(name.lower().replace("_", "-"), "")
+    return f" {removed}" if removed else did_you_mean(name, known)
 
 
 def hint_of_command(name: str) -> str:
@@ -49,6 +61,8 @@ def hint_of_command(name: str) -> str:
 
 def hint_of_flag(error: click.NoSuchOption) -> str:
     """Return a sentence to append to an error of `tailrace serve`; "" for an unknown flag."""
+    if removed := _REMOVED.get(error.option_name.removeprefix("--")):
+        return f" {removed}"
     ours = FLAGS.get(error.option_name, "")
     is_serve = error.ctx is not None and error.ctx.command.name == "serve"
     return f" It is `{ours}` here." if ours and is_serve else ""

@@ -12,9 +12,10 @@ import click
 from click.core import ParameterSource
 
 from tailrace.cli.console import say_error
+from tailrace.cli.other_servers import hint_of_setting
 from tailrace.extensions import Setting
 from tailrace.settings import settings_table
-from tailrace.wording import closest, did_you_mean
+from tailrace.wording import closest
 
 __all__ = ["is_given", "own_settings", "setting_options", "warn_of_unknown_variables"]
 
@@ -50,8 +51,9 @@ def warn_of_unknown_variables() -> None:
     }  # the common start makes all names similar
     for name in sorted(os.environ):
         if name.startswith("TAILRACE_") and name not in known and _OF_KUBERNETES.search(name) is None:
-            similar = closest(name.removeprefix("TAILRACE_").lower(), by_end)
-            hint = f" Did you mean {by_end[similar]}?" if similar else ""
+            ending = name.removeprefix("TAILRACE_").lower()
+            similar = closest(ending, by_end)
+            hint = hint_of_setting(ending, ()) or (f" Did you mean {by_end[similar]}?" if similar else "")
             say_error(f"The environment variable {name} is not a setting, and has no effect.{hint}")
 
 
@@ -77,7 +79,7 @@ def own_settings(
             raise click.BadParameter(f"{text!r} is not model.setting=value, such as chat.threads=4.", ctx, param)
         if name not in rows:
             shared = any(row.key == name for row in settings_table())
-            why = "cannot be set for a single model." if shared else f"is not a setting.{did_you_mean(name, rows)}"
+            why = "cannot be set for a single model." if shared else f"is not a setting.{hint_of_setting(name, rows)}"
             raise click.BadParameter(f"{name} {why}", ctx, param)
         named = [text.partition("=")[0] for text in ctx.params.get("named") or ()]
         if named and not is_given(ctx, "model") and model not in named:  # else the name of MODEL is not known yet

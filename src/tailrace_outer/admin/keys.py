@@ -20,6 +20,7 @@ from tailrace_outer.client.servers import default_url, server_failures, server_o
 if TYPE_CHECKING:
     from tailrace.access.audit import AuditLog
     from tailrace.access.keys import Key, NewKey
+    from tailrace.access.quota import Quota
     from tailrace.records.key_store import KeyStore
 
 __all__ = ["keys"]
@@ -88,10 +89,14 @@ def create(
 @_as_json
 @_where
 def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as above
-    """List the keys, newest first."""
+    """List the keys, newest first, with the limits of keys and owners."""
+    from tailrace.access.quota import NO_LIMITS
+
     found: Sequence[Key] = ()
+    quotas: dict[str, Quota] = {}
     with contextlib.suppress(_NoDatabase), _store(values) as (store, _):
         found = store.list(owner)
+        quotas = {name: store.quota_of(name) for name in sorted({key.owner for key in found})}
     if as_json:
         print_json([_json_of(key) for key in found])
         return
@@ -101,10 +106,13 @@ def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as a
     now_s = time.time()
     rows = [
         (key.key_id, key.owner, key.name, " ".join(key.scopes), date_of(key.created_s) or "",
-         date_of(key.expires_s) or "", key.state(now_s))
+         date_of(key.expires_s) or "", key.state(now_s), "" if key.quota == NO_LIMITS else describe_quota(key.quota))
         for key in found
     ]  # fmt: skip
-    print_table(("id", "owner", "name", "scopes", "created", "expires", "state"), rows)
+    print_table(("id", "owner", "name", "scopes", "created", "expires", "state", "limits"), rows)
+    for name, quota in quotas.items():
+        if quota != NO_LIMITS:
+            say(f"Owner {name}, with all keys together: {describe_quota(quota)}.")
 
 
 @keys.command()
