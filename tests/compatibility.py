@@ -33,6 +33,7 @@ from tailrace_plugins.llama_server import llama_server_wire as llama_server
 from tailrace_plugins.ollama import ollama_embeddings
 from tailrace_plugins.ollama import ollama_wire as ollama
 from tailrace_plugins.tei import tei_wire as tei
+from tailrace_plugins.tgi import tgi_tokenize
 from tailrace_plugins.tgi import tgi_wire as tgi
 from tailrace_plugins.triton import triton_wire as triton
 
@@ -130,6 +131,7 @@ _LLAMA_SAMPLES: dict[str, Value] = _SAMPLING | {
     "cache_prompt": False, "grammar": "root ::= x", "id_slot": 2, "image_data": [1], "input_extra": [{"text": "x"}],
     "input_prefix": "b", "input_suffix": "y", "lora": [1], "min_keep": 1, "mirostat": 1, "multimodal_data": ["x"],
     "n_cache_reuse": 1, "n_discard": 1, "n_indent": 1, "n_keep": 1, "n_probs": 1, "prompt": "c",
+    "post_sampling_probs": True,
     "response_fields": ["content"], "return_tokens": True, "samplers": ["top_k"], "t_max_predict_ms": 5,
     "t_max_prompt_ms": 5, "timings_per_token": True,
 }  # fmt: skip
@@ -496,7 +498,7 @@ APIS = [
         "Text Generation Inference",
         "POST /tokenize",
         {"inputs": "Hi"},
-        fields_of(tgi.TokenizeBody),
+        fields_of(tgi_tokenize.TokenizeBody),
         {
             "add_special": True,
             "add_special_tokens": False,
@@ -522,7 +524,7 @@ APIS = [
         "Text Generation Inference",
         "POST /chat_tokenize",
         {"messages": [_USER]},
-        fields_of(tgi.TgiChatBody),
+        fields_of(tgi_tokenize.TgiChatBody),
         {"messages": [_OTHER_USER]},
         moot={ANY: "nothing is generated"},
     ),

@@ -153,6 +153,7 @@ async def _generator(source: Source, served: Served, store: LogStore) -> Generat
             chat=chat,
             context_tokens=served.supervisor.spec.context_tokens,
             add_bos=source.card.add_bos,
+            is_framed=source.card.task != "generate",
         ),
         supervisor=served.supervisor,
         gate=Gate(max_requests=settings.max_concurrent_requests),

@@ -35,12 +35,21 @@ _MESSAGE_CHARACTERS = 32  # that the template adds to each message, estimated
 class PromptEncoder:
     """Encodes the prompts of one model. `chat` is None if the model has no chat template."""
 
-    def __init__(self, *, tokenizer: Tokenizer, chat: ChatEncoder | None, context_tokens: int, add_bos: bool) -> None:
+    def __init__(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        chat: ChatEncoder | None,
+        context_tokens: int,
+        add_bos: bool,
+        is_framed: bool = False,  # whether each text has what the tokenizer puts before it and behind it
+    ) -> None:
         self.tokenizer = tokenizer
         self.chat = chat
         self.chat_facts = chat.facts if chat is not None else ChatFacts()
         self.context_tokens = context_tokens
-        self._add_bos = add_bos
+        self._add_bos = add_bos or is_framed
+        self._ends = tokenizer.ends if is_framed else ()
 
     @property
     def can_infill(self) -> bool:
@@ -129,9 +138,10 @@ class PromptEncoder:
         return sum(prompt.num_tokens for prompt in self._encode(request, self._texts(request)))
 
     def tokenize(self, text: str, *, bos: bool = True) -> list[tuple[int, int, int]]:
-        """Return the ids of a prompt, each with the start and end of its characters. With `bos` it begins with the
-        tokens that begin the model's prompts. May take long. Raises: RequestError for text with lone surrogates."""
-        return self.tokenizer.offsets(text, bos=bos and self._add_bos)
+        """Return the ids of a prompt, each with the start and end of its characters. With `bos` it has the
+        tokens that the model's prompts have around a text. May take long. Raises: RequestError for lone surrogates."""
+        found = self.tokenizer.offsets(text, bos=bos and self._add_bos)
+        return [*found, *((token_id, len(text), len(text)) for token_id in self._ends if bos)]
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of ids, with that of special tokens.

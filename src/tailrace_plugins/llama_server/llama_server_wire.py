@@ -8,21 +8,18 @@ README, and the requests that these clients send.
 
 Intended divergences: 1. An answer has no `generation_settings`, and an empty `prompt`. 2. A time
 limit (`t_max_predict_ms`) is ignored and named: a client that leaves ends its answer at once. 3. The texts before and
-after the gap may fill the whole window, not only one batch.
+after the gap may fill the whole window, not only one batch. 4. `n_probs` gives at most 20 tokens, fewer or none if the
+engine cannot; then it is named. `post_sampling_probs` is ignored: logprobs are those of the model, before sampling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
 
 from tailrace.dialects import (
-    Encoder,
-    EventStreamView,
     Generate,
     GenerateCall,
     JsonBody,
@@ -33,14 +30,12 @@ from tailrace.dialects import (
     Reply,
     SamplingFields,
     Show,
-    StreamFacts,
     Wire,
-    failure_of,
-    finished_end,
     grammar_of_schema,
     ignored,
     logit_biases,
     named_model,
+    note,
     read_fields,
     read_known,
     read_messages,
@@ -48,8 +43,9 @@ from tailrace.dialects import (
     sampling_of,
     to_json,
 )
-from tailrace.errors import ContextLengthExceeded, RequestError, TailraceError, UnsupportedParameter
-from tailrace.types import End, Event, GenerateRequest, Infill, Released, Sampling, TextDelta
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.types import GenerateRequest, Infill, Sampling
+from tailrace_plugins.llama_server.llama_server_answers import LlamaView, encode_error
 from tailrace_plugins.llama_server.llama_server_vectors import OPERATIONS as EMBEDDINGS
 
 __all__ = ["WIRE"]
@@ -58,6 +54,7 @@ _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _MAX_JOINED_CHARACTERS = 8_192  # of the texts between ids, which are tokenised while the server waits
 _MAX_FILES = 256
 _MAX_RESPONSE_FIELDS = 64
+_MAX_PROBS = 20  # as on all wires
 _UNUSED = {
     "cache_prompt": ignored(True),
     "grammar": refused(""),
@@ -71,7 +68,7 @@ _UNUSED = {
     "n_discard": ignored(0),
     "n_indent": ignored(0),
     "n_keep": ignored(0),
-    "n_probs": ignored(0),
+    "post_sampling_probs": ignored(False),
     "samplers": ignored(),
     "t_max_predict_ms": ignored(0, -1),
     "t_max_prompt_ms": ignored(0, -1),
@@ -82,6 +79,7 @@ _UNUSED = {
 class _Body(SamplingFields, kw_only=True):
     model: str | None = None
     n_predict: Annotated[int, msgspec.Meta(ge=-2)] | None = None
+    n_probs: Annotated[int, msgspec.Meta(ge=0)] | None = None
     repeat_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
     json_schema: JsonBody | None = None
     logit_bias: LogitBias | None = None
@@ -175,10 +173,14 @@ def _call(request: ParsedRequest, fields: _Body, unused: tuple[str, ...], genera
     if (fields.n or 1) > 1:
         raise UnsupportedParameter("An answer of this API has a single text: n must be 1.", param="n")
     is_only_prompt = fields.n_predict == 0  # llama.vim: read the prompt, so that the next request finds it in the cache
-    generate = replace(generate, model=fields.model or None, sampling=_sampling(request, fields))
-    view = _View(
+    sampling = _sampling(request, fields)
+    if fields.n_probs and sampling.top_logprobs != fields.n_probs:
+        unused += (note("n_probs", f"is {sampling.top_logprobs}" if sampling.logprobs else ""),)
+    generate = replace(generate, model=fields.model or None, sampling=sampling)
+    view = LlamaView(
         is_only_prompt=is_only_prompt,
         returns_tokens=bool(fields.return_tokens),
+        has_probabilities=sampling.logprobs,
         response_fields=tuple(fields.response_fields or ()),
         model=request.server.model,
     )
@@ -198,124 +200,15 @@ def _sampling(request: ParsedRequest, fields: _Body) -> Sampling:
     defaults = {name: value for name, value in _DEFAULTS.items() if name in request.server.generator.parameters}
     sampling = sampling_of(fields, {**defaults, **request.server.recommended_sampling})
     grammar = None if fields.json_schema is None else grammar_of_schema(fields.json_schema, "json_schema")
-    return replace(sampling, grammar=grammar, logit_bias=logit_biases(fields.logit_bias or {}))
-
-
-@dataclass(frozen=True, slots=True)
-class _View(EventStreamView):
-    is_only_prompt: bool
-    returns_tokens: bool
-    response_fields: tuple[str, ...]
-    model: str
-
-    def open(self, facts: StreamFacts) -> Encoder:
-        return _Encoder(facts, self)
-
-
-class _Encoder(Encoder):
-    def __init__(self, facts: StreamFacts, view: _View) -> None:
-        self._facts = facts
-        self._view = view
-        self._num_tokens = 0
-        self._held_back: list[int] = []  # tokens whose text comes later
-        self._last = TextDelta("", ())
-
-    def encode(self, seq: int, event: Event | Released) -> bytes:
-        if not isinstance(event, TextDelta):
-            if event.status != "done":
-                return b"data: " + encode_error(failure_of(event))[1] + b"\n\n"
-            return self._frame(self._final(event, "", ()))
-        self._last = event
-        self._num_tokens += len(event.token_ids)
-        self._held_back += event.token_ids
-        if self._view.is_only_prompt or not (event.text or event.finish_reason):
-            return b""
-        token_ids, self._held_back = self._held_back, []
-        return self._frame(
-            {
-                "index": event.choice,
-                "content": event.text,
-                "tokens": token_ids if self._view.returns_tokens else [],
-                "stop": False,
-                "id_slot": -1,
-                "tokens_predicted": self._num_tokens,
-                "tokens_evaluated": self._facts.record.num_prompt_tokens,
-            }
-        )
-
-    def whole(self, events: Sequence[Event]) -> bytes:
-        end = finished_end(events)
-        deltas = [event for event in events if isinstance(event, TextDelta)]
-        self._last = deltas[-1]
-        text = "".join(delta.text for delta in deltas)
-        ids = [token_id for delta in deltas for token_id in delta.token_ids]
-        if self._view.is_only_prompt:
-            text, ids = "", []
-        answer = self._final(end, text, ids if self._view.returns_tokens else ())
-        if self._view.response_fields:
-            answer = _selected(answer, self._view.response_fields)
-        return to_json(answer)
-
-    def _frame(self, body: JsonBody) -> bytes:
-        return b"data: " + to_json(body) + b"\n\n"
-
-    def _final(self, end: End, text: str, token_ids: Sequence[int]) -> JsonBody:
-        num_prompt, num_answer = end.usage.num_prompt_tokens, end.usage.num_completion_tokens
-        if self._view.is_only_prompt:
-            num_answer = 0
-        stop_type = "limit" if self._last.finish_reason == "length" or self._view.is_only_prompt else "eos"
-        if self._last.stop is not None:
-            stop_type = "word"
-        return {
-            "index": 0,
-            "content": text,
-            "tokens": list(token_ids),
-            "id_slot": -1,
-            "stop": True,
-            "model": self._view.model,
-            "tokens_predicted": num_answer,
-            "tokens_evaluated": num_prompt,
-            "generation_settings": {},
-            "prompt": "",
-            "has_new_line": "\n" in text,
-            "truncated": False,
-            "stop_type": stop_type,
-            "stopping_word": self._last.stop or "",
-            "tokens_cached": num_prompt + num_answer,
-            "timings": _timings(end, num_answer),
-        }
-
-
-def _timings(end: End, num_answer: int) -> JsonBody:
-    """Return the times of the prompt and of the answer, in milliseconds and in tokens a second."""
-    num_cached = end.num_cached_tokens or 0
-    num_prompt = end.usage.num_prompt_tokens - num_cached
-    timings: JsonBody = {"cache_n": num_cached, "prompt_n": num_prompt, "predicted_n": num_answer}
-    if end.spent is None:
-        return timings
-    for name, count, seconds in (
-        ("prompt", num_prompt, end.spent.prompt_s),
-        ("predicted", num_answer, end.spent.answer_s),
-    ):
-        milliseconds = seconds * 1000
-        timings |= {
-            f"{name}_ms": milliseconds,
-            f"{name}_per_token_ms": milliseconds / count if count else 0.0,
-            f"{name}_per_second": count / seconds if seconds else 0.0,
-        }
-    return timings
-
-
-def _selected(answer: JsonBody, paths: Sequence[str]) -> JsonBody:
-    """Return the wanted fields by their paths, such as `timings/prompt_ms`. Unknown ones are left out."""
-    found = {}
-    for path in paths:
-        value: Any = answer  # JSON
-        for name in path.split("/"):
-            value = value.get(name) if isinstance(value, dict) else None
-        if value is not None:
-            found[path] = value
-    return found
+    parameters = request.server.generator.parameters
+    num_probs = fields.n_probs or 0
+    return replace(
+        sampling,
+        grammar=grammar,
+        logit_bias=logit_biases(fields.logit_bias or {}),
+        logprobs=num_probs > 0 and "logprobs" in parameters,
+        top_logprobs=min(num_probs, _MAX_PROBS) if "top_logprobs" in parameters else 0,
+    )
 
 
 def show_properties(request: ParsedRequest) -> Reply:
@@ -352,18 +245,6 @@ def apply_template(request: ParsedRequest) -> Reply:
     notes = list(unused)
     text, _ = request.server.prompts.tokenize_chat(read_messages(fields.messages, notes))
     return Reply(to_json({"prompt": text}), ignored=tuple(notes))
-
-
-def encode_error(error: TailraceError) -> tuple[int, bytes]:
-    """`{"error": {"code", "message", "type"}}`; `code` is the status."""
-    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 501: "not_supported_error"}
-    kind = kinds.get(error.status, "invalid_request_error" if error.status < 429 else "server_error")
-    if error.status in (429, 503):
-        kind = "unavailable_error"
-    body: JsonBody = {"code": error.status, "message": error.message, "type": kind, **error.cut_fields}
-    if isinstance(error, ContextLengthExceeded):
-        body["type"] = "exceed_context_size_error"
-    return error.status, to_json({"error": body})
 
 
 _LINE = "def mean(values):\n    return "

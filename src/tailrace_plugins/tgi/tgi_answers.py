@@ -33,7 +33,7 @@ from tailrace.errors import (
 )
 from tailrace.types import Event, Released, TextDelta, TopLogprobs
 
-__all__ = ["TGIEncoder", "TGIView", "encode_error", "encode_tokens"]
+__all__ = ["TGIEncoder", "TGIView", "encode_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +185,6 @@ def _top_tokens(top: TopLogprobs, vocabulary: TokenVocabulary) -> str:
 def _mean_logprob(deltas: Sequence[TextDelta]) -> float:
     logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf
-
-
-def encode_tokens(text: str, tokens: Sequence[tuple[int, int, int]]) -> list[JsonBody]:
-    """Return ids with the start and end of their characters, for `/tokenize`."""
-    return [
-        {"id": token_id, "text": text[start:stop], "start": start, "stop": stop} for token_id, start, stop in tokens
-    ]
 
 
 def _logprob(logprob: float) -> str:

@@ -28,7 +28,6 @@ from tailrace.dialects import (
     Generate,
     GenerateCall,
     JsonBody,
-    Messages,
     Operation,
     ParsedRequest,
     Reply,
@@ -36,15 +35,11 @@ from tailrace.dialects import (
     Show,
     Wire,
     eyes_of,
-    find_model,
     grammar_of_regex,
     grammar_of_schema,
     ignored,
     image_of_url,
-    named_model,
-    read_fields,
     read_known,
-    read_messages,
     require_json,
     stops,
     to_json,
@@ -52,7 +47,8 @@ from tailrace.dialects import (
 )
 from tailrace.errors import RequestError, UnsupportedMediaType
 from tailrace.types import IMAGE_MARK, SHAPING, GenerateRequest, Grammar, Image, Sampling
-from tailrace_plugins.tgi.tgi_answers import TGIView, encode_error, encode_tokens
+from tailrace_plugins.tgi.tgi_answers import TGIView, encode_error
+from tailrace_plugins.tgi.tgi_tokenize import TOKENIZE, find_adapter
 
 __all__ = ["WIRE", "encode_error", "parse_generate", "parse_root", "parse_stream", "read_grammar"]
 
@@ -63,7 +59,6 @@ _IMAGE = re.compile(r"!\[\]\((data:[^()\s]*|https?://[^()\s]*)\)", re.IGNORECASE
 _MAX_FACTOR = 100.0  # above it engines compute infinities
 _MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1
-_FORMS = {"content", "prompt", "messages"}  # of other servers' /tokenize
 _UNUSED = {"parameters.watermark": ignored(False)}
 
 
@@ -99,24 +94,6 @@ class TgiBody(msgspec.Struct, kw_only=True):
     stream: bool = False
 
 
-class TokenizeBody(msgspec.Struct, kw_only=True):
-    """`inputs` of TGI, `content` of llama.cpp's server, or `prompt` or `messages` of vLLM."""
-
-    inputs: str | None = None
-    parameters: Parameters | None = None
-    stream: bool = False
-    content: str | None = None
-    add_special: bool = False
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool = True
-    model: str | None = None
-
-
-class TgiChatBody(msgspec.Struct, kw_only=True):
-    messages: Messages
-
-
 def check_root(headers: Mapping[str, str]) -> None:
     """Check the type of `POST /`, which Ray's tutorial uses with ?prompt=. Raises: UnsupportedMediaType."""
     if not headers.get("content-type"):
@@ -124,14 +101,6 @@ def check_root(headers: Mapping[str, str]) -> None:
             "Send a prompt as /?prompt=, or JSON with inputs as application/json.", param="inputs"
         )
     require_json(headers)
-
-
-def find_adapter(request: ParsedRequest) -> ServerFacts | None:
-    """Return the model with the adapter that a request names; of /tokenize, in the others' forms, the model."""
-    if not _FORMS.isdisjoint(request.body):
-        return named_model(request)
-    parameters = request.body.get("parameters")
-    return find_model(request, parameters.get("adapter_id") if isinstance(parameters, dict) else None)
 
 
 def parse_root(request: ParsedRequest) -> GenerateCall:
@@ -340,35 +309,6 @@ def show_health(request: ParsedRequest) -> Reply:
     return Reply(b"", media_type="text/plain")
 
 
-def tokenize(request: ParsedRequest) -> Reply:
-    """Answer in the form of the server whose field the text is in. Raises: RequestError."""
-    fields, unused = read_fields(request.body, TokenizeBody)
-    server, notes = request.server, list(unused)
-    if sum(given is not None for given in (fields.inputs, fields.content, fields.prompt, fields.messages)) != 1:
-        raise RequestError("Send one of `inputs`, `content`, `prompt` and `messages`.", param="inputs")
-    if fields.inputs is not None:
-        shown: object = encode_tokens(fields.inputs, server.prompts.tokenize(fields.inputs))
-    elif fields.content is not None:
-        tokens = server.prompts.tokenize(fields.content, bos=fields.add_special)
-        shown = {"tokens": [token_id for token_id, *_ in tokens]}
-    else:
-        if fields.messages is not None:
-            _, tokens = server.prompts.tokenize_chat(read_messages(fields.messages, notes))
-        else:
-            tokens = server.prompts.tokenize(fields.prompt or "", bos=fields.add_special_tokens)
-        ids = [token_id for token_id, *_ in tokens]
-        shown = {"count": len(ids), "max_model_len": server.generator.limit_tokens(), "tokens": ids}
-    return Reply(to_json(shown), ignored=tuple(notes))
-
-
-def tokenize_chat(request: ParsedRequest) -> Reply:
-    fields, unused = read_fields(request.body, TgiChatBody)
-    notes = list(unused)
-    text, tokens = request.server.prompts.tokenize_chat(read_messages(fields.messages, notes))
-    shown = {"tokenize_response": encode_tokens(text, tokens), "templated_text": text}
-    return Reply(to_json(shown), ignored=tuple(notes))
-
-
 _EXAMPLE = {"inputs": "What is Deep Learning?", "parameters": {"max_new_tokens": 20}}
 
 WIRE = Wire(
@@ -403,22 +343,7 @@ WIRE = Wire(
             has_images=True,
             example=_EXAMPLE,
         ),
-        Operation(
-            "POST",
-            "/tokenize",
-            Show(tokenize, is_slow=True),
-            "Show the tokens of a text, in the form of TGI, llama.cpp's server or vLLM.",
-            body=TokenizeBody,
-            example={"inputs": "What is Deep Learning?"},
-        ),
-        Operation(
-            "POST",
-            "/chat_tokenize",
-            Show(tokenize_chat, is_slow=True),
-            "Show the prompt and the tokens of a chat.",
-            body=TgiChatBody,
-            example={"messages": [{"role": "user", "content": "Hello"}]},
-        ),
+        *TOKENIZE,
         Operation("GET", "/info", Show(show_info), "The model and its limits."),
         Operation("GET", "/health", Show(show_health), "Whether requests are accepted."),
         Operation("GET", "/ping", Show(show_health), "Whether requests are accepted, for SageMaker."),

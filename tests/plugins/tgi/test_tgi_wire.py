@@ -29,6 +29,7 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.types import End, Failure, Grammar, Sampling, Usage
+from tailrace_plugins.tgi import tgi_tokenize
 from tailrace_plugins.tgi import tgi_wire as tgi
 
 
@@ -279,7 +280,7 @@ def test_grammars(grammar: JsonBody, kind: str, source: str) -> None:
 def test_inputs(inputs: object) -> None:
     with pytest.raises(RequestError) as caught:
         generate_stream({"inputs": inputs, "parameters": {}})
-    assert caught.value.param == "inputs"
+    assert str(caught.value.param).startswith("inputs")
     with pytest.raises(RequestError, match="`inputs`"):
         generate_stream({})
 
@@ -392,7 +393,7 @@ def test_health() -> None:
 
 @pytest.mark.parametrize("text", ["a river runs", "h\u00e9 \U0001f30a", "<|user|>a", "\u2028"])
 def test_tokenize(text: str) -> None:
-    reply = tgi.tokenize(parsed({"inputs": text, "parameters": {"truncate": 1}}))
+    reply = tgi_tokenize.tokenize(parsed({"inputs": text, "parameters": {"truncate": 1}}))
     assert reply.body.isascii()
     first, *tokens = json.loads(reply.body)
     assert first == {"id": BOS, "text": "", "start": 0, "stop": 0}
@@ -408,15 +409,48 @@ def test_tokenize_in_the_forms_of_other_servers() -> None:
     """The field with the text says which. Sources: llama.cpp's server README; vLLM's `TokenizeResponse`."""
     ids = vocabulary().encode("a river", special=True)
     for asked, before in (({}, []), ({"add_special": True}, [BOS])):
-        shown = json.loads(tgi.tokenize(parsed({"content": "a river", **asked})).body)
+        shown = json.loads(tgi_tokenize.tokenize(parsed({"content": "a river", **asked})).body)
         assert shown == {"tokens": [*before, *ids]}
     for asked, before in (({}, [BOS]), ({"add_special_tokens": False}, [])):
-        shown = json.loads(tgi.tokenize(parsed({"prompt": "a river", "model": "scripted", **asked})).body)
+        shown = json.loads(tgi_tokenize.tokenize(parsed({"prompt": "a river", "model": "scripted", **asked})).body)
         assert shown == {"count": len(before) + len(ids), "max_model_len": 4096, "tokens": [*before, *ids]}
     chat = {"messages": [{"role": "user", "content": "Hi"}]}
-    shown = json.loads(tgi.tokenize(parsed(chat)).body)
-    tokens = json.loads(tgi.tokenize_chat(parsed(chat)).body)["tokenize_response"]
+    shown = json.loads(tgi_tokenize.tokenize(parsed(chat)).body)
+    tokens = json.loads(tgi_tokenize.tokenize_chat(parsed(chat)).body)["tokenize_response"]
     assert shown == {"count": len(tokens), "max_model_len": 4096, "tokens": [token["id"] for token in tokens]}
+
+
+@pytest.mark.parametrize(
+    ("body", "server"),
+    [
+        ({"inputs": ["a river", "b"]}, FakeServer()),
+        ({"inputs": ["a river"], "parameters": {}}, FakeServer()),
+        ({"inputs": "a river", "add_special_tokens": True}, FakeServer()),
+        ({"inputs": "a river"}, FakeServer(task="embed")),
+        ({"inputs": "a river"}, FakeServer(task="rank")),
+    ],
+)
+def test_tokenize_in_the_form_of_tei(body: JsonBody, server: FakeServer) -> None:
+    """A list for each input; added tokens have their names and no place. Source: TEI's `TokenizeResponse`."""
+    shown = json.loads(tgi_tokenize.tokenize(parsed(body, server=server)).body)
+    texts = body["inputs"] if isinstance(body["inputs"], list) else [body["inputs"]]
+    assert len(shown) == len(texts)
+    begin = {"id": BOS, "text": vocabulary().pieces[BOS].decode(), "special": True, "start": None, "stop": None}
+    for text, (first, *tokens) in zip(texts, shown, strict=True):
+        assert first == begin
+        assert [list(token) for token in tokens] == [["id", "text", "special", "start", "stop"]] * len(tokens)
+        assert [token["id"] for token in tokens] == vocabulary().encode(text, special=True)
+        assert [token["text"] for token in tokens] == [text[token["start"] : token["stop"]] for token in tokens]
+        assert not any(token["special"] for token in tokens)
+    (bare,) = json.loads(tgi_tokenize.tokenize(parsed({"inputs": ["b"], "add_special_tokens": False})).body)
+    assert [token["text"] for token in bare] == ["b"]
+
+
+def test_teis_form_goes_to_the_model_that_makes_vectors() -> None:
+    chat, embed = FakeServer(), FakeServer(model="embed", task="embed")
+    for body, model in (({"inputs": ["a"]}, embed), ({"inputs": "a"}, chat), ({"inputs": "a", "parameters": {}}, chat)):
+        assert tgi_tokenize.find_adapter(replace(parsed(body, server=chat), others=(embed,))) is model
+    assert tgi_tokenize.find_adapter(parsed({"inputs": ["a"]}, server=chat)) is chat
 
 
 def test_the_other_forms_name_their_model() -> None:
@@ -424,26 +458,24 @@ def test_the_other_forms_name_their_model() -> None:
     bodies: list[JsonBody] = [{"content": "a"}, {"prompt": "a"}, {"messages": []}]
     for text in bodies:
         asked = replace(parsed({**text, "model": "other"}, server=server), others=(other,))
-        assert tgi.find_adapter(asked) is other
-        assert tgi.find_adapter(parsed({**text, "model": "nobody"})) is None
+        assert tgi_tokenize.find_adapter(asked) is other
+        assert tgi_tokenize.find_adapter(parsed({**text, "model": "nobody"})) is None
 
 
 def test_chat_tokenize() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "river"}]}]
-    shown = json.loads(tgi.tokenize_chat(parsed({"messages": messages, "tools": []})).body)
+    shown = json.loads(tgi_tokenize.tokenize_chat(parsed({"messages": messages, "tools": []})).body)
     assert list(shown) == ["tokenize_response", "templated_text"]
     assert shown["templated_text"] == "<|user|>a river\n<|assistant|>"
     ids = vocabulary().encode(shown["templated_text"], special=True)
     assert [token["id"] for token in shown["tokenize_response"]] == ids
 
 
-@pytest.mark.parametrize(
-    "body", [{}, {"inputs": 1}, {"inputs": None}, {"inputs": ["a"]}, {"inputs": "a", "prompt": "a"}]
-)
+@pytest.mark.parametrize("body", [{}, {"inputs": 1}, {"inputs": None}, {"inputs": [1]}, {"inputs": "a", "prompt": "a"}])
 def test_texts_that_cannot_be_tokenized(body: JsonBody) -> None:
     with pytest.raises(RequestError) as caught:
-        tgi.tokenize(parsed(body))
-    assert "`inputs`" in caught.value.message or caught.value.param == "inputs"
+        tgi_tokenize.tokenize(parsed(body))
+    assert "`inputs`" in caught.value.message or str(caught.value.param).startswith("inputs")
     for messages in (None, [], [{"role": "nobody", "content": "a"}]):
         with pytest.raises(RequestError):
-            tgi.tokenize_chat(parsed({"messages": messages}))
+            tgi_tokenize.tokenize_chat(parsed({"messages": messages}))
