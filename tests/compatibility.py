@@ -41,7 +41,6 @@ __all__ = ["APIS"]
 
 _TEI_CUTS = ("prompt_name", "truncate", "truncation_direction")
 
-
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 
@@ -131,9 +130,8 @@ _LLAMA_SAMPLES: dict[str, Value] = _SAMPLING | {
     "cache_prompt": False, "grammar": "root ::= x", "id_slot": 2, "image_data": [1], "input_extra": [{"text": "x"}],
     "input_prefix": "b", "input_suffix": "y", "lora": [1], "min_keep": 1, "mirostat": 1, "multimodal_data": ["x"],
     "n_cache_reuse": 1, "n_discard": 1, "n_indent": 1, "n_keep": 1, "n_probs": 1, "prompt": "c",
-    "post_sampling_probs": True,
-    "response_fields": ["content"], "return_tokens": True, "samplers": ["top_k"], "t_max_predict_ms": 5,
-    "t_max_prompt_ms": 5, "timings_per_token": True,
+    "post_sampling_probs": True, "response_fields": ["content"], "return_tokens": True, "samplers": ["top_k"],
+    "t_max_predict_ms": 5, "t_max_prompt_ms": 5, "timings_per_token": True,
 }  # fmt: skip
 _OLLAMA_SAMPLES: dict[str, Value] = {
     "context": [1, 2], "format": "json", "images": ["aGk="], "logprobs": True, "messages": [_OTHER_USER],

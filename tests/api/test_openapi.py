@@ -43,6 +43,8 @@ _OF_OTHER_MODELS = (
     "/api/embed",
     "/api/embeddings",
     "/embed",
+    "/embedding",
+    "/embeddings",
     "/rerank",
     "/similarity",
     "/v1/embeddings",

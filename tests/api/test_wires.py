@@ -241,7 +241,7 @@ def test_tgi_info_and_health(server: Server) -> None:
     assert found["max_concurrent_requests"] == 128
     assert found["max_total_tokens"] > found["max_input_tokens"] > 1000
     health = server.http.get("/health")
-    assert (health.status_code, health.content) == (200, b"")
+    assert (health.status_code, health.json()) == (200, {"status": "ok"})
 
 
 # OpenAI

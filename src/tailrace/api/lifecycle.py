@@ -54,7 +54,7 @@ _HANDED_OVER = "The server is shutting down. The next one continues this stream.
 # secret of their own.
 PUBLIC = (
     "/", "/admin", "/share", "/v1/shared", "/livez", "/readyz", "/health", "/ping",
-    "/v2/health/live", "/v2/health/ready", "/page/",
+    "/v1/health", "/v2/health/live", "/v2/health/ready", "/page/",
 )  # fmt: skip
 
 # For browsers: no answer is cached, embedded by other sites, or given another media type.

@@ -306,7 +306,8 @@ def show_info(request: ParsedRequest) -> Reply:
 def show_health(request: ParsedRequest) -> Reply:
     if not request.server.generator.is_ready:
         return Reply(to_json({"error": "unhealthy", "error_type": "healthcheck"}), 503, retry_after_s=1.0)
-    return Reply(b"", media_type="text/plain")
+    # TGI, TEI and vLLM have no body. Probes of llama.cpp's server look for this one.
+    return Reply(to_json({"status": "ok"}))
 
 
 _EXAMPLE = {"inputs": "What is Deep Learning?", "parameters": {"max_new_tokens": 20}}
@@ -346,6 +347,7 @@ WIRE = Wire(
         *TOKENIZE,
         Operation("GET", "/info", Show(show_info), "The model and its limits."),
         Operation("GET", "/health", Show(show_health), "Whether requests are accepted."),
+        Operation("GET", "/v1/health", Show(show_health), "Whether requests are accepted, as on llama.cpp's server."),
         Operation("GET", "/ping", Show(show_health), "Whether requests are accepted, for SageMaker."),
     ),
     encode_error=encode_error,
