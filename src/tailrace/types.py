@@ -3,13 +3,14 @@
 What every token or every request makes is a msgspec struct: a struct is created in a sixth of the time of a frozen
 dataclass (0.08 instead of 0.5 microseconds), and a copy of one in far less. With `gc=False`, the garbage
 collector does not visit the millions of events in logs. At full speed, these visits took a third of the server's time.
+
+Each process of an engine imports this module: what takes long to import is imported where it is used.
 """
 
 from __future__ import annotations
 
-import hashlib
+import os
 import re
-import secrets
 import sys
 import typing
 from array import array
@@ -107,7 +108,7 @@ class ToolCall:
 
 
 # The place of an image in the content of a message. It is random, so no text of a client contains it; nothing keeps it.
-IMAGE_MARK = f"\ufdd0image {secrets.token_hex(8)}\ufdd1"
+IMAGE_MARK = f"\ufdd0image {os.urandom(8).hex()}\ufdd1"
 
 
 class KeptImage(msgspec.Struct, frozen=True, array_like=True):
@@ -132,6 +133,8 @@ class Image:
 
     @cached_property
     def digest(self) -> str:
+        import hashlib
+
         return hashlib.sha256(self.content).hexdigest()
 
 
@@ -208,6 +211,8 @@ class Attachment(msgspec.Struct, frozen=True, tag="attachment", omit_defaults=Tr
 
     @classmethod
     def of(cls, content: bytes, media_type: str, num_tokens: int) -> Attachment:
+        import hashlib
+
         return cls(hashlib.sha256(content).hexdigest(), media_type, num_tokens)
 
 
@@ -578,6 +583,8 @@ def means_any_model(name: str) -> bool:
 def new_stream_id() -> str:
     """Return 128 random bits as text. Nobody can guess the id of another client's stream. It never begins with `-`,
     which commands such as `tailrace logs ID` would take for an option."""
+    import secrets
+
     while (stream_id := secrets.token_urlsafe(16)).startswith("-"):
         pass
     return stream_id

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import re
 import select
 import signal
 import socket
@@ -35,6 +37,7 @@ from tailrace.engines.protocol import (
     encode,
 )
 from tailrace.engines.worker import WorkerLink, run
+from tailrace.engines.worker_process import WorkerProcess
 from tailrace.system.frames import FrameBuffer
 
 _AHEAD_BYTES = 32 * 1024
@@ -178,6 +181,42 @@ def test_a_load_error_is_the_last_frame(worker: Worker) -> None:
     assert isinstance(fatal, Fatal)
     assert "no engine named 'nonsense'" in fatal.message
     assert worker.wait() == (1, "")
+
+
+_SCRIPTED = "tailrace_outer.scripted.scripted_engine:ScriptedEngine"
+_NOT_NEEDED = {
+    "asyncio", "hashlib", "importlib.metadata", "logging", "random", "subprocess",
+    "tailrace.models", "tailrace.schemas.plain",
+}  # fmt: skip
+
+
+def test_a_worker_loads_the_class_that_the_server_names(worker: Worker) -> None:
+    worker.send(Start(PROTOCOL_VERSION, 1, EngineSpec(engine="nonsense", context_tokens=512), _SCRIPTED))
+    assert isinstance(worker.receive(), Ready)
+
+
+def test_processes_that_an_engine_starts_end_with_it(worker: Worker) -> None:
+    worker.send(Start(PROTOCOL_VERSION, 1, EngineSpec(engine="scripted"), _SCRIPTED, starts_processes=True))
+    assert isinstance(worker.receive(), Ready)
+    assert os.getpgid(worker.process.pid) == worker.process.pid
+    (watchdog,) = psutil.Process(worker.process.pid).children()
+    worker.process.kill()
+    watchdog.wait(LONG_S)
+
+
+async def test_a_worker_imports_only_what_its_engine_needs(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A server waits for these imports after each crash of an engine."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    worker = await WorkerProcess.start(EngineSpec(engine="scripted", context_tokens=512), 1)
+    try:
+        await asyncio.wait_for(worker.ready, LONG_S)
+    finally:
+        await worker.stop()
+    imported = set(re.findall(r"\| +([\w.]+)$", capfd.readouterr().err, re.MULTILINE))
+    assert "tailrace_outer.scripted.script" in imported
+    assert imported & _NOT_NEEDED == set()
 
 
 @pytest.mark.parametrize("first", [Start(PROTOCOL_VERSION + 1, 1, EngineSpec(engine="scripted")), Abort(1)])

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
 
-from tailrace.schemas import GUIDANCE, PORTABLE, Reach, looser, plain_form
+from tailrace.schemas import GUIDANCE, PORTABLE, Reach, looser
 from tailrace.schemas.conjunction import SchemaError
-from tailrace.schemas.plain import MAX_STEPS, NO_ANSWER
+from tailrace.schemas.plain import MAX_STEPS, NO_ANSWER, plain_form
 
 TEXT: Any = {"type": "string"}
 

@@ -24,12 +24,13 @@ from tailrace.engines.devices import device_name, read_device
 from tailrace.engines.interface import Engine
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
-from tailrace.models import ModelCard
 from tailrace.packages.requirements import install_command
 from tailrace.schemas import PORTABLE, Reach
+from tailrace.types import Task
 from tailrace.wording import listed
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # each process of an engine imports this module
+    from tailrace.models import ModelCard
     from tailrace.packages.plugins import Plugins
 
 __all__ = [
@@ -120,6 +121,10 @@ class Kind:
     def remedy(self) -> str:
         """The command that installs the missing packages."""
         return install_command(extra=self.extra, packages=self.packages)
+
+    def class_for(self, task: Task) -> str:
+        """Return the class that runs models of a task, as module:class; "" if there is none."""
+        return self.cls if task == "generate" else self.vector_cls
 
     def check(self, settings: Iterable[str]) -> None:
         """Refuse given settings that the engine does not support. Raises: ModelError."""
@@ -321,7 +326,7 @@ def load_engine(spec: EngineSpec) -> Engine:
     """
     kind = find_kind(spec.engine) or _named(spec.engine)
     _require(kind)
-    engine: Engine = resolve_name(kind.cls if spec.task == "generate" else kind.vector_cls)(spec)
+    engine: Engine = resolve_name(kind.class_for(spec.task))(spec)
     return engine
 
 

@@ -34,7 +34,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -74,11 +74,17 @@ class EngineSpec(msgspec.Struct, frozen=True):
 
 class Start(msgspec.Struct, tag="start", array_like=True, gc=False):
     """The first message to a worker. Every frame carries `epoch`, so that late frames of a replaced worker are
-    ignored."""
+    ignored.
+
+    The server, which has looked at the engines of all packages, says where the engine is. Without `engine_class` the
+    worker looks for it, and says what is missing.
+    """
 
     version: int
     epoch: int
     spec: EngineSpec
+    engine_class: str = ""  # module:class
+    starts_processes: bool = False  # as in `Kind`
 
 
 class Attach(msgspec.Struct, tag="attach", array_like=True, gc=False):

@@ -13,6 +13,7 @@ import select
 import socket
 import sys
 from collections.abc import Iterator
+from pkgutil import resolve_name
 from typing import cast
 
 from msgspec.structs import replace
@@ -20,7 +21,6 @@ from msgspec.structs import replace
 from tailrace.engines import load_engine
 from tailrace.engines.huge_pages import move_to_huge_pages
 from tailrace.engines.interface import Delta, Engine, Prefill, Reporting, Seeing, Sequence, Waiting
-from tailrace.engines.kinds import find_kind
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -199,11 +199,11 @@ def main(argv: list[str]) -> int:
         if not isinstance(start, Start) or start.version != PROTOCOL_VERSION:
             link.send(Fatal("server and worker have different versions"))
             return 1
-        kind = find_kind(start.spec.engine)
-        if kind is not None and kind.starts_processes:
+        if start.starts_processes:
             end_family_with_me()
         try:
-            engine = load_engine(_with_threads(start.spec))
+            spec = _with_threads(start.spec)
+            engine = resolve_name(start.engine_class)(spec) if start.engine_class else load_engine(spec)
             link.send(Ready(PROTOCOL_VERSION, start.epoch, engine.capabilities))
             run(engine, link, start.epoch)
         except EOFError:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tailrace.engines.interface import Capabilities, Delta, Prefill, Sequence, Sight
+from tailrace.engines.kinds import find_kind
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Attach,
@@ -116,7 +117,11 @@ class WorkerProcess(asyncio.Protocol):
             except OSError as error:
                 raise EngineLost(f"The engine worker could not be started: {error}.") from None
             on_failure.pop_all()
-        worker.send(Start(PROTOCOL_VERSION, epoch, spec))
+        kind = find_kind(spec.engine)
+        if kind is None or kind.missing:  # the worker says so
+            worker.send(Start(PROTOCOL_VERSION, epoch, spec))
+        else:
+            worker.send(Start(PROTOCOL_VERSION, epoch, spec, kind.class_for(spec.task), kind.starts_processes))
         return worker
 
     async def stop(self) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from tailrace.schemas import Reach, plain_form
+from tailrace.schemas import Reach
 from tailrace.schemas.answer_check import SchemasAsked
 from tailrace.schemas.calls import AskedCalls, PlainCalls, plain_calls, schema_of_call
 from tailrace.schemas.conjunction import SchemaError
+from tailrace.schemas.plain import plain_form
 from tailrace.schemas.portable import check_portable
 from tailrace.schemas.references import pointer
 from tailrace.text.calls import FORMATS, CallFormat

@@ -8,10 +8,12 @@ import ctypes
 import os
 import resource
 import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 __all__ = ["begin_child", "end_family_with_me", "how_it_ended", "resident_bytes", "stop"]
 
@@ -22,6 +24,8 @@ _WATCHDOG = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
 
 def stop(process: subprocess.Popen[Any], *, within_s: float) -> None:  # Any: bytes or text
     """Ask a process to end, and wait for it. After `within_s` it is killed."""
+    import subprocess  # which few child processes need
+
     process.terminate()
     try:
         process.wait(within_s)
@@ -53,6 +57,8 @@ def end_family_with_me() -> None:
 
     They are in one process group. A small watchdog process kills the group when the pipe to its stdin breaks.
     """
+    import subprocess
+
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     command = [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(os.getpid())]
