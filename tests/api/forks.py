@@ -8,6 +8,7 @@ interpreter or a library reads at its start, and with TESTS_FORK=0, as in `make 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -45,7 +46,8 @@ _MODULES = (
     "tailrace.records.request_log", "tailrace.records.service", "tailrace.records.session_store",
     "tailrace_outer.admin.keys", "tailrace_outer.admin.usage", "tailrace_outer.apps.command",
     "tailrace_outer.apps.front", "tailrace_outer.apps.host", "tailrace_outer.apps.on_ray.spec",
-    "tailrace_outer.apps.targets", "tailrace_plugins.otlp.exporting", "uvicorn.lifespan.off", "uvloop", "yaml",
+    "tailrace_outer.apps.targets", "tailrace_plugins.otlp.exporting", "tailrace_plugins.tool_loop.opening",
+    "uvicorn.lifespan.off", "uvloop", "yaml",
 )  # fmt: skip
 _PACKAGES = (
     "tailrace_outer.conversations", "tailrace_outer.scripted", "tailrace_plugins.batches",
@@ -256,6 +258,21 @@ def _main() -> Any:  # what the command returns
     return main()
 
 
+def _end(status: object) -> None:
+    """End as an interpreter does, except that it does not take apart what the fork shares with all others: this touches
+    each object, which copies all pages, and takes as long as the rest of a server's life in most tests."""
+    if isinstance(status, str):
+        sys.stderr.write(f"{status}\n")
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as at the end of each interpreter
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
 if __name__ == "__main__":
     sys.path[0] = str(Path(sys.executable).parent)  # as for the program `tailrace`
-    sys.exit(_main())
+    try:
+        _end(_main())
+    except SystemExit as end:
+        _end(end.code)
