@@ -176,13 +176,22 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def begin(
-        self, sender: Sender, path: str, body: bytes, *, headers: Mapping[str, str], logs: list[StreamLog]
+        self,
+        sender: Sender,
+        path: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str],
+        logs: list[StreamLog],
+        found_only: bool = False,
     ) -> AsyncIterator[InnerStream]:
-        """Context of an answer as it comes, as `ask`. Its end is as if the client left."""
+        """Context of an answer as it comes, as `ask`. Its end is as if the client left. With `found_only` no stream
+        begins: without one of its Idempotency-Key, at any server, the answer is UnknownStream."""
         app, principal = await self._inner(sender)
         async with begin(
-            app, path, body, principal=principal, address=sender.address, headers=headers, logs=logs
-        ) as answer:
+            app, path, body, principal=principal, address=sender.address, headers=headers, logs=logs,
+            found_only=found_only,
+        ) as answer:  # fmt: skip
             yield answer
 
     async def _inner(self, sender: Sender) -> tuple[ASGIApp, Principal]:

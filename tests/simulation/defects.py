@@ -326,15 +326,6 @@ DEFECTS = (
         step=EVERY_TOOLS,
     ),
     Defect(
-        "a response that is cancelled and taken over at once goes on",
-        _LOOPS + "journal",
-        "        if is_cancelled and kept.end is None:\n",
-        "        kept.take(lease)\n        if is_cancelled and kept.end is None:\n",
-        seeds=400,
-        first=FIRST_WITH_TOOLS,
-        step=EVERY_TOOLS,
-    ),
-    Defect(
         "nobody takes the tool loops of a dead server",
         _LOOPS + "loops",
         "                await self._take(loop_id, needs, is_cancelled=loop_id in cancelled)\n",

@@ -25,7 +25,7 @@ from tests.simulation.simulated_time import Process, Simulation, Violation
 from tailrace import server as served
 from tailrace.access.principal import Principal
 from tailrace.dialects import JsonBody
-from tailrace.errors import StorageError, TailraceError
+from tailrace.errors import StorageError, TailraceError, UnknownStream
 from tailrace.server import InnerAnswer, InnerStream, Sender, StreamLog, Table, row_key
 from tailrace.settings import Settings
 from tailrace.streams import Reader
@@ -145,7 +145,14 @@ class _Model(served.Server):
 
     @asynccontextmanager
     async def begin(
-        self, sender: Sender, path: str, body: bytes, *, headers: Mapping[str, str], logs: list[StreamLog]
+        self,
+        sender: Sender,
+        path: str,
+        body: bytes,
+        *,
+        headers: Mapping[str, str],
+        logs: list[StreamLog],
+        found_only: bool = False,
     ) -> AsyncIterator[InnerStream]:
         key = headers["idempotency-key"]
         loop_id, _, number = key.rpartition("-")
@@ -156,8 +163,12 @@ class _Model(served.Server):
             on_disconnect="detach",
             linger_s=20.0,
         )
+        claim = Claim(key, b"turn")
         try:
-            log = await self._server.recall_or_create(request, Claim(key, b"turn"))
+            log = await self.store.recall(ANONYMOUS, claim) if found_only else None
+            if log is None and found_only:
+                raise UnknownStream("There is no such stream.")
+            log = log or await self._server.recall_or_create(request, claim)
         except TailraceError as error:
             yield InnerStream(error.status, {"retry-after": "1"}, _refusal(error))
             return

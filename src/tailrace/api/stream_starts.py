@@ -54,6 +54,7 @@ from tailrace.errors import (
 )
 from tailrace.generation import Generator, images_of, without_images
 from tailrace.http.body_budget import BodyReader
+from tailrace.http.inner_requests import FOUND_ONLY
 from tailrace.http.stream_actions import StreamActions
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.settings import Settings
@@ -170,6 +171,8 @@ class StreamStarts:
         meant: NamedModel | None,
         claim: Callable[[], Claim | None],
     ) -> BegunStream | OverflownPrompt | Following | Reply | GenerateCall:
+        if sender.scope.get(FOUND_ONLY):
+            return await self._found(owner_of(sender.scope), act.parse(parsed), claim())
         named = meant or self._models.names[0]
         served = named.served
         with served.arriving(arrival_of(sender.scope, wire=wire.name, model=named.model)):
@@ -204,6 +207,13 @@ class StreamStarts:
                 prompts = await served.generator.prompts.encode(without_images(call.request))
                 facts = replace(facts, record=msgspec.structs.replace(log.record, prompts=prompts))
             return BegunStream(call, log, facts, notes)
+
+    async def _found(self, owner: str, call: GenerateCall | Following | Reply, claim: Claim | None) -> Following:
+        """Return the stream of an idempotency key as its request is answered. Raises: UnknownStream, too."""
+        log = await self.recalled(owner, claim) if claim is not None else None
+        if log is None or not isinstance(call, GenerateCall):
+            raise UnknownStream("No stream has begun with this Idempotency-Key.")
+        return Following(log.stream_id, 0, call.view)
 
     async def recalled(self, owner: str, claim: Claim) -> StreamLog | None:
         """Return the stream of an idempotency key. Raises: IdempotencyConflict, StorageError."""

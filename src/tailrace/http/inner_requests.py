@@ -15,7 +15,9 @@ from tailrace.access.principal import PRINCIPAL, Principal
 from tailrace.http.asgi_answers import ANSWERED
 from tailrace.streams import StreamLog
 
-__all__ = ["InnerAnswer", "InnerStream", "begin", "post"]
+__all__ = ["FOUND_ONLY", "InnerAnswer", "InnerStream", "begin", "post"]
+
+FOUND_ONLY = "tailrace_found_only"  # in a scope: whether only the stream of its Idempotency-Key may answer it
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,16 @@ async def begin(
     address: str,
     headers: Mapping[str, str],
     logs: list[StreamLog[Any]],  # Any: of a model or of an app
+    found_only: bool = False,
 ) -> AsyncIterator[InnerStream]:
-    """Context of an answer like that of `post`, as it comes. The end of the context is as if the client left."""
+    """Context of an answer like that of `post`, as it comes. The end of the context is as if the client left. With
+    `found_only` no stream begins: without one of its Idempotency-Key, the answer is UnknownStream."""
     answered: asyncio.Queue[Message] = asyncio.Queue(1)
 
     async def answer() -> None:
-        await app(_scope(path, body, principal, address, headers, logs), _sent(body), answered.put)
+        scope = _scope(path, body, principal, address, headers, logs)
+        scope[FOUND_ONLY] = found_only
+        await app(scope, _sent(body), answered.put)
 
     async def parts() -> AsyncIterator[bytes]:
         has_more = True

@@ -94,15 +94,12 @@ class Journal:
             return None
         return kept
 
-    async def take(self, kept: KeptLoop, *, is_cancelled: bool) -> bool:
-        """Let this server go on with a response, or cancel it, if no other one does that lives. Raises: JournalDamaged,
-        too."""
+    async def take(self, kept: KeptLoop) -> bool:
+        """Let this server go on with a response, if no other one does that lives. Raises: JournalDamaged, too."""
         lease = await self.table.take(row_key(BEGUN, kept.begun.sender.owner, kept.begun.loop_id))
         if lease is None:
             return False
         await kept.refresh()
-        if is_cancelled and kept.end is None:
-            await kept.cancel(lease)
         kept.take(lease)
         return True
 

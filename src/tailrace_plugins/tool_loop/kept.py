@@ -39,6 +39,7 @@ class KeptLoop:
         self._pending: list[Step] = []  # that may be written or not: whoever wrote them was cancelled
         self._writing = asyncio.Lock()
         self._changed = asyncio.Event()
+        self._looked = asyncio.Event()
 
     @property
     def is_ours(self) -> bool:
@@ -58,6 +59,8 @@ class KeptLoop:
                     raise JournalDamaged("A step of this response is damaged.")
                 self._add(_decode(row))
             if not page:
+                self._looked.set()
+                self._looked = asyncio.Event()
                 return
 
     def _add(self, step: Step) -> None:
@@ -85,6 +88,10 @@ class KeptLoop:
     async def changed(self) -> None:
         """Return when a step was added, or this server has the lease."""
         await self._changed.wait()
+
+    async def looked(self) -> None:
+        """Return when this server has looked for new steps."""
+        await self._looked.wait()
 
     # Writing
 
@@ -118,12 +125,6 @@ class KeptLoop:
         while not self._is_certain():
             await asyncio.sleep(_RETRY_S)
             await self._write(row, has_ended=False, is_synced=False)
-
-    async def cancel(self, lease: TableLease) -> None:
-        """Let a response end as cancelled that this server has just taken. Raises: StorageError."""
-        step = Ended("cancelled")
-        await self._table.change(self._rows([step]), await self._gone(), lease=lease)
-        self._add(step)
 
     def check(self) -> None:
         """Raises: LeaseLost if this server has lost the lease, as far as it knows."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import zlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -30,17 +29,16 @@ from tailrace_plugins.tool_loop.records import (
     Ended,
     Planned,
     ToolFacts,
-    TurnEnded,
     call_item,
     output_item,
 )
 from tailrace_plugins.tool_loop.tool_servers import Connect
+from tailrace_plugins.tool_loop.turns import Turns
 
 __all__ = ["CallLimits", "Loop"]
 
 logger = logging.getLogger("tailrace.mcp")
 
-_AT_ONCE = 200  # events that are read again
 _MOST_TRIES = 3  # of a call that may be repeated
 
 
@@ -65,6 +63,7 @@ class Loop:
         self.asked: list[Planned] = []  # calls that wait for an approval
         self.results: dict[str, Called] = {}  # of the calls, by their place
         self.has_ended = self.is_lost = False
+        self.is_cancelled = False  # whether it is to end as soon as this server goes on with it
         self.is_waiting = False  # for another server
         self.refusal: TailraceError | None = None  # why the response has not begun at all
         self.num_readers = 0
@@ -79,8 +78,9 @@ class Loop:
         self._fresh = list(begun.said)  # of `said`, what the conversation does not have
         self._num_calls = 0
         self._is_held = self._is_out = False
-        self._raw: list[JsonBody] = []  # events of the turn that runs
         self._model = LoopModel(begun, server, lambda: self._can_refuse)
+        self._turns = Turns(kept, self._model, self.output, self._wake)
+        self._running: tuple[ModelTurn, int] | None = None  # the turn that runs here
 
     # For readers
 
@@ -186,13 +186,16 @@ class Loop:
     async def cancel(self) -> None:
         """End the response as cancelled, which this server goes on with. A call that is out may be done, or not.
         Raises: LeaseLost."""
+        if self.task is not None:
+            if not self.is_cancelled:  # else it ends by itself
+                self.is_cancelled = True
+                self.task.cancel()
+            await asyncio.wait([self.task])
         if self.has_ended:
             return
-        if self.task is not None:
-            self.task.cancel()
-            await asyncio.wait([self.task])
-        if not self.has_ended:
-            await self._finish("cancelled", None)
+        if self._running is not None:
+            await self._stop(*self._running)
+        await self._finish("cancelled", None)
 
     async def _run(self) -> None:
         if self.begun.decided:
@@ -242,7 +245,12 @@ class Loop:
             self._fresh += items
 
     async def _may_go_on(self, is_kept: Callable[[], object]) -> bool:
-        """Return whether this server is to do what comes next. If not, it is kept, or the response has ended."""
+        """Return whether this server is to do what comes next. If not, it is kept, or the response has ended, or is to
+        end now."""
+        return await self._is_next(is_kept) and not self.is_cancelled
+
+    async def _is_next(self, is_kept: Callable[[], object]) -> bool:
+        """Return whether this server is to say what comes next: it is not kept, and the response has not ended."""
         while not (is_kept() or self.kept.end or self.kept.is_ours):
             self.is_waiting = True
             self._wake()
@@ -256,9 +264,10 @@ class Loop:
 
     async def _finish(self, status: str, error: JsonBody | None) -> None:
         """End the response, as it ended before if this is kept."""
-        if await self._may_go_on(lambda: self.kept.end):
-            rest = [_packed(self._raw)] if self._raw else []
-            await self.kept.add(*rest, Ended(status, error))
+        if await self._is_next(lambda: self.kept.end):
+            if self.is_cancelled:
+                status, error = "cancelled", None
+            await self.kept.add(*self._turns.packed(), Ended(status, error))
         elif self.kept.end is not None:
             status, error = self.kept.end.status, self.kept.end.error
         self._open()
@@ -350,22 +359,18 @@ class Loop:
         """Return a turn that has ended: the one that is kept, or one that runs now. None: the response has ended."""
         turn = ModelTurn(f"{self._hex}_{number}")
         turns = self.kept.turns
-        may_go_on = await self._may_go_on(lambda: number < len(turns))
+        may_go_on = await self._may_run(turn, number)
         if number < len(turns):
-            self._open()
-            for place, event in enumerate(msgspec.json.decode(zlib.decompress(turns[number].events)), 1):
-                self.output.feed(turn, event)
-                if not place % _AT_ONCE:
-                    await asyncio.sleep(0)  # others wait
+            await self._turns.show(turn, number)
             return turn
         if not may_go_on:
+            if self.kept.end is None:
+                await self._stop(turn, number)
             await self._finish("", None)
+            await self.drop_streams()
             return None
-        async for event in self._model.events(number, self._body(number)):
-            self._raw.append(event)
-            self._open()
-            self.output.feed(turn, event)
-            self._wake()
+        self._running = turn, number
+        await self._turns.run(turn, number, self._body(number))
         if turn.final is None:
             if self._can_refuse:
                 self.refusal, self.has_ended = self._model.refusal, True
@@ -373,10 +378,28 @@ class Loop:
             else:
                 await self._finish("failed", self._model.failure)
             return None
-        whole, self._raw = _packed(self._raw), []  # a cancel meanwhile keeps it once
-        await self.kept.add(whole)
+        self._running = None
+        await self.kept.add(*self._turns.packed())  # a cancel meanwhile keeps it once
         await self.drop_streams()
         return turn
+
+    async def _may_run(self, turn: ModelTurn, number: int) -> bool:
+        """Return whether this server is to run a turn. As long as another one does, show it as it comes."""
+
+        def is_kept() -> bool:
+            return number < len(self.kept.turns)
+
+        if self.kept.is_ours or self.kept.end is not None or is_kept():
+            return await self._may_go_on(is_kept)
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(self._turns.follow(turn, number, self._body(number)))
+            may_go_on = await self._may_go_on(is_kept)
+            following.cancel()
+        return may_go_on
+
+    async def _stop(self, turn: ModelTurn, number: int) -> None:
+        self._running = None
+        await self._turns.stop(turn, number, self._body(number))
 
     def _body(self, number: int) -> JsonBody:
         may_call = self._num_calls < self.begun.most_calls
@@ -393,10 +416,6 @@ class Loop:
         own."""
         with contextlib.suppress(StorageError):
             await self._model.end_streams(are_kept=self.begun.body.get("conversation") is not None)
-
-
-def _packed(events: list[JsonBody]) -> TurnEnded:
-    return TurnEnded(zlib.compress(msgspec.json.encode(events)))
 
 
 def _arguments_of(call: Planned) -> JsonBody | None:

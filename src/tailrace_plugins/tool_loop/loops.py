@@ -253,12 +253,14 @@ class Loops:
         if self._is_closing or kept is None or loop_id in self._beginnings.starting:
             return
         try:
-            if not await self._journal.take(kept, is_cancelled=is_cancelled):
+            if not await self._journal.take(kept):
                 return
+        if loop is not None and is_cancelled:
+            loop.is_cancelled = True
         except (LeaseLost, JournalDamaged):
             return
         if loop is None and loop_id not in self._live:
-            self._run(kept, {})
+            self._run(kept, {}).is_cancelled = is_cancelled
 
     # Running
 

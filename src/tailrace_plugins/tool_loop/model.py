@@ -10,6 +10,7 @@ import contextlib
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 
@@ -29,6 +30,7 @@ _LINGER_S = 600  # how long the stream of a turn goes on while its server starts
 _RETRY_S = 1.0
 _FOR_NOW = (408, 429, 503, 507)  # with Retry-After
 _MOST_RETRIES = 20
+_MOST_STOPS = 3
 IGNORED = "x-tailrace-ignored"
 
 
@@ -43,27 +45,17 @@ class LoopModel:
         self._can_refuse = can_refuse
         self._logs: list[StreamLog] = []
 
-    async def events(self, number: int, body: JsonBody) -> AsyncIterator[JsonBody]:
-        """Ask the model, and yield the events of its answer once, however often the connection to its stream ends. If
-        it is refused, there is no final event."""
-        headers = {
-            **self._begun.headers,
-            "idempotency-key": f"{self._begun.loop_id}-{number}",
-            "x-tailrace-linger": str(_LINGER_S),
-        }
-        encoded, num_seen = msgspec.json.encode(body), 0
+    async def events(self, number: int, body: JsonBody, num_seen: int) -> AsyncIterator[JsonBody]:
+        """Ask the model, and yield the events of its answer once, after the first ones, however often the connection to
+        its stream ends. If it is refused, there is no final event."""
+        encoded = msgspec.json.encode(body)
         for attempt in range(_MOST_RETRIES + 1):
             try:
-                async with self._server.begin(
-                    self._begun.sender, _PATH, encoded, headers=headers, logs=self._logs
-                ) as answer:
+                async with self._begin(number, encoded, self._logs) as answer:
                     if answer.status >= 400:
                         self.refusal = _refusal(answer, b"".join([part async for part in answer.parts]))
                     else:
-                        self.headers = {name: one for name, one in answer.headers.items() if name == IGNORED}
-                        async for event in read_events(answer.parts):
-                            if event["type"] in ("keepalive", "error") or event["sequence_number"] < num_seen:
-                                continue
+                        async for event in self._read(answer, num_seen):
                             num_seen = event["sequence_number"] + 1
                             yield event
                             if event["type"] in FINAL:
@@ -74,6 +66,47 @@ class LoopModel:
             if not self._may_retry(attempt):
                 return
             await asyncio.sleep(self._wait_s())
+
+    async def found(
+        self, number: int, body: JsonBody, num_seen: int, *, stops: bool = False
+    ) -> AsyncIterator[JsonBody]:
+        """Yield the events of an answer that has begun, at any server, after the first ones. There are none if it has
+        not begun, or cannot be found now. `stops` cancels it first: it may be at a server that has just died."""
+        encoded = msgspec.json.encode(body)
+        for _ in range(_MOST_STOPS if stops else 1):
+            logs: list[StreamLog] = []
+            try:
+                async with self._begin(number, encoded, logs, found_only=True) as answer:
+                    if answer.status < 400:
+                        if stops:
+                            self._logs += (log for log in logs if log not in self._logs)
+                            await self._server.stop(logs[-1])
+                        async for event in self._read(answer, num_seen):
+                            num_seen = event["sequence_number"] + 1
+                            yield event
+                            if event["type"] in FINAL:
+                                return
+                    elif answer.status not in _FOR_NOW:
+                        return
+            except TailraceError as error:
+                logger.debug("A turn of the model is not found: %s", error.message)
+
+    def _begin(
+        self, number: int, encoded: bytes, logs: list[StreamLog], *, found_only: bool = False
+    ) -> AbstractAsyncContextManager[InnerStream]:
+        headers = {
+            **self._begun.headers,
+            "idempotency-key": f"{self._begun.loop_id}-{number}",
+            "x-tailrace-linger": str(_LINGER_S),
+        }
+        sender = self._begun.sender
+        return self._server.begin(sender, _PATH, encoded, headers=headers, logs=logs, found_only=found_only)
+
+    async def _read(self, answer: InnerStream, num_seen: int) -> AsyncIterator[JsonBody]:
+        self.headers = {name: one for name, one in answer.headers.items() if name == IGNORED}
+        async for event in read_events(answer.parts):
+            if event["type"] not in ("keepalive", "error") and event["sequence_number"] >= num_seen:
+                yield event
 
     def _may_retry(self, attempt: int) -> bool:
         """Return whether the same may succeed later."""

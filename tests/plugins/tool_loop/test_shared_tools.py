@@ -15,6 +15,7 @@ from openai.types.responses import Response
 from tests.api.process import Server
 from tests.faults.team import Team, team
 from tests.plugins.tool_loop.tool_servers import Json, Tools, asks_of, calls_of, client_of
+from tests.waiting import until
 
 pytest.importorskip("mcp")
 
@@ -24,8 +25,11 @@ _SLOW: Json = {"text": "a", "sleep_s": 3}
 
 
 @contextlib.contextmanager
-def _team(path: Path, turns: list[list[tuple[str, Json]]], *, size: int = 2) -> Iterator[tuple[Team[Server], Tools]]:
+def _team(
+    path: Path, turns: list[list[tuple[str, Json]]], *, size: int = 2, tokens_per_s: int = 0
+) -> Iterator[tuple[Team[Server], Tools]]:
     tools = Tools(path, turns)
+    tools.tokens_per_s = tokens_per_s
     flags = ("--mcp-servers", str(path / "mcp.json"), "--mcp-commands")
     with team(path, size=size, source=tools.source, flags=flags) as (servers, _):
         yield servers, tools
@@ -107,6 +111,46 @@ def test_every_server_shows_and_stops_a_response(tmp_path: Path) -> None:
                 with pytest.raises(Exception, match="There is no such response"):
                     client.responses.retrieve(begun.id)
         assert tools.counted()[:2] == ["append", "look"]
+
+
+def test_another_server_shows_a_turn_of_the_model_as_it_comes(tmp_path: Path) -> None:
+    """The turn has many tokens, and is not kept yet when they come."""
+    turns: list[list[tuple[str, Json]]] = [[("count__append", {"text": "long " * 100})]]
+    with _team(tmp_path, turns, tokens_per_s=20) as (servers, tools):
+        first, second = servers.servers
+        begun = _begin(first, background=True)
+        with client_of(second) as far:
+            seen: list[Any] = []
+            with far.responses.retrieve(begun.id, stream=True) as stream:
+                for event in stream:
+                    seen.append(event.to_dict())
+                    if event.type == "response.mcp_call_arguments.delta":
+                        break
+            assert not tools.counted()
+            servers.kill(first)  # the other one goes on with the turn that it has shown
+            with far.responses.retrieve(begun.id, stream=True) as stream:
+                again: list[Any] = [event.to_dict() for event in stream]
+        assert again[: len(seen)] == seen
+        assert again[-1]["response"]["status"] == "completed"
+        assert tools.counted() == ["append"]
+
+
+def test_a_cancel_stops_the_turn_of_a_dead_server(tmp_path: Path) -> None:
+    """Its stream goes on at the other server, which would write it to the end."""
+    turns: list[list[tuple[str, Json]]] = [[("count__append", {"text": "long " * 2000})]]
+    with _team(tmp_path, turns, tokens_per_s=5) as (servers, _):
+        first, second = servers.servers
+        begun = _begin(first, background=True)
+        with client_of(second) as far:
+            with far.responses.retrieve(begun.id, stream=True) as stream:
+                for event in stream:
+                    if event.type == "response.mcp_call_arguments.delta":
+                        break
+            servers.kill(first)
+            cancelled = far.responses.cancel(begun.id)
+            assert cancelled.status == "cancelled"
+            assert far.responses.retrieve(begun.id) == cancelled
+        until(lambda: not second.http.get("/v1/streams").json()["data"])
 
 
 def test_a_response_is_cancelled_at_another_server(tmp_path: Path) -> None:
