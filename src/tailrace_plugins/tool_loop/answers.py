@@ -71,14 +71,15 @@ async def _found_again(loop: Loop, watching: asyncio.Future[None]) -> Loop | Non
 
 
 class _WholeAnswer:
-    """Writes the response object to a client at the end: an ASGI application."""
+    """Writes the response object to a client at the end: an ASGI application. Raises: UnknownLoop if the response was
+    deleted meanwhile, before it writes anything."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = self._loop
-        with contextlib.suppress(Cancelled, UnknownLoop):
+        with contextlib.suppress(Cancelled):
             while not loop.has_ended:
                 with loop.reading():
                     await unless_left(receive, loop.ended())

@@ -134,9 +134,11 @@ class Journal:
         return {loop_id for (_, loop_id), row in zip(loops, rows, strict=True) if row is not None}
 
     async def begin_reading(self, begun: Begun) -> None:
-        """A response of another server has readers here."""
+        """A response of another server has readers here, until `end_reading`, or as long as this server lives."""
         key = self._reading_key(begun)
         await self.table.change({key: b"1"})
+        while await self.table.take(key) is None:  # another server takes it for that of a dead one, and erases it
+            await self.table.change({key: b"1"})
         if await self.needs_of(begun.sender.owner, begun.loop_id) is None:  # as above
             await self.table.change({}, [key])
 
@@ -144,8 +146,14 @@ class Journal:
         await self.table.change({}, [self._reading_key(begun)])
 
     async def is_read(self, begun: Begun) -> bool:
-        """Return whether another server has readers of a response."""
-        return bool(await self.table.sizes(row_key(READ, begun.sender.owner, begun.loop_id) + b"/", most=1))
+        """Return whether another server that lives has readers of a response. It erases what dead ones have left, and
+        what this one has left that read the response before it went on with it."""
+        found = await self.table.sizes(row_key(READ, begun.sender.owner, begun.loop_id) + b"/", most=_ERASED_AT_ONCE)
+        for key in found:
+            if await self.table.take(key) is None:
+                return True
+            await self.table.change({}, [key])
+        return False
 
     def _reading_key(self, begun: Begun) -> bytes:
         return row_key(READ, begun.sender.owner, f"{begun.loop_id}/{self._server_id}")

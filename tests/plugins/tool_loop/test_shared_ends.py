@@ -7,30 +7,37 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 from tests.api.keyed import serving_with_keys
 from tests.plugins.tool_loop.test_tool_deaths import BODY, CALLS, Case, begin, request_with
-from tests.plugins.tool_loop.tool_servers import Tools
+from tests.plugins.tool_loop.tool_servers import Json, Tools
 from tests.testing.redis_server import delete_keys, prefix_of, shared_url
 from tests.waiting import LONG_S, turn
 
 pytest.importorskip("mcp")
 
 from tailrace.errors import TailraceError
-from tailrace.server import InnerStream, Server, Table
+from tailrace.server import InnerStream, Sender, Server, Table, row_key
 from tailrace.types import ANONYMOUS
 from tailrace_outer.redis.redis_store import open_redis
-from tailrace_plugins.tool_loop.answers import has_begun
+from tailrace_plugins.tool_loop.answers import begun_answer, has_begun
 from tailrace_plugins.tool_loop.errors import NotBegun, UnknownLoop
-from tailrace_plugins.tool_loop.journal import Journal
+from tailrace_plugins.tool_loop.journal import Journal, new_loop_id
+from tailrace_plugins.tool_loop.keys import READ
 from tailrace_plugins.tool_loop.loop import CallLimits, Loop
 from tailrace_plugins.tool_loop.loops import Loops
+from tailrace_plugins.tool_loop.records import Begun, Needs
 from tailrace_plugins.tool_loop.tool_servers import ToolServers
 
 _SLOW = "tokens_per_s=0.001"  # so that a turn of the model does not end by itself
 _LEASE_S = 60.0  # nobody takes the other one for dead
+
+
+Calls: TypeAlias = list[list[tuple[str, Json]]]
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,13 @@ class Pair:
     first: Loops
     second: Loops
     tables: list[Table]
+    url: str  # of their Redis
 
 
 @contextlib.asynccontextmanager
-async def _pair(path: Path, *, is_slow: bool = True) -> AsyncIterator[Pair]:
+async def _pair(path: Path, *, is_slow: bool = True, calls: Calls = CALLS) -> AsyncIterator[Pair]:
     url, prefix = shared_url(), prefix_of(path)
-    tools = Tools(path, CALLS)
+    tools = Tools(path, calls)
     source = tools.source.replace("tokens_per_s=0", _SLOW) if is_slow else tools.source
     try:
         async with serving_with_keys(path, source) as house, contextlib.AsyncExitStack() as stack:
@@ -60,7 +68,7 @@ async def _pair(path: Path, *, is_slow: bool = True) -> AsyncIterator[Pair]:
                 await stack.enter_async_context(_loops(case, model, table))
                 for model, table in zip(models, tables, strict=True)
             ]
-            yield Pair(models[0], first, second, tables)
+            yield Pair(models[0], first, second, tables, f"{url}?prefix={prefix}")
     finally:
         delete_keys(prefix)
 
@@ -207,3 +215,86 @@ async def test_a_response_that_is_found_while_it_begins_has_one_runner(
         assert await reading.again() is not reading
         assert reading.task is not None
         await asyncio.wait((reading.task,))
+
+
+async def test_a_client_that_waits_for_a_response_learns_that_it_was_deleted_elsewhere(tmp_path: Path) -> None:
+    """As if it had asked for it then. It is during a call."""
+    calls: Calls = [[("count__append", {"text": "a", "sleep_s": 60})]]
+    async with asyncio.timeout(LONG_S), _pair(tmp_path, is_slow=False, calls=calls) as pair:
+        request, body = request_with({"idempotency-key": "go"}), BODY | {"background": False}
+        ours = await begin(pair.first, request, body)
+        with ours.reading():
+            theirs = await begin(pair.second, request, body)
+            answer = await begun_answer(theirs, Request(request.scope, _nothing), is_stream=False, heartbeat_s=0)
+            waiting = asyncio.ensure_future(answer(request.scope, _nothing, _refuse))
+            await turn()
+            await pair.first.delete(ours)
+            with pytest.raises(UnknownLoop):
+                await waiting
+
+
+async def _nothing() -> Message:
+    message: Message = await asyncio.get_running_loop().create_future()
+    return message
+
+
+async def _refuse(message: Message) -> None:
+    raise AssertionError(message)
+
+
+async def test_readers_of_dead_servers_do_not_count(tmp_path: Path) -> None:
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        begun = (await begin(pair.first, request_with({}), BODY)).begun
+        journal = Journal(pair.tables[0])
+        async with open_redis(pair.url, lease_s=_LEASE_S) as store:
+            reading = Journal(await store.table_of("mcp"))
+            await reading.begin_reading(begun)
+            assert await journal.is_read(begun)
+            await reading.end_reading(begun)
+            assert not await journal.is_read(begun)
+            await reading.begin_reading(begun)
+        while await journal.is_read(begun):
+            await turn()
+        assert not await pair.tables[0].sizes(row_key(READ, ANONYMOUS, begun.loop_id), most=1)
+
+
+async def test_a_server_does_not_count_itself_as_another_reader(tmp_path: Path) -> None:
+    """It has read a response, and goes on with it after the death of its server."""
+    url, prefix = shared_url(), prefix_of(tmp_path)
+    try:
+        async with asyncio.timeout(LONG_S), open_redis(f"{url}?prefix={prefix}", lease_s=_LEASE_S) as store:
+            journal = Journal(await store.table_of("mcp"))
+            begun = _begun()
+            async with open_redis(f"{url}?prefix={prefix}", lease_s=_LEASE_S) as other:
+                assert await Journal(await other.table_of("mcp")).begin(begun, b"", Needs(owner=ANONYMOUS))
+                await journal.begin_reading(begun)
+            kept = await journal.load(ANONYMOUS, begun.loop_id)
+            assert kept is not None
+            while not await journal.take(kept):
+                await turn()
+            assert not await journal.is_read(begun)
+    finally:
+        delete_keys(prefix)
+
+
+def _begun() -> Begun:
+    return Begun(
+        loop_id=new_loop_id(),
+        sender=Sender(ANONYMOUS),
+        created_s=0,
+        body={},
+        echo={},
+        said=[],
+        previous=None,
+        choice=None,
+        own_tools=[],
+        tools={},
+        listed=[],
+        urls={},
+        with_secrets=[],
+        decided=[],
+        most_calls=1,
+        is_background=True,
+        is_stored=True,
+        headers={},
+    )
