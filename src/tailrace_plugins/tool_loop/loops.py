@@ -173,8 +173,11 @@ class Loops:
         return None
 
     async def leave(self, loop: Loop) -> None:
-        """The client that has begun a response needs nothing more of it. Raises: UnknownLoop, StorageError."""
+        """The client of a WebSocket needs nothing more of a response, which it has begun there, or found by its
+        Idempotency-Key: then it may have begun over HTTP, and is left as it is. Raises: UnknownLoop, StorageError."""
         begun = loop.begun
+        if not begun.is_on_socket:
+            return
         is_needed = loop.num_readers or begun.is_background or begun.body.get("conversation")
         if not is_needed and not await self._is_read_elsewhere(loop):
             loop = await self.cancel(loop)
@@ -252,11 +255,11 @@ class Loops:
         kept = loop.kept if loop is not None else await self._journal.load(needs.owner, loop_id)
         if self._is_closing or kept is None or loop_id in self._beginnings.starting:
             return
+        if loop is not None and is_cancelled:
+            loop.is_cancelled = True
         try:
             if not await self._journal.take(kept):
                 return
-        if loop is not None and is_cancelled:
-            loop.is_cancelled = True
         except (LeaseLost, JournalDamaged):
             return
         if loop is None and loop_id not in self._live:

@@ -170,6 +170,23 @@ def test_a_socket_that_is_closed_cancels_its_response(rig: Rig, client: OpenAI) 
     until(lambda: client.responses.retrieve(background).status == "completed")
 
 
+def test_a_socket_that_is_closed_leaves_what_http_began(rig: Rig, client: OpenAI) -> None:
+    """It has found the response by its Idempotency-Key. The other client has left, and will come back."""
+    before = len(rig.tools.counted())
+    asked = {"model": "scripted", "input": "wait", "tools": [NEVER]}
+    headers = {"idempotency-key": "http", "x-tailrace-linger": "600"}
+    with rig.server.wire() as wire:
+        wire.send("POST", "/v1/responses", json.dumps(asked).encode(), headers)
+        rig.tools.wait_counted(before + 1)
+    with client.responses.connect() as connection:
+        create(connection, "wait", idempotency_key="http")
+        response_id: str = connection.recv().response.id  # type: ignore[union-attr]
+    with client.responses.connect() as connection:  # the end of the other one has been noticed before that of this one
+        assert answered(connection, "one look free").output_text == "It said: free"
+    rig.go.touch()
+    until(lambda: client.responses.retrieve(response_id).status == "completed")
+
+
 def test_what_is_not_stored_is_for_its_own_socket(client: OpenAI, connection: ResponsesConnection) -> None:
     first = answered(connection, "one look secret", store=False)
     with pytest.raises(Exception, match="no such response"):
