@@ -12,14 +12,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from tailrace.dialects import JsonBody
-from tailrace.errors import LeaseLost, RequestError, StorageError, TailraceError
+from tailrace.errors import LeaseLost, StorageError, TailraceError
 from tailrace.server import Server
+from tailrace_plugins.tool_loop.calls import CallLimits, Calls
 from tailrace_plugins.tool_loop.connections import protocol_error, unknown_outcome
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.model import LoopModel, body_of_turn
@@ -28,26 +28,15 @@ from tailrace_plugins.tool_loop.records import (
     Called,
     Ended,
     Planned,
-    ToolFacts,
     call_item,
     output_item,
 )
 from tailrace_plugins.tool_loop.tool_servers import Connect
 from tailrace_plugins.tool_loop.turns import Turns
 
-__all__ = ["CallLimits", "Loop"]
+__all__ = ["Loop"]
 
 logger = logging.getLogger("tailrace.mcp")
-
-_MOST_TRIES = 3  # of a call that may be repeated
-
-
-@dataclass(frozen=True, slots=True)
-class CallLimits:
-    """Of each call of a tool."""
-
-    call_s: float
-    result_bytes: int
 
 
 class Loop:
@@ -71,13 +60,11 @@ class Loop:
         self.leaving: asyncio.Task[None] | None = None  # ends the response unless a reader comes
         self.on_left: Callable[[Loop], None] = lambda loop: None
         self.again: Callable[[], Coroutine[Any, Any, Loop]]  # Any: nothing is sent to it
-        self._connect = connect
-        self._limits = limits
+        self._calls = Calls(kept, connect, limits)
         self._num_waiting = 0
         self._changed = asyncio.Event()
         self._fresh = list(begun.said)  # of `said`, what the conversation does not have
         self._num_calls = 0
-        self._is_held = self._is_out = False
         self._model = LoopModel(begun, server, lambda: self._can_refuse)
         self._turns = Turns(kept, self._model, self.output, self._wake)
         self._running: tuple[ModelTurn, int] | None = None  # the turn that runs here
@@ -155,8 +142,8 @@ class Loop:
 
     def hold(self) -> bool:
         """Begin no more calls, and return whether one is out."""
-        self._is_held = True
-        return self._is_out
+        self._calls.is_held = True
+        return self._calls.is_out
 
     def _wake(self) -> None:
         self._changed.set()
@@ -283,11 +270,11 @@ class Loop:
         called = self.kept.called
         if await self._may_go_on(lambda: called.get(call.item_id) or call.known):
             try:
-                result = await self._make(call)
+                result = await self._calls.make(call, self._why_no_call)
                 await self.kept.add(result)
             finally:
-                self._is_out = False
-            if self._is_held:
+                self._calls.is_out = False
+            if self._calls.is_held:
                 raise asyncio.CancelledError  # the next process goes on
         elif (known := called.get(call.item_id) or call.known) is not None:
             result = known
@@ -318,40 +305,13 @@ class Loop:
             self.results[call.place] = result
         self._say(output_item(call.call_id, result.text), is_fresh=True)
 
-    async def _make(self, call: Planned) -> Called:
-        tool = self.begun.tool(call.label, call.name)
-        num_tries = self.kept.calling[call.item_id]
-        if num_tries and (tool is None or not tool.may_repeat or num_tries >= _MOST_TRIES):
-            return unknown_outcome(call.item_id, "The server was stopped during this call.")
-        arguments = _arguments_of(call)
-        if (reason := self._why_not(tool, arguments)) is not None:
-            return Called(item_id=call.item_id, error=protocol_error(f"The tool was not called: {reason}."))
-        assert arguments is not None
-        try:
-            async with self._connect(call.label, call.name) as connection:
-                await connection.ready()
-                if self._is_held:
-                    raise asyncio.CancelledError  # the next process makes it
-                self._is_out = True
-                await self.kept.announce(call.item_id, is_synced=tool is not None and not tool.may_repeat)
-                return await connection.call(
-                    call.item_id,
-                    call.name,
-                    arguments,
-                    limit_s=self._limits.call_s,
-                    most_bytes=self._limits.result_bytes,
-                )
-        except RequestError as error:
-            return Called(item_id=call.item_id, error=protocol_error(f"The tool was not called: {error.message}"))
-
-    def _why_not(self, tool: ToolFacts | None, arguments: JsonBody | None) -> str | None:
-        if tool is None:
-            return "its server does not have it"
+    @property
+    def _why_no_call(self) -> str | None:
         if self._is_blocked:
             return "what came of the call before is not known"
         if self._num_calls > self.begun.most_calls:
             return f"a response makes at most {self.begun.most_calls} calls"
-        return None if arguments is not None else "its arguments are no JSON object"
+        return None
 
     # Turns of the model
 
@@ -416,12 +376,3 @@ class Loop:
         own."""
         with contextlib.suppress(StorageError):
             await self._model.end_streams(are_kept=self.begun.body.get("conversation") is not None)
-
-
-def _arguments_of(call: Planned) -> JsonBody | None:
-    """Return the arguments of a call; None if they are no JSON object."""
-    try:
-        arguments = msgspec.json.decode(call.arguments or "{}")
-    except msgspec.DecodeError:
-        return None
-    return arguments if isinstance(arguments, dict) else None
