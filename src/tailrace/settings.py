@@ -275,7 +275,9 @@ class Settings:
         200, "WebSockets that one owner of keys has open at once; more are refused with 429.", least=1
     )
     ws_streams: int = _setting(64, "Streams that one WebSocket follows at once.", least=1)
-    ws_message_bytes: int = _setting(2**20, "Largest message on a WebSocket.", least=1)
+    ws_message_bytes: int = _setting(
+        2**20, "Largest message on a WebSocket. On that of Responses, it may be as large as a request body.", least=1
+    )
     ws_message_s: float = _setting(30.0, "Timeout for a whole message on a WebSocket, from its first byte.", least=0.1)
     ws_ping_s: float = _setting(
         20.0, "Time between pings on a WebSocket. A client that does not answer two is disconnected. 0 is never."

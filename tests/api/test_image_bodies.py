@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.api.own_keys import key_of
 from tests.api.process import Server
+from tests.clients.json_socket import open_socket, receive_json, send_json
 from tests.seeing import data_url, picture
 
 from tailrace.dialects.images import len_without_images
@@ -84,6 +85,21 @@ def test_a_photo_fits_where_a_model_reads_it(name: str, server: Server) -> None:
     found = server.http.post(path, json=body)
     assert found.status_code in (200, 201), found.text
     assert int(found.request.headers["content-length"]) > 3 * _LIMIT
+
+
+def test_a_photo_fits_on_the_socket_of_responses(server: Server) -> None:
+    path, body = _LARGE["responses"]
+    with open_socket(server, path) as socket:
+        send_json(socket, type="response.create", model="default", **body)
+        ends = ("error", "response.failed", "response.completed", "response.incomplete")
+        while (event := receive_json(socket))["type"] not in ends:
+            pass
+        assert event["type"] in ends[2:], event
+        for text in ("word " * 500_000, _LONG):
+            more = body | {"instructions": text}
+            send_json(socket, type="response.create", model="default", **more)
+            refused = receive_json(socket)
+            assert refused["error"]["code"] == "body_too_large", refused
 
 
 _REFUSED: dict[str, Callable[[], bytes]] = {

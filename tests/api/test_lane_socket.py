@@ -139,7 +139,7 @@ async def test_a_socket_has_at_most_32_named_lanes() -> None:
 @scenario
 async def test_waiting_commands_are_limited_in_number_and_size() -> None:
     harness = Harness()
-    async with client_of(app_of(harness, ws_message_bytes=3000)) as client:
+    async with client_of(app_of(harness, ws_message_bytes=3000, body_bytes=3000, image_body_bytes=3000)) as client:
         await client.ask(create(900))
         client.read()
         for _ in range(3):

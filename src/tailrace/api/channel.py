@@ -63,7 +63,7 @@ class StreamChannel:
     async def _execute(self, text: str) -> None:
         name = None
         try:
-            body = self._socket.read_json(text)
+            body = self._socket.read_json(text.encode())
             name = websocket.name_of(body)
             if body.get("type") == "create":
                 await self._create(body)

@@ -12,9 +12,10 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replaced
+from functools import partial
 
 from msgspec.structs import replace
 from starlette.requests import HTTPConnection
@@ -22,7 +23,7 @@ from starlette.requests import HTTPConnection
 from tailrace.access.audit import note_refusal
 from tailrace.access.principal import caller_of, trace_of
 from tailrace.api.followed_streams import FollowedStream, FollowedStreams, FrameSource
-from tailrace.api.stream_starts import BegunStream, OverflownPrompt, StreamStarts, claim_of
+from tailrace.api.stream_starts import BegunStream, OverflownPrompt, StreamStarts, claim_of, num_image_bytes
 from tailrace.assembly.models import Models
 from tailrace.dialects import Encoder, Wire
 from tailrace.dialects.queries import read_query
@@ -45,6 +46,7 @@ from tailrace.http.lane_streams import LaneStream, LaneTake
 from tailrace.http.stream_actions import StreamActions
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
+from tailrace.transport.websocket_parts import LargeMessages
 from tailrace.types import End, GenerateRequest, Released, TextDelta
 
 __all__ = ["LaneSocket"]
@@ -111,7 +113,7 @@ class LaneSocket:
         assert isinstance(lanes.operation.act, Generate)
         self._wire = wire
         self._table = lanes
-        self._act = replaced(lanes.operation.act, parse=_outliving(lanes.operation.act.parse))
+        self._act = lanes.operation.act
         self._models = models
         self._streams = streams
         self._starts = starts
@@ -127,19 +129,29 @@ class LaneSocket:
         self._room = asyncio.Semaphore(most)
         self._followed = FollowedStreams(socket)
         self._lanes: dict[str | None, _Lane] = {}
+        self._most_bytes = settings.ws_message_bytes
         self._num_pending_bytes = 0  # of commands that have not begun
         self._begun: dict[str, bytes] = {}  # what streams that are not kept need to be continued here
         self._own: dict[str, StreamLog] = {}  # running streams that end when the client is done with the socket
 
     async def run(self) -> None:
         """Answer until the socket ends. Raises: Over or ConnectionError, in groups."""
+        self._allow_bodies()
         try:
             async with self._group:
                 await self._resume()
                 while True:
-                    await self._execute(await self._socket.text())
+                    await self._say_now(*self._accept(await self._socket.text()))
         finally:
             self._give_back(self._num_pending_bytes)
+
+    def _allow_bodies(self) -> None:
+        """Let commands be as large as bodies may be over HTTP. They share the memory of bodies as they arrive."""
+        if self._socket.principal.has("generate"):
+            has_images = self._table.operation.has_images and self._models.read_images
+            self._most_bytes = max(self._most_bytes, self._bodies.largest(has_images=has_images))
+            take, give_back = partial(self._bodies.take, self._caller), partial(self._bodies.give_back, self._caller)
+            self._socket.allow_larger(self._most_bytes, LargeMessages(take, give_back))
 
     async def _resume(self) -> None:
         try:
@@ -149,19 +161,33 @@ class LaneSocket:
         except TailraceError as error:
             await self._refuse(error, None)
 
-    async def _execute(self, text: str) -> None:
+    def _accept(self, text: str) -> tuple[LaneCancel | LaneAnswer | TailraceError | None, str | None]:
+        """Read a command, which waits in its lane then. Returns what is to be done at once, and the lane. Nothing of
+        this is the text: the client may be slow to read an answer, and its memory does not count any more."""
         lane = None
         try:
-            body = self._socket.read_json(text)
+            raw = text.encode()
+            self._bodies.check_images(raw)
+            body = self._socket.read_json(raw)
             lane = self._table.lane_of(body)
             self._socket.authenticate()
-            match self._table.read(body):
-                case LaneCreate() | LaneFollow() as command:
-                    self._enqueue(command, len(text.encode()))
+            command = self._table.read(body)
+            if isinstance(command, LaneCancel | LaneAnswer):
+                return command, lane
+            self._enqueue(command, len(raw))
+        except TailraceError as error:
+            return _without_frames(error), lane
+        return None, lane
+
+    async def _say_now(self, asked: LaneCancel | LaneAnswer | TailraceError | None, lane: str | None) -> None:
+        try:
+            match asked:
                 case LaneCancel(stream_id):
                     await self._cancel(stream_id)
                 case LaneAnswer(frame):
                     await self._socket.say(frame)
+                case TailraceError():
+                    raise asked
         except TailraceError as error:
             await self._refuse(error, lane)
             if isinstance(error, Unauthenticated):
@@ -169,7 +195,7 @@ class LaneSocket:
 
     async def _refuse(self, error: TailraceError, lane: str | None) -> None:
         note_refusal(error, self._socket.scope)
-        await self._socket.say(self._table.encode_error(error, lane))
+        await self._socket.say(self._table.encode_error(_without_frames(error), lane))
 
     def _enqueue(self, command: LaneCreate | LaneFollow, num_bytes: int) -> None:
         """Raises: Forbidden; TooManyLanes; QueueFull for too many waiting commands; AdmissionError for too many bodies
@@ -181,7 +207,7 @@ class LaneSocket:
                 raise TooManyLanes(f"A socket has at most {self._table.max_lanes} names.", param="stream_id")
             lane = self._lanes[command.lane] = _Lane()
         num_waiting = sum(len(one.waiting) for one in self._lanes.values())
-        is_long = self._num_pending_bytes + num_bytes > self._settings.ws_message_bytes
+        is_long = self._num_pending_bytes + num_bytes > self._most_bytes
         if num_waiting >= _MAX_WAITING or (num_waiting and is_long):
             raise QueueFull("Too many commands wait on this socket.", retry_after_s=1.0)
         self._bodies.take(self._caller, num_bytes, 0)
@@ -202,7 +228,9 @@ class LaneSocket:
         try:
             try:
                 self._socket.authenticate()  # the command may have waited for long
-                found = await (self._create(command) if isinstance(command, LaneCreate) else self._follow(command))
+                found = await (
+                    self._create(command, num_bytes) if isinstance(command, LaneCreate) else self._follow(command)
+                )
             finally:
                 del command  # it may be large, and the answer may take long
                 self._give_back(num_bytes)
@@ -224,7 +252,7 @@ class LaneSocket:
         self._num_pending_bytes -= num_bytes
         self._bodies.give_back(self._caller, num_bytes)
 
-    async def _create(self, command: LaneCreate) -> _Found | LaneStream | None:
+    async def _create(self, command: LaneCreate, num_bytes: int) -> _Found | LaneStream | None:
         """Return the stream; None if the answer is sent already. Raises: TailraceError."""
         sender, operation, socket = self._sender, self._table.operation, OnSocket(command.lane, self._begun)
         claim = None if command.key is None else claim_of(command.key, command.body)
@@ -239,7 +267,8 @@ class LaneSocket:
             if log is not None:
                 self._socket.principal.require_within("model", log.record.model)
                 return _Found(log, self._starts.open(command.view, log))
-        started = await self._starts.start(self._wire, self._act, sender, parsed, meant, lambda: claim)
+        act = replaced(self._act, parse=partial(self._parse, num_bytes))
+        started = await self._starts.start(self._wire, act, sender, parsed, meant, lambda: claim)
         match started:
             case BegunStream(call, log, facts, notes):
                 self._remember(log.stream_id, call.unkept)
@@ -251,6 +280,13 @@ class LaneSocket:
                 await self._socket.say_all([*self._opening(frames, notes), *frames.of_ending(1, end)])
                 return None
         raise AssertionError("the operation of a socket begins streams")
+
+    def _parse(self, num_bytes: int, request: ParsedRequest) -> GenerateCall:
+        """Return the call of a stream that continues when its connection is lost. Raises: RequestError."""
+        call = self._act.parse(request)
+        assert isinstance(call, GenerateCall)
+        self._bodies.check_text(num_bytes, num_image_bytes(call.request))
+        return replaced(call, request=replace(call.request, on_disconnect="detach"))
 
     def _remember(self, stream_id: str, unkept: bytes) -> None:
         if not unkept:
@@ -347,17 +383,12 @@ def _ends_with_socket(request: GenerateRequest) -> bool:
     return request.linger_s is None and not request.turn
 
 
+def _without_frames(error: TailraceError) -> TailraceError:
+    """Return an error without the calls that raised it: they would keep the memory of a command."""
+    error.__traceback__ = error.__context__ = None
+    return error
+
+
 def _frames_of(encoder: Encoder) -> _Frames:
     assert isinstance(encoder, FrameEncoder)
     return _Frames(encoder)
-
-
-def _outliving(parse: Callable[[ParsedRequest], object]) -> Callable[[ParsedRequest], GenerateCall]:
-    """Return a function that parses a request for a stream that continues when its connection is lost."""
-
-    def parse_outliving(request: ParsedRequest) -> GenerateCall:
-        call = parse(request)
-        assert isinstance(call, GenerateCall)
-        return replaced(call, request=replace(call.request, on_disconnect="detach"))
-
-    return parse_outliving

@@ -52,6 +52,10 @@ class Core(ServerProtocol):
     def sent_close(self) -> Close | None:
         return self.close_sent
 
+    def allow(self, most_bytes: int) -> None:
+        """Set the size of the largest message, from the next frame on."""
+        self.max_message_size = most_bytes
+
     def set_closed(self) -> None:
         """The connection is lost."""
         self.state = State.CLOSED

@@ -12,7 +12,7 @@ from tailrace.dialects.bodies import JsonBody, read_json
 from tailrace.dialects.websocket import Close
 from tailrace.errors import RequestError
 from tailrace.system.eventloop import first_error
-from tailrace.transport.websocket_parts import SEND_MANY
+from tailrace.transport.websocket_parts import LARGER, SEND_MANY, LargeMessages
 
 __all__ = ["UNAUTHENTICATED", "Over", "Socket", "end_of"]
 
@@ -50,6 +50,11 @@ class Socket:
     def principal(self) -> Principal:
         return principal_of(self.scope)
 
+    def allow_larger(self, most_bytes: int, messages: LargeMessages) -> None:
+        """Let messages be as large from now on, if the ASGI server can."""
+        if (allow := self.scope.get("extensions", {}).get(LARGER)) is not None:
+            allow(most_bytes, messages)
+
     def authenticate(self) -> None:
         """Check again what has opened the socket, which may stay open for long. Raises: Unauthenticated."""
         if (authenticate := self.scope.get(AUTHENTICATE)) is not None:  # else an outer application authenticates
@@ -83,10 +88,10 @@ class Socket:
                 self._closed_by_client = message.get("code", 1006)
         return self._closed_by_client in _DONE
 
-    def read_json(self, text: str) -> JsonBody:
+    def read_json(self, text: bytes) -> JsonBody:
         """Read a frame as a JSON object. Raises: RequestError; Over if many frames in a row are none."""
         try:
-            body = read_json(text.encode())
+            body = read_json(text)
         except RequestError:
             self._num_unreadable += 1
             if self._num_unreadable > _MAX_UNREADABLE:

@@ -59,6 +59,24 @@ class BodyBudget:
             limit_bytes = min(limit_bytes, SMALL_BYTES)
         return BodyReader(self, self._settings, caller_of(scope), limit_bytes)
 
+    def largest(self, *, has_images: bool) -> int:
+        """Return the bytes of the largest body of a request for an answer."""
+        return self._image_bytes if has_images else self._settings.body_bytes
+
+    def check_text(self, num_bytes: int, num_image_bytes: int) -> None:
+        """Check a body when it is known how many bytes its images have. They are base64 in it. Raises: BodyTooLarge."""
+        if num_bytes - 4 * num_image_bytes // 3 > self._settings.body_bytes:
+            raise BodyTooLarge(
+                f"Without its images, the request body is larger than {self._settings.body_bytes} bytes."
+            )
+
+    def check_images(self, text: bytes) -> None:
+        """Check a body, or its beginning: of one that is larger than others may be, the part above that must look like
+        images. Raises: BodyTooLarge."""
+        most_bytes = self._settings.body_bytes
+        if len(text) > most_bytes:
+            self.check_text(len_without_images(text), 0)
+
     def take(self, caller: str, num_bytes: int, own_bytes: int) -> None:
         """Reserve memory for a body that has `own_bytes` already. Raises: AdmissionError if it would be too large
         now."""
@@ -116,24 +134,13 @@ class BodyReader:
     async def read_json(self, headers: Headers, receive: Receive) -> bytes:
         """As `read`, for JSON: of a body that is larger than others may be, the part above that must look like images.
         `check_text` says whether they are any."""
-        text = await self.read(headers, receive, check=self._check_images)
-        self._check_images(text)
+        text = await self.read(headers, receive, check=self._budget.check_images)
+        self._budget.check_images(text)
         return text
 
-    def _check_images(self, text: bytes) -> None:
-        """Check a body, or its beginning. Raises: BodyTooLarge if it is too large without its images."""
-        most_bytes = self._settings.body_bytes
-        if len(text) > most_bytes and len_without_images(text) > most_bytes:
-            raise self._too_much_text()
-
     def check_text(self, num_image_bytes: int) -> None:
-        """Check the body that was read, when it is known how many bytes its images have. They are base64 in it. Raises:
-        BodyTooLarge."""
-        if self._num_bytes - 4 * num_image_bytes // 3 > self._settings.body_bytes:
-            raise self._too_much_text()
-
-    def _too_much_text(self) -> BodyTooLarge:
-        return BodyTooLarge(f"Without its images, the request body is larger than {self._settings.body_bytes} bytes.")
+        """Check the body that was read, as `BodyBudget.check_text`. Raises: BodyTooLarge."""
+        self._budget.check_text(self._num_bytes, num_image_bytes)
 
     async def read(self, headers: Headers, receive: Receive, *, check: Callable[[bytes], None] | None = None) -> bytes:
         """Read the whole body. `check` gets its beginning, a few times.

@@ -12,10 +12,14 @@ from collections.abc import Callable
 from starlette.types import Message
 from websockets.frames import Frame, Opcode
 
-__all__ = ["SEND_MANY", "Deadline", "MessageAssembler", "WriteTurns", "frames_of"]
+__all__ = ["LARGER", "SEND_MANY", "Deadline", "LargeMessages", "MessageAssembler", "WriteTurns", "frames_of"]
 
 # An ASGI extension, and the type of its message: `frames` is a sequence of UTF-8 texts, which are sent in one write.
 SEND_MANY = "tailrace.websocket.send"
+
+# An ASGI extension: a function that gets the size of the largest message from now on, and a `LargeMessages`.
+LARGER = "tailrace.websocket.larger"
+_STEP_BYTES = 65_536
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 _TEXT, _BINARY = 0x81, 0x82  # first byte of a frame that is a whole message
@@ -38,6 +42,38 @@ class Deadline:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class LargeMessages:
+    """The memory of the messages of one connection that are larger than usual: reserved while they arrive, until the
+    application has them. `take` is called with the bytes to reserve, and those that are reserved for the message
+    already; `give_back` with bytes."""
+
+    def __init__(self, take: Callable[[int, int], None], give_back: Callable[[int], None]) -> None:
+        self._take = take
+        self._give_back = give_back
+        self._num_bytes = 0  # of the message that arrives
+        self._num_reserved = 0  # for it
+        self._num_waiting = 0  # for messages that wait for the application
+
+    def arrived(self, num_bytes: int, usual_bytes: int) -> None:
+        """More of a message has arrived. Raises: AdmissionError if there is no memory for it now."""
+        self._num_bytes += num_bytes
+        if self._num_bytes > max(usual_bytes, self._num_reserved):
+            wanted_bytes = self._num_bytes + _STEP_BYTES - self._num_reserved
+            self._take(wanted_bytes, self._num_reserved)
+            self._num_reserved += wanted_bytes
+
+    def end(self) -> None:
+        """The message is complete, and waits for the application."""
+        self._num_waiting += self._num_reserved
+        self._num_bytes = self._num_reserved = 0
+
+    def release(self) -> None:
+        """The application has the messages, or nobody will have them."""
+        if self._num_waiting:
+            self._give_back(self._num_waiting)
+            self._num_waiting = 0
 
 
 class MessageAssembler:

@@ -14,6 +14,8 @@ Guarantees to the application beyond ASGI:
 - Backpressure: reading pauses until the application takes the last message. Keep a `receive` pending, otherwise a
   disconnect is not noticed.
 - A message must be complete within `message_s` of its first byte, otherwise the connection fails with 1008.
+- `LARGER` of the scope's extensions lets messages be larger than `ws_max_size`. The memory for one is reserved as it
+  arrives; the connection fails with 1013 if there is none.
 - No extensions are offered: compression does not make frames of a few bytes smaller.
 
 A client that does not answer two pings is failed with 1011. A client that does not finish the closing handshake is
@@ -41,9 +43,17 @@ from websockets.typing import Subprotocol
 
 from tailrace.compat.uvicorn import ServerState, get_local_addr, get_remote_addr, is_ssl
 from tailrace.compat.websockets import Core
-from tailrace.errors import SHUTTING_DOWN, RequestError
+from tailrace.errors import SHUTTING_DOWN, AdmissionError, RequestError
 from tailrace.transport.connections import EncodeError, Slot
-from tailrace.transport.websocket_parts import SEND_MANY, Deadline, MessageAssembler, WriteTurns, frames_of
+from tailrace.transport.websocket_parts import (
+    LARGER,
+    SEND_MANY,
+    Deadline,
+    LargeMessages,
+    MessageAssembler,
+    WriteTurns,
+    frames_of,
+)
 
 __all__ = ["WebSocketProtocol"]
 
@@ -83,6 +93,7 @@ class WebSocketProtocol(asyncio.Protocol):
         late = partial(self._fail, CloseCode.POLICY_VIOLATION, "A message did not arrive in time.")
         self._deadline = Deadline(message_s, late)
         self._assembler = MessageAssembler()
+        self._large: LargeMessages | None = None
         self._accepting: Response | None = None  # the response to a valid handshake, until the application has decided
         self._refusing: Response | None = None  # an HTTP response of the application instead
         self._offered: list[Subprotocol] = []  # of the client
@@ -125,12 +136,16 @@ class WebSocketProtocol(asyncio.Protocol):
         else:
             self._unread = _NOTHING  # frees the buffer of an empty view
         core = self._core
+        if self._large is not None and not self._is_ended and not self._reserve(self._large, len(data)):
+            return
         core.receive_data(bytes(data))
         for event in core.events_received():
             if isinstance(event, Request):
                 self._on_request(event)
             elif isinstance(event, Frame):
                 self._on_frame(event)
+        if self._large is not None and not core.is_amid_message:
+            self._large.end()
         if core.has_failed:
             close = core.sent_close
             self._end(close.code if close else CloseCode.ABNORMAL_CLOSURE, close.reason if close else "")
@@ -140,6 +155,15 @@ class WebSocketProtocol(asyncio.Protocol):
         else:
             self._flush()
         self._update_reading()
+
+    def _reserve(self, large: LargeMessages, num_bytes: int) -> bool:
+        """Return whether there is memory for more of a message. If not, the connection has failed."""
+        try:
+            large.arrived(num_bytes, self._config.ws_max_size)
+        except AdmissionError as error:
+            self._fail(CloseCode.TRY_AGAIN_LATER, error.message)
+            return False
+        return True
 
     def eof_received(self) -> None:
         self._end(CloseCode.ABNORMAL_CLOSURE)
@@ -216,7 +240,7 @@ class WebSocketProtocol(asyncio.Protocol):
             "headers": [(name.lower().encode(), text.encode("latin-1")) for name, text in request.headers.raw_items()],
             "subprotocols": self._offered,
             "state": self._app_state.copy(),
-            "extensions": {"websocket.http.response": {}, SEND_MANY: {}},
+            "extensions": {"websocket.http.response": {}, SEND_MANY: {}, LARGER: self._allow_larger},
         }
 
     def _refuse(self, status: int, headers: Headers, body: bytes) -> None:
@@ -252,8 +276,14 @@ class WebSocketProtocol(asyncio.Protocol):
         elif self._core.state is State.OPEN:
             self._close(code)
 
+    def _allow_larger(self, most_bytes: int, large: LargeMessages) -> None:
+        self._large = large
+        self._core.allow(most_bytes)
+
     async def receive(self) -> Message:
         message = await self._inbox.get()
+        if self._large is not None:
+            self._large.release()
         self._update_reading()
         return message
 
@@ -320,6 +350,8 @@ class WebSocketProtocol(asyncio.Protocol):
             else:
                 if message is not None:
                     self._inbox.put_nowait(message)
+                    if self._large is not None:
+                        self._large.end()
 
     def _update_reading(self) -> None:
         """Pause or resume reading: read while the application keeps up. After the end, input is read and dropped."""
@@ -385,6 +417,9 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._is_ended:
             return
         self._is_ended = True
+        if self._large is not None:
+            self._large.end()
+            self._large.release()
         if self._accepting is not None:  # the handshake has no answer, and no timeout applies to it any more
             self._accepting = None
             self._transport.abort()
