@@ -37,14 +37,15 @@ def test_a_replica_with_a_real_model_is_killed(tmp_path: Path) -> None:
     """The answer is the undisturbed one, greedy and with a seed."""
     with ray_house(tmp_path, "--threads", "1", model="smollm2") as house:
         for temperature in (0.0, 0.9):
-            body = {"prompt": "A river is", "max_tokens": 150, "temperature": temperature, "seed": 7}
+            body = {"prompt": "A river is", "max_tokens": 300, "temperature": temperature, "seed": 7}
             answers = []
             for is_killed in (False, True):
-                before_s = {replica: _processor_s(replica) for replica in house.replicas()}
                 stream_id = house.server.create(body | {"ignore_eos": True})
                 follower = Follower(house, stream_id)
                 if is_killed:
-                    follower.wait_events(30)
+                    follower.wait_events(10)
+                    before_s = {replica: _processor_s(replica) for replica in house.replicas()}
+                    follower.wait_events(100)
                     max(before_s, key=lambda replica: _processor_s(replica) - before_s[replica]).kill()
                 follower.wait(timeout_s=240)
                 assert status_of(follower.events[-1]) == "done"
