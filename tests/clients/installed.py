@@ -129,6 +129,7 @@ def environment(name: str, *requirements: str, without: tuple[str, ...] = ()) ->
         _install([*pip, "install", "--quiet", *requirements], folder)
         if without:
             _install([*pip, "uninstall", "--quiet", "--yes", *without], folder)
+        _name_the_place(folder, _place(f"python-{name}", digest))
 
     digest = hashlib.sha256(f"{sys.version} {' '.join([*requirements, *without])}".encode()).hexdigest()[:16]
     return _installed(f"python-{name}", digest, install) / "bin" / "python"
@@ -150,13 +151,18 @@ def install_printed(line: str, *, python: tuple[int, int] | None = None) -> Path
         quiet = {"npm_config_loglevel": "error", "PIP_QUIET": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
         variables = {**os.environ, "PATH": path, "npm_config_prefix": str(folder), **quiet}
         _install(["bash", "-euc", line], folder, variables)
-        for program in filter(Path.is_file, (folder / "bin").iterdir()):
-            text = program.read_bytes()
-            if text.startswith(f"#!{folder}".encode()):  # the interpreter, where it is now
-                program.write_bytes(text.replace(bytes(folder), bytes(_place("agent", digest))))
+        _name_the_place(folder, _place("agent", digest))
 
     digest = hashlib.sha256(f"{sys.version} {line}".encode()).hexdigest()[:16]
     return _installed("agent", digest, install) / "bin"
+
+
+def _name_the_place(folder: Path, place: Path) -> None:
+    """Let the programs of an environment name the interpreter in the place that the folder gets."""
+    for program in filter(Path.is_file, (folder / "bin").iterdir()):
+        text = program.read_bytes()
+        if text.startswith(f"#!{folder}".encode()):
+            program.write_bytes(text.replace(bytes(folder), bytes(place)))
 
 
 def _newer_python(least: tuple[int, int]) -> str:
