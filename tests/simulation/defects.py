@@ -13,16 +13,14 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 
 __all__ = [
-    "DEFECTS", "EVERY_BATCH", "EVERY_LATE", "EVERY_TOOLS", "FIRST_LATE", "FIRST_WITH_BATCH", "FIRST_WITH_TOOLS",
-    "HIDDEN", "Defect", "plant",
+    "DEFECTS", "EVERY_BATCH", "EVERY_LATE", "EVERY_OUTLIVED", "EVERY_TOOLS", "FIRST_LATE", "FIRST_OUTLIVED",
+    "FIRST_WITH_BATCH", "FIRST_WITH_TOOLS", "HIDDEN", "Defect", "plant",
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A text of a module, and what takes its place. One of `seeds` seeds finds it: `first`, `first + step`, …
-
-    `second` is planted with it, where two places of the product are for the same thing."""
+    """A text of a module, and what takes its place. One of `seeds` seeds finds it: `first`, `first + step`, …"""
 
     name: str
     module: str
@@ -31,12 +29,12 @@ class Defect:
     seeds: int = 400
     first: int = 0
     step: int = 1
-    second: Defect | None = None
 
 
 FIRST_WITH_BATCH, EVERY_BATCH = 10_009, 16  # seeds whose schedules have a batch
 FIRST_WITH_TOOLS, EVERY_TOOLS = 20_017, 16  # those with a tool loop
 FIRST_LATE, EVERY_LATE = 20_005, 16  # seeds in whose schedules many commands are late
+FIRST_OUTLIVED, EVERY_OUTLIVED = 30_013, 16  # and those in which such commands arrive after the death of their server
 
 _STORE = "tailrace_outer.redis."
 _SCRIPTS = _STORE + "_scripts"
@@ -240,6 +238,15 @@ DEFECTS = (
         first=FIRST_LATE,
         step=EVERY_LATE,
     ),
+    Defect(
+        "streams that began before a server knew of its death are forgotten",
+        _SCRIPTS,
+        "redis.call('SADD', KEYS[5], ARGV[1])\n",
+        "",
+        seeds=200,
+        first=FIRST_OUTLIVED,
+        step=EVERY_OUTLIVED,
+    ),
     # Of batches.
     Defect(
         "results of a server that has lost its batch are kept",
@@ -339,21 +346,6 @@ DEFECTS = (
 # Some that no seed below 400 has found.
 HIDDEN = (
     Defect(
-        "streams that began before a server knew of its death are forgotten",
-        _SCRIPTS,
-        "redis.call('SADD', KEYS[5], ARGV[1])\n",
-        "",
-        seeds=100,
-        first=FIRST_LATE,
-        step=EVERY_LATE,
-        second=Defect(
-            "a server does not list its former epochs",
-            _STORE + "_members",
-            "        self.list_former_epoch(former)\n",
-            "",
-        ),
-    ),
-    Defect(
         "a stream without its idempotency key goes on",
         _STORE + "redis_store",
         "        if not has_claim:  #",
@@ -436,8 +428,6 @@ def plant(defect: Defect) -> None:
     """Let this interpreter import the module with the defect. It must not have imported tailrace."""
     assert "tailrace" not in sys.modules
     sys.meta_path.insert(0, _Finder(defect))
-    if defect.second is not None:
-        sys.meta_path.insert(0, _Finder(defect.second))
 
 
 def main(name: str) -> int:

@@ -55,6 +55,7 @@ class RedisHost:
     life: int = 0  # how often it was started again: connections do not outlive that
     actor: Process | None = None  # whose command runs
     on_send: Callable[[Process, str, Sequence[Argument]], None] | None = None  # for who looks into a schedule
+    on_late: Callable[[Process], None] | None = None  # whose command arrives when the server has given it up
     _blocked: dict[bytes, list[_Blocked]] = field(default_factory=dict)  # by key
 
     def __post_init__(self) -> None:
@@ -171,8 +172,12 @@ class SimulatedClient:
                 simulation.after(self._delay_s(), break_off)
         elif not host.is_up:
             simulation.after(_REFUSED_S, break_off)
+        elif is_late:
+            simulation.after(simulation.random.uniform(1.0, 12.0), arrive)
+            if host.on_late is not None:
+                host.on_late(process)
         else:
-            simulation.after(simulation.random.uniform(1.0, 12.0) if is_late else self._delay_s(), arrive)
+            simulation.after(self._delay_s(), arrive)
         return await future
 
     def _command(self, name: str, *arguments: Argument) -> Any:

@@ -13,8 +13,10 @@ from tests.simulation.clients import Client, Wish
 from tests.simulation.defects import (
     EVERY_BATCH,
     EVERY_LATE,
+    EVERY_OUTLIVED,
     EVERY_TOOLS,
     FIRST_LATE,
+    FIRST_OUTLIVED,
     FIRST_WITH_BATCH,
     FIRST_WITH_TOOLS,
 )
@@ -26,13 +28,14 @@ from tests.simulation.tools import ToolClient, ToolWorld
 
 from tailrace_plugins.batches.keys import OPEN
 
-__all__ = ["Outcome", "Schedule", "has_batch", "has_tools", "is_late", "run"]
+__all__ = ["Outcome", "Schedule", "has_batch", "has_tools", "is_late", "is_outlived", "run"]
 
 
 _FAULTS_S = 15.0  # how long things go wrong
 _PATIENCE_S = 240.0  # how long clients may take from then on
 _IDLE_S = 150.0  # until nothing is left of streams that nobody reads
 _CROWDED = 8  # one of so many schedules has many clients, faults and a slow network: they meet what is rare
+_AFTER_LATE = 0.1  # of the commands that are late are outlived by a server
 _AT_STEPS = 0.05  # of the steps of a tool loop are followed by a fault
 _DAY_MS = 86_400_000  # more than the retention of a stream, and all hours by which clocks are set back
 
@@ -64,7 +67,13 @@ def has_tools(seed: int) -> bool:
 def is_late(seed: int) -> bool:
     """Return whether commands of a schedule often arrive when their servers have given them up. Its streams are short,
     and their clients delete them: a stream may be gone before the last command that was sent about it arrives."""
-    return seed >= FIRST_LATE and (seed - FIRST_LATE) % EVERY_LATE == 0
+    return is_outlived(seed) or (seed >= FIRST_LATE and (seed - FIRST_LATE) % EVERY_LATE == 0)
+
+
+def is_outlived(seed: int) -> bool:
+    """Return whether servers of a schedule die while a late command of theirs is on its way. The others may be done
+    with such a server before the command arrives."""
+    return seed >= FIRST_OUTLIVED and (seed - FIRST_OUTLIVED) % EVERY_OUTLIVED == 0
 
 
 def run(seed: int) -> Outcome:
@@ -111,7 +120,9 @@ class Schedule:
         self.host.model.on_xadd.append(self._on_xadd)
         self.host.model.on_hset.append(self._on_hset)
         self._writers: dict[tuple[bytes, bytes], Process | None] = {}
-        self._lease_s = random.choice((4.0, 10.0, 10.0))
+        self._lease_s = random.choice((4.0,) if is_outlived(seed) else (4.0, 10.0, 10.0))
+        if is_outlived(seed):
+            self.host.on_late = self._on_late
         self._token_s = random.choice((0.02, 0.1, 0.3))
         self._is_crowded = seed % _CROWDED == _CROWDED - 1
         self._is_late = is_late(seed)
@@ -267,6 +278,13 @@ class Schedule:
         for server in self._servers:
             if server.process is process:
                 server.kill()
+
+    def _on_late(self, process: Process) -> None:
+        random = self.simulation.random
+        if not self._is_calm and random.random() < _AFTER_LATE:
+            for server in self._servers:
+                if server.process is process:
+                    self.simulation.after(random.uniform(0.0, 1.0), self._kill, server)
 
     # Faults
 

@@ -10,15 +10,17 @@ import pytest
 from tests.simulation.defects import (
     EVERY_BATCH,
     EVERY_LATE,
+    EVERY_OUTLIVED,
     EVERY_TOOLS,
     FIRST_LATE,
+    FIRST_OUTLIVED,
     FIRST_WITH_BATCH,
     FIRST_WITH_TOOLS,
 )
 from tests.simulation.schedule import run
 
 _SEEDS = 320  # about 8 s of a processor
-_WITH_BATCH = _LATE = 60
+_WITH_BATCH = _LATE = _OUTLIVED = 60
 _WITH_TOOLS = 100
 _SHARES = [0, *(pytest.param(share, marks=pytest.mark.deep) for share in (1, 2, 3))]
 _REPEATED = [
@@ -55,6 +57,13 @@ def test_no_law_of_tool_loops_is_broken(share: int) -> None:
 def test_no_law_is_broken_by_late_commands(share: int) -> None:
     for number in range(share, _LATE, len(_SHARES)):
         outcome = run(FIRST_LATE + EVERY_LATE * number)
+        assert not outcome.violation, outcome
+
+
+@pytest.mark.parametrize("share", _SHARES)
+def test_no_law_is_broken_by_commands_of_dead_servers(share: int) -> None:
+    for number in range(share, _OUTLIVED, len(_SHARES)):
+        outcome = run(FIRST_OUTLIVED + EVERY_OUTLIVED * number)
         assert not outcome.violation, outcome
 
 

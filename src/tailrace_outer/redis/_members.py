@@ -43,7 +43,6 @@ class Members:
         self._missing_since_s: dict[int, float] = {}  # by epoch; loop time
         self._dead_since_s: dict[int, float] = {}  # by epoch; loop time
         self.was_missing = False  # Redis had lost this server from its list at the last check
-        self._former: set[int] = set()  # epochs of this server that are to be listed as dead again
         self.is_spent = False  # this epoch has lost a stream that this server may take again: it needs another one
         self.clock_offset_s = 0.0  # by how much the clock of this server is ahead of Redis's
         self.models: frozenset[str] = frozenset()  # of this server; empty until they are known
@@ -83,16 +82,6 @@ class Members:
         if Redis has lost all leases."""
         return asyncio.get_running_loop().time() < self._certain_until_s
 
-    async def rejoin(self) -> None:
-        """Get a new epoch after other servers have declared this one dead. Raises: StorageError."""
-        former = self.epoch
-        await self.join()
-        self.list_former_epoch(former)
-
-    def list_former_epoch(self, former: int) -> None:
-        """Mark a former epoch of this server as dead soon, so that other servers look for its streams."""
-        self._former.add(former)
-
     async def list_writer(self, epoch: int) -> None:
         """Add the writer of a stream to the list of servers, if this server does not know it. The next check then finds
         it alive or dead. This is needed after a failover of a cluster node, which may have lost the take-over of the
@@ -124,19 +113,11 @@ class Members:
                 self._missing_since_s.clear()
 
     async def _list(self) -> None:
-        """List this server, which Redis may have forgotten, and its former epochs. Raises: StorageError.
-
-        A server may have begun streams before it learned that it was declared dead, and the others may have looked
-        before that.
-        """
+        """List this server, which Redis may have forgotten. Raises: StorageError."""
         keys = self._connection.keys
         self.was_missing = bool(await self._command("sadd", keys.servers, str(self.epoch)))
         if self.models:
             await self._command("hset", keys.models, str(self.epoch), self._shown_models)
-        for epoch in tuple(self._former):
-            await self._command("set", keys.lease(epoch), "dead")
-            await self._command("sadd", keys.servers, str(epoch))
-            self._former.discard(epoch)
 
     def is_long_dead(self, epoch: int, duration_s: float) -> bool:
         """Return whether this server has known for so long that another one is dead."""

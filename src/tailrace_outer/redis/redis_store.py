@@ -148,7 +148,6 @@ class RedisLogStore:
             raise ClaimTaken(TAKEN)
         if epoch != self.epoch:  # the others take it over
             self._own.refuse(record.stream_id)
-            self._members.list_former_epoch(epoch)
             raise StorageError("Other servers took the streams of this server over.")
         self._own.own(log)
         return Lease(log, epoch)
@@ -287,7 +286,6 @@ class RedisLogStore:
                     await self._topics.begin(orphan.record)
                     await self._claims.keep(orphan.record)
                     if orphan.epoch != self.epoch:  # this server was declared dead meanwhile
-                        self._members.list_former_epoch(orphan.epoch)
                         continue
                     lease = Lease(self._mirrors.replace(orphan.record, orphan.events), self.epoch)
                     if lease.log.end is not None:
@@ -340,7 +338,7 @@ class RedisLogStore:
     async def _on_declared_dead(self) -> None:
         """Other servers take the streams of this one over. It begins again under a new epoch."""
         self._release_all_streams()
-        await self._members.rejoin()
+        await self._members.join()
         self._release_all_streams()  # what began meanwhile
         self._follow_inboxes()
 
