@@ -17,14 +17,14 @@ from contextlib import AsyncExitStack
 
 import redis
 
-from tailrace.streams.notes import Answer, Entry, EntryId
+from tailrace.streams.notes import AppendResult, Entry, EntryId
 from tailrace_outer.redis.redis_store import open_redis
 from tailrace_plugins.durable_streams.durable_opening import open_durable
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 from tailrace_plugins.durable_streams.shared_durable_streams import SharedDurableStreams
 
-Send = Callable[..., Awaitable[Answer]]
+Send = Callable[..., Awaitable[AppendResult]]
 BATCH = ProducerBatch(bytes(100), "text/plain")
 BUDGET_BYTES = 2**30
 
@@ -47,7 +47,7 @@ async def measure(url: str, num_servers: int, num_writers: int, seconds: float) 
             shared.append(await stack.enter_async_context(open_durable(notes, BUDGET_BYTES)))
 
         def count(send: Send) -> Send:
-            async def counted(after: EntryId, entry: Entry, *, asks_for_turn: bool) -> Answer:
+            async def counted(after: EntryId, entry: Entry, *, asks_for_turn: bool) -> AppendResult:
                 nonlocal num_calls
                 num_calls += 1
                 return await send(after, entry, asks_for_turn=asks_for_turn)

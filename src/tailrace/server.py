@@ -40,7 +40,7 @@ from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
 from tailrace.streams._index import LocalLogStore
 from tailrace.streams.damage import missing_stream_error
-from tailrace.streams.notes import Answer, Entry, EntryId, LoadedLog, LocalNotes, LogListener, Note, SharedLog
+from tailrace.streams.notes import AppendResult, Entry, EntryId, LoadedLog, LocalNotes, LogListener, Note, SharedLog
 from tailrace.streams.opening import Store
 from tailrace.streams.tables import LocalTable, Table, TableLease, account_of, look_at_changes, row_key
 from tailrace.system.follower import Follower
@@ -52,7 +52,7 @@ __all__ = [
     "HEARTBEAT",
     "SHUTTING_DOWN",
     "STREAM_HEADERS",
-    "Answer",
+    "AppendResult",
     "Entry",
     "EntryId",
     "Follower",
@@ -131,6 +131,7 @@ class Server:
         self._app: ASGIApp | None = None
         self._wires = ServedWires()
         self._answers = asyncio.Event()
+        self._forgets: tuple[Forget, ...] = ()
 
     def observe(self, observer: Observer) -> None:
         """Call an observer for each request of all models. Streams that this server has taken over as it started may
@@ -146,6 +147,18 @@ class Server:
         """Set the application that answers `ask`, and its wires."""
         self._app, self._wires = app, wires
         self._answers.set()
+
+    def forget_with(self, *forgets: Forget) -> None:
+        """Set what `forget` calls."""
+        self._forgets = forgets
+
+    async def forget(self, owner: str) -> dict[str, int]:
+        """Delete what this server and its extensions have of an owner, except for streams and the database. Returns how
+        much of each kind. Raises: StorageError, Draining."""
+        counts: dict[str, int] = {}
+        for forget in self._forgets:
+            counts.update(await forget(owner))
+        return counts
 
     async def drop(self, log: StreamLog) -> None:
         """Cancel a stream if it runs, and delete it: now, or with others later. Raises: StorageError."""
@@ -241,6 +254,10 @@ Take: TypeAlias = Callable[[Request, JsonBody], Awaitable[ASGIApp | None]]
 the operation, the wire and the model. Errors are in the form of the wire."""
 
 
+Forget: TypeAlias = Callable[[str], Awaitable[Mapping[str, int]]]
+"""Deletes what an owner has, and returns how much of each kind."""
+
+
 async def _forget_nothing(owner: str) -> Mapping[str, int]:
     return {}
 
@@ -253,17 +270,18 @@ class Opened:
     `exposed_headers` are those of answers that pages of other origins may read. `forget` deletes what an owner has and
     returns how much of each kind. `drain` is called when the server stops, before its connections are closed. `takes`
     are asked before the wires, by method and path, such as ("POST", "/v1/responses"); `lane_takes` those of a WebSocket
-    with lanes, by its path.
+    with lanes, by its path. `on_metrics` is called with the server's metrics, whose `registry` takes collectors.
     """
 
     routes: Sequence[BaseRoute] = ()
     paths: JsonBody | None = None
     tag: JsonBody | None = None
     exposed_headers: Sequence[str] = ()
-    forget: Callable[[str], Awaitable[Mapping[str, int]]] = _forget_nothing
+    forget: Forget = _forget_nothing
     drain: Callable[[], None] = lambda: None
     takes: Mapping[tuple[str, str], Take] = field(default_factory=dict)
     lane_takes: Mapping[str, LaneTake] = field(default_factory=dict)
+    on_metrics: Callable[[Any], None] = lambda metrics: None  # Any: `Metrics` of `api`, which is above this module
 
 
 Open: TypeAlias = Callable[[Server, Options], AbstractAsyncContextManager[Opened]]

@@ -67,7 +67,8 @@ async def test_all_data_of_the_owner_is_deleted_and_no_other(tmp_path: Path) -> 
             assert (await bob.get(f"/v1/streams/{streams['bob']}")).json()["status"] == "running"
             assert (await bob.get(f"/v1/streams/{streams['alice']}")).status_code == 404
             assert (await bob.get("/v1/durable/notes")).content == b"kept"
-        assert _rows_with(tmp_path, "bob").items() >= before.items()
+        kept = _rows_with(tmp_path, "bob")  # rows of requests may still have come
+        assert all(kept[table] >= count for table, count in before.items())
         assert await house.service.store.streams_of("alice") == []
         async with house.client(house.key("alice")) as successor:  # the limits were those of the former alice
             answer = await successor.post("/v1/completions", json={"prompt": "Hi.", "max_tokens": 1})

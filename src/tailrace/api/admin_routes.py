@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -55,10 +56,11 @@ class RecentErrors(Observer):
         if failure is not None:
             self._add(record.model, record.owner, record.key_id, failure.code, failure.message, record.stream_id)
 
-    def forget(self, owner: str) -> None:
+    async def forget(self, owner: str) -> Mapping[str, int]:
         kept = [error for error in self.found if error["owner"] != owner]
         self.found.clear()
         self.found.extend(kept)
+        return {}
 
     def _add(self, model: str, owner: str, key_id: str, code: str, message: str, stream_id: str | None) -> None:
         self.found.append(

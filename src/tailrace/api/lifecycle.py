@@ -17,18 +17,14 @@ from starlette.types import ASGIApp
 from tailrace.access.audit import AuditLog, open_audit_log
 from tailrace.access.requests_in_progress import CANCEL_DELAY_S
 from tailrace.api.about_routes import AboutRoutes
-from tailrace.api.access_routes import AccessRoutes
 from tailrace.api.admin_routes import AdminRoutes, RecentErrors
-from tailrace.api.foreign_metrics import metrics_of
 from tailrace.api.openapi import document
-from tailrace.api.owner_deletion import OwnerDeletion
 from tailrace.api.routes import Routes
 from tailrace.api.server_metrics import Metrics
 from tailrace.api.session_routes import SessionRoutes
 from tailrace.api.sockets import Sockets
 from tailrace.api.stream_audit import StreamAudit
 from tailrace.api.stream_starts import StreamStarts
-from tailrace.api.usage_routes import UsageRoutes
 from tailrace.assembly.models import Models
 from tailrace.assembly.service import Service, start_service
 from tailrace.assembly.source import Source
@@ -82,11 +78,9 @@ def build_routes(
     about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path, extensions))
     own: list[BaseRoute] = [*about.table()]
     errors = RecentErrors()
+    server.forget_with(*(extension.forget for extension in extensions), errors.forget)
     if records is not None:
-        owner_deletion = OwnerDeletion(records, models.first.generator.store, extensions, errors)
-        access, usage = AccessRoutes(records, bodies, owner_deletion), UsageRoutes(records)
-        sessions = SessionRoutes(records, settings.root_path)
-        own += [*access.table(), *sessions.table(), *usage.table()]
+        own += SessionRoutes(records, settings.root_path).table()
     own += AdminRoutes(models, bodies, errors).table()
     starts = StreamStarts(models, streams, settings, conversations)
     lane_takes = {path: take for extension in extensions for path, take in extension.lane_takes.items()}
@@ -113,6 +107,8 @@ def build_app(
     models from their start; without them it makes some."""
     settings = server.settings
     metrics = metrics or _metrics_of(models, settings)
+    for extension in extensions:
+        extension.on_metrics(metrics)
     routes, wires = build_routes(models, server, extensions, records, own_routes, metrics)
     router = Router(routes, redirect_slashes=False)
     if audit is not None:
@@ -145,8 +141,7 @@ def _end_streams(models: Models, key_id: str) -> None:
 
 
 def _metrics_of(models: Models, settings: Settings) -> Metrics:
-    generators = (served.generator for served in models)
-    return metrics_of(generators, settings.metric_families, shows_keys=not settings.public_metrics)
+    return Metrics(*(served.generator for served in models), shows_keys=not settings.public_metrics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""`/metrics`: metrics for Prometheus, with names of our own (docs/observe.md). `foreign_metrics.py` shows them under
-the names of TGI and vLLM.
+"""`/metrics`: metrics for Prometheus, with names of our own (docs/observe.md).
 
 A token costs nothing here: requests are counted at their stages, running streams are asked when somebody reads the
 metrics, and stalls are looked for four times a second.

@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Answer", "Entry", "EntryId", "LoadedLog", "LocalNotes", "LogListener", "Note", "NoteRows", "SharedLog"]
+__all__ = [
+    "AppendResult",
+    "Entry",
+    "EntryId",
+    "LoadedLog",
+    "LocalNotes",
+    "LogListener",
+    "Note",
+    "NoteRows",
+    "SharedLog",
+]
 
 _NAMED = b"\1"  # begins the keys of every extension, except
 _AFTER_NAMED = b"\2"
@@ -198,7 +208,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AppendResult:
     """What came of an append."""
 
     is_known: bool  # whether the log has the last entry of the server; else only `last` is set
@@ -248,7 +258,7 @@ class SharedLog(Protocol):
     def body(self, entry: Entry) -> bytes:
         """Return the body of an entry. Raises: JournalDamaged."""
 
-    async def append(self, after: EntryId, entry: Entry, *, asks_for_turn: bool) -> Answer:
+    async def append(self, after: EntryId, entry: Entry, *, asks_for_turn: bool) -> AppendResult:
         """Append an entry if the log ends with `after`. Without a row only learn whether it does. `asks_for_turn`: for
         a second, the other servers let this one be the next to append.
 

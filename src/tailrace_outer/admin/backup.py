@@ -56,7 +56,7 @@ def restore(archive: Path, data_dir: str) -> None:
 
 
 def _directory(data_dir: str) -> Path:
-    from tailrace.models.places import data_path, expanded
+    from tailrace.models.directories import data_path, expanded
 
     return expanded(data_dir) if data_dir else data_path()
 

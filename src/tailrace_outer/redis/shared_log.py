@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from tailrace.errors import JournalDamaged
-from tailrace.streams.notes import Answer, Entry, EntryId, LoadedLog, LogListener
+from tailrace.streams.notes import AppendResult, Entry, EntryId, LoadedLog, LogListener
 from tailrace.streams.rows import Rows
 from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis._follower import Entries
@@ -184,12 +184,12 @@ class RedisSharedLog:
             f"The log of {self._log_name} in Redis cannot be read: it was damaged, or another version wrote it."
         )
 
-    async def append(self, after: EntryId, entry: Entry, *, asks_for_turn: bool) -> Answer:
+    async def append(self, after: EntryId, entry: Entry, *, asks_for_turn: bool) -> AppendResult:
         keys = [*self._keys, self.tail_key, self._key("turn")]
         about = after.number, after.token, self._name, entry.row, int(asks_for_turn), _TURN_MS
         known, last, last_id, num_bytes, kept, done, rows = await self._connection.run(_APPEND, keys, *about)
         first = after.number + 1
-        return Answer(
+        return AppendResult(
             bool(known),
             bool(done),
             EntryId(last, last_id),

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tailrace.errors import JournalDamaged, JournalFull, StorageError, StreamError, UnknownStream
-from tailrace.server import SHUTTING_DOWN, Answer, Entry, EntryId, LogListener, SharedLog
+from tailrace.server import SHUTTING_DOWN, AppendResult, Entry, EntryId, LogListener, SharedLog
 from tailrace_plugins.durable_streams.draft import DraftStore
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import DurableStream
@@ -284,7 +284,7 @@ class SharedDurableStreams(LogListener):
             waiting.decide(draft)
         return draft
 
-    async def _append(self, entry: Entry, *, must_be_sure: bool, asks_for_turn: bool) -> Answer | None:
+    async def _append(self, entry: Entry, *, must_be_sure: bool, asks_for_turn: bool) -> AppendResult | None:
         """Append the entry; retry after errors. With `must_be_sure`, wait first until other servers have had time to
         restore what Redis has lost. Returns None if the state was replaced. Raises: StorageError; then the entry may
         have been appended."""

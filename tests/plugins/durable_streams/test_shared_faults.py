@@ -18,7 +18,7 @@ from tests.testing.redis_server import OwnRedis, own_cluster, own_redis, watched
 from tests.waiting import wait_until
 
 from tailrace.errors import JournalDamaged, JournalFull, ModelError, StorageError, UnknownStream
-from tailrace.streams.notes import Answer, EntryId
+from tailrace.streams.notes import AppendResult, EntryId
 from tailrace.streams.rows import Rows
 from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis.redis_store import open_redis
@@ -296,7 +296,7 @@ async def test_a_server_asks_for_a_turn(tmp_path: Path) -> None:
         async with Connection.open(url) as connection:
             far, near = (shared_log(connection) for _ in range(2))
 
-            async def try_append(log: RedisSharedLog, after: EntryId, *, asks: bool = False) -> Answer:
+            async def try_append(log: RedisSharedLog, after: EntryId, *, asks: bool = False) -> AppendResult:
                 return await log.append(after, log.entry(after, b"any"), asks_for_turn=asks)
 
             first = await try_append(near, EntryId())

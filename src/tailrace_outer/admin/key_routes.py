@@ -15,7 +15,6 @@ from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey
 from tailrace.access.principal import owner_of, principal_of
 from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.tickets import LIFETIME_S
-from tailrace.api.owner_deletion import OwnerDeletion
 from tailrace.api.routes import route
 from tailrace.dialects.bodies import read_json, require_plain_utf8
 from tailrace.dialects.shapes import T, read_fields
@@ -24,11 +23,12 @@ from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.records.service import Records
 from tailrace.types import is_stream_id
+from tailrace_outer.admin.owner_deletion import OwnerDeletion
 
 if TYPE_CHECKING:
     from tailrace.records.key_store import KeyStore
 
-__all__ = ["AccessRoutes", "key_json"]
+__all__ = ["KeyRoutes"]
 
 _Result = TypeVar("_Result")
 _MAX_LIFETIME_S = 100 * 365 * 86_400.0
@@ -50,7 +50,7 @@ class _TicketBody(msgspec.Struct):
     stream_id: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
 
 
-class AccessRoutes:
+class KeyRoutes:
     """The routes of keys and owners. They need the scope `admin`; tickets need `read`."""
 
     def __init__(self, records: Records, bodies: BodyBudget, owner_deletion: OwnerDeletion) -> None:
@@ -77,7 +77,7 @@ class AccessRoutes:
         self._require_admin(request)
         owner = request.query_params.get("owner")
         found = await self._query(lambda keys: keys.list(owner))
-        return JsonAnswer(msgspec.json.encode({"object": "list", "data": [key_json(key) for key in found]}))
+        return JsonAnswer(msgspec.json.encode({"object": "list", "data": [_key_json(key) for key in found]}))
 
     async def _create(self, request: Request) -> ASGIApp:
         self._require_admin(request)
@@ -93,14 +93,14 @@ class AccessRoutes:
     async def _show(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         key = await self._query(lambda keys: keys.get(request.path_params["key_id"]))
-        return JsonAnswer(msgspec.json.encode(key_json(key)))
+        return JsonAnswer(msgspec.json.encode(_key_json(key)))
 
     async def _revoke(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         key = await self._query(lambda keys: keys.revoke(request.path_params["key_id"]))
         note("key.revoke", "done", request.scope, **what_is_noted(key))
         await self._records.apply_own_change()  # other servers read it within a second
-        return JsonAnswer(msgspec.json.encode(key_json(key)))
+        return JsonAnswer(msgspec.json.encode(_key_json(key)))
 
     async def _rotate(self, request: Request) -> ASGIApp:
         self._require_admin(request)
@@ -115,7 +115,7 @@ class AccessRoutes:
         key = await self._query(lambda keys: keys.limit(request.path_params["key_id"], quota))
         note("key.limit", "done", request.scope, **what_is_noted(key))
         await self._records.apply_own_change()
-        return JsonAnswer(msgspec.json.encode(key_json(key)))
+        return JsonAnswer(msgspec.json.encode(_key_json(key)))
 
     async def _show_owner(self, request: Request) -> ASGIApp:
         self._require_admin(request)
@@ -166,7 +166,7 @@ class AccessRoutes:
     async def _show_token(self, created: NewKey, status: int) -> ASGIApp:
         """Answer with the token. No other answer has it."""
         await self._records.apply_own_change()
-        body = msgspec.json.encode({**key_json(created.key), "token": created.token})
+        body = msgspec.json.encode({**_key_json(created.key), "token": created.token})
         return JsonAnswer(body, status, {"cache-control": "no-store"})
 
     async def _read(self, request: Request, kind: type[T]) -> T:
@@ -184,7 +184,7 @@ class AccessRoutes:
             raise RequestError(str(error)) from None
 
 
-def key_json(key: Key) -> dict[str, Any]:  # Any: of each field's type
+def _key_json(key: Key) -> dict[str, Any]:  # Any: of each field's type
     """Return a key without its secrets."""
     return {
         "id": key.key_id,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 
 from tailrace.access.keys import check_owner
 from tailrace.access.quota import NO_LIMITS
-from tailrace.api.admin_routes import RecentErrors
 from tailrace.errors import StreamError
 from tailrace.records.service import Records
-from tailrace.server import Opened
-from tailrace.streams import LogStore
+from tailrace.server import Server
 
 __all__ = ["OwnerDeletion"]
 
@@ -20,11 +17,9 @@ class OwnerDeletion:
     """Deletes an owner from this server and its database. On other servers, streams end with their keys, and are
     deleted after their retention; the database takes nothing about the owner from them any more."""
 
-    def __init__(self, records: Records, streams: LogStore, extensions: Sequence[Opened], errors: RecentErrors) -> None:
+    def __init__(self, server: Server, records: Records) -> None:
+        self._server = server
         self._records = records
-        self._streams = streams
-        self._extensions = extensions
-        self._errors = errors
 
     async def delete(self, owner: str) -> dict[str, int]:
         """Return how many objects of each kind were deleted. After an error it can be called again, and continues.
@@ -34,16 +29,13 @@ class OwnerDeletion:
         check_owner(owner)
         await self._records.threads.run(lambda: self._revoke(owner))
         await self._records.read_keys()
-        num_streams = 0
-        for stream_id in await self._streams.streams_of(owner):
+        num_streams, streams = 0, self._server.store
+        for stream_id in await streams.streams_of(owner):
             with contextlib.suppress(StreamError):  # it may expire meanwhile
-                await self._streams.stop(owner, stream_id)
-                await self._streams.delete(owner, stream_id)
+                await streams.stop(owner, stream_id)
+                await streams.delete(owner, stream_id)
                 num_streams += 1
-        counts = {"streams": num_streams}
-        for extension in self._extensions:
-            counts.update(await extension.forget(owner))
-        self._errors.forget(owner)
+        counts = {"streams": num_streams} | await self._server.forget(owner)
         return counts | await self._records.forget(owner)
 
     def _revoke(self, owner: str) -> None:

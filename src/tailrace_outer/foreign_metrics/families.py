@@ -7,7 +7,7 @@ rest of their answers; the time between tokens is the mean of a stream, and coun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TypeAlias
 
@@ -18,9 +18,8 @@ from prometheus_client.registry import Collector
 from tailrace.admission import Gate
 from tailrace.api.server_metrics import Metrics
 from tailrace.errors import KINDS, AdmissionError, EngineError, RequestError, StreamError
-from tailrace.generation import Generator
 
-__all__ = ["metrics_of"]
+__all__ = ["add_families"]
 
 Labels: TypeAlias = dict[str, str]
 States: TypeAlias = tuple[tuple[str, str, Callable[[Gate], float]], ...]
@@ -38,13 +37,11 @@ _VLLM_STATES: States = (
 )
 
 
-def metrics_of(generators: Iterable[Generator], families: Collection[str], *, shows_keys: bool) -> Metrics:
-    """Return the metrics of generators. `families` are the names that are added to our own: tgi, vllm."""
-    metrics = Metrics(*generators, shows_keys=shows_keys)
+def add_families(families: Collection[str], metrics: Metrics) -> None:
+    """Show metrics under more names. `families` are those of tgi and vllm, or one of them."""
     for family, collector in (("tgi", TgiMetrics), ("vllm", VllmMetrics)):
         if family in families:
             metrics.registry.register(collector(metrics))
-    return metrics
 
 
 class TgiMetrics(Collector):

@@ -1,0 +1,1 @@
+"""`/metrics` under the names of other servers: an extension of the server."""
