@@ -17,8 +17,8 @@ from tests.missing import skip_missing
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress
 from tailrace.models.catalogue import CATALOGUE
+from tailrace.models.directories import cache_path
 from tailrace.models.fetch import fetch
-from tailrace.models.places import cache_path
 from tailrace.models.resolve import read_card
 
 _LINES = [

@@ -49,6 +49,7 @@ _REPLACED = {
     "Leaver": "DisconnectingClient",
     "ForeignServer": "OpenAIServer",
     "nobody_held_up": "unaffected_stream",
+    "place_of": "branch_point_of",
 }
 
 

@@ -26,8 +26,8 @@ import tailrace
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress
 from tailrace.models.catalogue import CATALOGUE, hub_models
+from tailrace.models.directories import cache_path
 from tailrace.models.fetch import fetch
-from tailrace.models.places import cache_path
 
 pytestmark = pytest.mark.timeout(180)
 

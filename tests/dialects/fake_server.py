@@ -9,7 +9,7 @@ from functools import lru_cache
 from tailrace.conversations.items import Branch, Item
 from tailrace.dialects import GenerateCall, ParsedRequest, StreamFacts, View, openai
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.conversations import place_of
+from tailrace.dialects.conversations import branch_point_of
 from tailrace.dialects.native import parse as parse_native
 from tailrace.dialects.wire import Following, Reply
 from tailrace.errors import RequestError, UnknownStream
@@ -134,8 +134,8 @@ def parsed(
 ) -> ParsedRequest:
     """Return a parsed request. The conversation that the body names has these items."""
     what = ParsedRequest(server or FakeServer(), body or {}, query or {}, path or {}, headers or {})
-    if (place := place_of(what)) is not None:
-        what = replace(what, branch=Branch(conversation_id=place.id, items=items))
+    if (point := branch_point_of(what)) is not None:
+        what = replace(what, branch=Branch(conversation_id=point.id, items=items))
     stream_id = responses_wire.past(what)
     if stream_id is None:
         return what

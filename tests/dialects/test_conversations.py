@@ -6,11 +6,11 @@ import msgspec
 import pytest
 from tests.dialects.fake_server import parsed
 
-from tailrace.conversations.items import Item, Place
+from tailrace.conversations.items import BranchPoint, Item
 from tailrace.conversations.turns import Turn, read_turn
 from tailrace.dialects import openai
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.conversations import place_of
+from tailrace.dialects.conversations import branch_point_of
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Message
 from tailrace_outer.responses import responses_wire
@@ -33,19 +33,19 @@ def _respond(given: object, *items: Item, **more: object) -> tuple[GenerateReque
 
 
 @pytest.mark.parametrize("given", ["c", {"id": "c"}, {"id": "c", "parent_id": None}, {"id": "c", "parent_id": "a"}])
-def test_places(given: object) -> None:
-    place = place_of(parsed({"conversation": given}))
-    assert place is not None
+def test_branch_points(given: object) -> None:
+    point = branch_point_of(parsed({"conversation": given}))
+    assert point is not None
     if isinstance(given, dict):
-        assert msgspec.to_builtins(place) == given
+        assert msgspec.to_builtins(point) == given
     else:
-        assert place == Place("c")
+        assert point == BranchPoint("c")
 
 
 @pytest.mark.parametrize("given", ["", 5, [], {}, {"id": 5}, {"id": "c", "parent_id": 5}, "x" * 65, {"id": None}, True])
-def test_places_that_are_none(given: object) -> None:
+def test_branch_points_that_are_none(given: object) -> None:
     with pytest.raises(RequestError) as refused:
-        place_of(parsed({"conversation": given}))
+        branch_point_of(parsed({"conversation": given}))
     assert (refused.value.param or "").startswith("conversation")
 
 

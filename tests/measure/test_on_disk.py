@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from tailrace.cli import main
 from tailrace.models.catalogue import CATALOGUE
-from tailrace.models.places import prepared_path
+from tailrace.models.directories import prepared_path
 
 _ENTRY = CATALOGUE["smollm2"]
 

@@ -7,7 +7,7 @@ import pytest
 from tailrace.errors import ModelError
 from tailrace.models import CATALOGUE
 from tailrace.models.catalogue import HubSource, parse_source
-from tailrace.models.places import models_path
+from tailrace.models.directories import models_path
 
 
 def refused(source: str) -> str:

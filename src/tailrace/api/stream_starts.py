@@ -152,14 +152,14 @@ class StreamStarts:
         if act.past is not None:
             parsed = await self._with_past(owner, parsed, act.past(parsed))
         parsed = await self.with_newest(wire, owner, parsed, act.topic)
-        place = act.conversation(parsed) if act.conversation is not None else None
-        if place is None:
+        point = act.conversation(parsed) if act.conversation is not None else None
+        if point is None:
             return await self._begin(wire, act, sender, parsed, meant, claim)
         if self._conversations is None:
             raise UnsupportedParameter("This server keeps no conversations.", param="conversation")
-        lock = self._conversations_in_use.setdefault((owner, place.id), asyncio.Lock())
+        lock = self._conversations_in_use.setdefault((owner, point.id), asyncio.Lock())
         async with lock:  # of several requests at once, the later ones see the answer of the first one in progress
-            branch = await self._conversations.branch(owner, place)
+            branch = await self._conversations.branch(owner, point)
             return await self._begin(wire, act, sender, replace(parsed, branch=branch), meant, claim)
 
     async def _begin(

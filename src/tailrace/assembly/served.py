@@ -17,7 +17,7 @@ from tailrace.generation.embedder import Embedder
 from tailrace.generation.generator import Generator
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.models import ModelCard
-from tailrace.models.places import data_path
+from tailrace.models.directories import data_path
 from tailrace.settings import Settings
 from tailrace.system.child import resident_bytes
 from tailrace.text import ChatFacts

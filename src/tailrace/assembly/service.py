@@ -24,7 +24,7 @@ from tailrace.generation.generator import Generator
 from tailrace.generation.limits import Limits
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.models import ModelCard
-from tailrace.models.places import expanded
+from tailrace.models.directories import expanded
 from tailrace.settings import Settings
 from tailrace.streams import LogStore
 from tailrace.streams.opening import Store, open_log_store

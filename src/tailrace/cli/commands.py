@@ -34,6 +34,6 @@ __all__ = [
 
 def data_path() -> Path:
     """Return the directory of the data that tailrace keeps."""
-    from tailrace.models.places import data_path
+    from tailrace.models.directories import data_path
 
     return data_path()

@@ -11,7 +11,7 @@ import click
 
 from tailrace import DEFAULT_MODEL
 from tailrace.errors import ModelError
-from tailrace.models.places import prepared_path
+from tailrace.models.directories import prepared_path
 from tailrace.models.resolve import resolve
 
 if TYPE_CHECKING:

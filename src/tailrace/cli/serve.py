@@ -238,7 +238,7 @@ def _leave_quietly(*_: object) -> None:
 def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterator[Path]:
     """Yield the journal's directory. It is temporary for a random port, which no later process uses. Removes journals
     of other ports if all their streams have expired, and at the end the own journal if it has no streams."""
-    from tailrace.models.places import data_path, expanded
+    from tailrace.models.directories import data_path, expanded
     from tailrace.streams.old_journals import lifetime_s, remove_expired_journals, remove_unused_journal
 
     if settings.data_dir:
@@ -265,7 +265,7 @@ def _serve(models: ModelArguments, settings: Settings, sock: socket.socket) -> C
     from tailrace.assembly.source import find_named
     from tailrace.cli.pull import terminal_progress
     from tailrace.cli.windows import small_window
-    from tailrace.models.places import prepared_path
+    from tailrace.models.directories import prepared_path
 
     found, *more = find_named(models.named, terminal_progress(), settings, first=models.first, own=models.own)
     started = time.monotonic()

@@ -25,12 +25,12 @@ __all__ = [
     "MAX_ITEMS",
     "MAX_TITLE",
     "Branch",
+    "BranchPoint",
     "Conversation",
     "Item",
     "ItemId",
     "ItemKind",
     "ItemStatus",
-    "Place",
     "chained",
     "check_items",
     "items_of",
@@ -105,7 +105,7 @@ class Branch(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, items=self.items[:-1])
 
 
-class Place(msgspec.Struct, frozen=True):
+class BranchPoint(msgspec.Struct, frozen=True):
     """A conversation, and the item that the input follows. Without `parent_id` it is the last item of the current
     branch; with null the input starts a new root. An item that already has children starts a new branch."""
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tailrace.conversations.item_images import with_newest_images
-from tailrace.conversations.items import Branch, Item, ItemId, Place, check_items, items_of, without_marks
+from tailrace.conversations.items import Branch, BranchPoint, Item, ItemId, check_items, items_of, without_marks
 from tailrace.conversations.turns import Turn
 from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.shapes import read_fields
@@ -18,23 +18,31 @@ from tailrace.errors import RequestError
 from tailrace.images.reader import MAX_BYTES, MAX_IMAGES
 from tailrace.types import GenerateRequest, Image, Message
 
-__all__ = ["ConversationField", "in_conversation", "open_branch", "place_of", "recalled", "with_turn", "within_limits"]
+__all__ = [
+    "ConversationField",
+    "branch_point_of",
+    "in_conversation",
+    "open_branch",
+    "recalled",
+    "with_turn",
+    "within_limits",
+]
 
 _EARLIER_BYTES = MAX_BYTES // 2  # of the images of earlier turns; the rest is for those of the question
 
-ConversationField: TypeAlias = ItemId | Place | None
+ConversationField: TypeAlias = ItemId | BranchPoint | None
 
 
 class _Conversation(msgspec.Struct):
     conversation: ConversationField = None
 
 
-def place_of(request: ParsedRequest) -> Place | None:
+def branch_point_of(request: ParsedRequest) -> BranchPoint | None:
     """Raises: RequestError."""
     if request.body.get("conversation") is None:
         return None
     given = read_fields({"conversation": request.body["conversation"]}, _Conversation)[0].conversation
-    return Place(given) if isinstance(given, str) else given
+    return BranchPoint(given) if isinstance(given, str) else given
 
 
 def open_branch(branch: Branch, *, has_input: bool) -> Branch:

@@ -19,9 +19,9 @@ from tailrace.dialects.answers import EventStreamView, ToolsView, finite, readin
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.conversations import (
     ConversationField,
+    branch_point_of,
     in_conversation,
     open_branch,
-    place_of,
     recalled,
     within_limits,
 )
@@ -372,7 +372,7 @@ WIRE = Wire(
         Operation(
             "POST",
             "/v1/streams",
-            Generate(parse, conversation=place_of),
+            Generate(parse, conversation=branch_point_of),
             "Begin a stream. With Accept: text/event-stream the answer has its events.",
             body=NativeBody,
             has_images=True,

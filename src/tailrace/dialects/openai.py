@@ -23,9 +23,9 @@ from tailrace.dialects import embeddings, rerank
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.conversations import (
     ConversationField,
+    branch_point_of,
     in_conversation,
     open_branch,
-    place_of,
     recalled,
     within_limits,
 )
@@ -386,7 +386,7 @@ WIRE = Wire(
         Operation(
             "POST",
             "/v1/chat/completions",
-            Generate(parse_chat, conversation=place_of),
+            Generate(parse_chat, conversation=branch_point_of),
             "Answer a chat.",
             body=OpenAIChatBody,
             has_images=True,

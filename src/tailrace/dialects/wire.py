@@ -20,7 +20,7 @@ from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from tailrace.conversations.items import Branch, Place
+from tailrace.conversations.items import Branch, BranchPoint
 from tailrace.dialects.bodies import JsonBody, read_json, require_json
 from tailrace.dialects.facts import ServerFacts, StreamFacts
 from tailrace.dialects.shapes import UnusedFields
@@ -271,12 +271,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """`past` returns the id of the stream that the request continues, `conversation` its place in a conversation,
+    """`past` returns the id of the stream that the request continues, `conversation` where it continues a conversation,
     `topic` the topic whose newest running stream is `ParsedRequest.newest`."""
 
     parse: Callable[[ParsedRequest], GenerateCall | Following | Reply]  # a reply if nothing has to be generated
     past: Callable[[ParsedRequest], str | None] | None = None
-    conversation: Callable[[ParsedRequest], Place | None] | None = None
+    conversation: Callable[[ParsedRequest], BranchPoint | None] | None = None
     topic: Callable[[ParsedRequest], str | None] | None = None
 
 

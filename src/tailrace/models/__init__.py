@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tailrace.models.card import ModelCard, Pooling
 from tailrace.models.catalogue import CATALOGUE, CatalogueEntry
-from tailrace.models.places import models_path
+from tailrace.models.directories import models_path
 from tailrace.models.progress import NoProgress, Progress
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "ModelCard", "NoProgress", "Pooling", "Progress", "models_path"]

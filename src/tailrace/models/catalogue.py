@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast
 
 from tailrace.errors import ModelError
-from tailrace.models.places import expanded
+from tailrace.models.directories import expanded
 from tailrace.wording import did_you_mean
 
 __all__ = [

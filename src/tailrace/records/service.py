@@ -21,7 +21,7 @@ from tailrace.access.sessions import Sessions
 from tailrace.access.shares import Shares
 from tailrace.errors import ModelError, StorageError
 from tailrace.generation import Generator
-from tailrace.models.places import data_path, expanded
+from tailrace.models.directories import data_path, expanded
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings

@@ -18,7 +18,7 @@ from tailrace.api.lifecycle import RunningServer, serve
 from tailrace.assembly.source import find_source
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress
-from tailrace.models.places import prepared_path
+from tailrace.models.directories import prepared_path
 from tailrace.settings import Settings
 from tailrace.system import eventloop
 from tailrace.system.child import begin_child

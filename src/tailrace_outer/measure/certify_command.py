@@ -60,7 +60,7 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
     from tailrace.cli.pull import found_model
     from tailrace.engines.certificate import write_certificate
     from tailrace.errors import ModelError
-    from tailrace.models.places import data_path
+    from tailrace.models.directories import data_path
     from tailrace.settings import Settings
 
     if json_path is not None and not json_path.parent.is_dir():  # otherwise the measurement would be lost

@@ -99,7 +99,7 @@ def doctor(
     from tailrace.assembly.source import find_source
     from tailrace.cli.pull import terminal_progress
     from tailrace.errors import ModelError
-    from tailrace.models.places import data_path
+    from tailrace.models.directories import data_path
     from tailrace.settings import Settings
     from tailrace.streams.old_journals import find_journals
     from tailrace_outer.measure.bench import look_at_machine, measure_machine
@@ -195,7 +195,7 @@ def _reached(source: Source) -> list[tuple[int, float]]:
     """Measure the engine; returns pairs of the number of streams and tokens per second. Raises: RuntimeError if the
     engine fails."""
     from tailrace.assembly.service import engine_spec
-    from tailrace.models.places import prepared_path
+    from tailrace.models.directories import prepared_path
     from tailrace.settings import Settings
     from tailrace.text import Tokenizer
     from tailrace_outer.measure.bench import Round, engine_alone

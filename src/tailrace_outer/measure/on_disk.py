@@ -9,8 +9,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from tailrace.models.catalogue import CATALOGUE, CatalogueEntry, HubModel, HubSource, is_known, parse_source
+from tailrace.models.directories import prepared_path
 from tailrace.models.fetch import locate
-from tailrace.models.places import prepared_path
 
 __all__ = ["StoredModel", "find_stored", "is_here", "stored_models"]
 

@@ -28,8 +28,8 @@ from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.bodies import JsonBody, printable
 from tailrace.dialects.conversations import (
     ConversationField,
+    branch_point_of,
     open_branch,
-    place_of,
     recalled,
     with_turn,
     within_limits,
@@ -326,7 +326,7 @@ _RESPONSE = "/v1/responses/{response_id}"
 _CREATE = Operation(
     "POST",
     "/v1/responses",
-    Generate(parse, past, place_of),
+    Generate(parse, past, branch_point_of),
     "Answer an input. With `background` the answer comes at once, with the current state.",
     body=ResponsesBody,
     has_images=True,

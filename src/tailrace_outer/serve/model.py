@@ -20,7 +20,7 @@ from tailrace.dialects.shapes import read_fields, refused, require_nothing_left_
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import ModelError, RequestError, TailraceError, UnsupportedParameter
 from tailrace.generation import Generator as Generation
-from tailrace.models.places import prepared_path
+from tailrace.models.directories import prepared_path
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, GenerateRequest

@@ -15,7 +15,7 @@ from tailrace.api.lifecycle import RunningServer, open_server
 from tailrace.assembly.served import Served
 from tailrace.assembly.source import find_named
 from tailrace.errors import ModelError
-from tailrace.models.places import prepared_path
+from tailrace.models.directories import prepared_path
 from tailrace.models.progress import NoProgress
 from tailrace.system.eventloop import first_error
 from tailrace.transport.addresses import listens_on_loopback
