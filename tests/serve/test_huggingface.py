@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.missing import needs
 from tests.serve.tokens import PROMPTS, Gate, alone, collect, rows_of
 from tests.waiting import idle
 
 from tailrace.serve.huggingface import TokenStream, generate, generate_batch
+
+pytestmark = needs("torch", "transformers")
 
 # Without a library
 

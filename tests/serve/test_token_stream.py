@@ -11,10 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
+from tests.missing import needs
 from tests.serve.tokens import bytes_of, collect, feed, read_all
 from tests.waiting import LONG_S, idle
 
 from tailrace.serve.huggingface import TokenStream
+
+pytestmark = needs("torch", "transformers")
 
 # Text
 
