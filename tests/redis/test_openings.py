@@ -61,6 +61,16 @@ async def test_it_is_opened_again(tmp_path: Path, claim: Claim | None) -> None:
             assert found.stream_id == record.stream_id
 
 
+async def test_it_is_not_opened_again_when_it_was_recalled_and_has_ended(tmp_path: Path) -> None:
+    async with unanswered(tmp_path) as (store, other, record, _):
+        assert await other.recall(ANONYMOUS, _CLAIM) is not None
+        (lease,) = await takes(store)
+        Writer(store, lease).write(delta(1), DONE)
+        await seen(lease.log, 2)
+        with pytest.raises(ClaimTaken):
+            await store.open(record)
+
+
 @pytest.mark.parametrize("claim", [None, _CLAIM], ids=["no key", "key"])
 async def test_it_is_deleted(tmp_path: Path, claim: Claim | None) -> None:
     """Nobody knows its id."""

@@ -132,6 +132,8 @@ class RedisLogStore:
         log, epoch = StreamLog(record), self.epoch
         await self._openings.begin(record.stream_id)
         try:
+            if self._finished.cached(record.stream_id) is not None:  # it was recalled, and has ended
+                raise ClaimTaken(TAKEN)
             if record.claim is not None:
                 await self._claims.take(record, record.claim)
             has_claim = await self._store(log)
