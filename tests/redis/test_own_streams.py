@@ -42,6 +42,7 @@ _NEXT = {
     "own": {"none": "owned", "opening": "owned", "unanswered": "owned", "recalled": "owned", "owned": "owned"},
     "end": {"owned": "none"},
     "drop": {"owned": "none"},
+    "read_again": {"owned": "recalled"},
 }
 
 
@@ -53,7 +54,7 @@ def _do(own: OwnStreams, step: str, name: str, log: StreamLog) -> None:
             own.settle(name, recalled_by=7)
         case "forget":
             own.forget_recalled(name)
-        case "own" | "end" | "drop":
+        case "own" | "end" | "drop" | "read_again":
             getattr(own, step)(log)
         case _:
             getattr(own, step)(name)
@@ -64,7 +65,7 @@ def test_transitions(steps: list[tuple[str, str, int]]) -> None:
     own, owned = OwnStreams(), dict.fromkeys(_NAMES, -1)
     for step, name, number in steps:
         before, other = _state(own, name), _state(own, "b" if name == "a" else "a")
-        is_other_log = step in ("end", "drop") and owned[name] != number
+        is_other_log = step in ("end", "drop", "read_again") and owned[name] != number
         if step == "begin" and before in ("recalled", "owned"):
             with pytest.raises(ClaimTaken):
                 own.begin(name)
@@ -92,3 +93,15 @@ def test_readers_on_other_servers() -> None:
     assert log.num_readers == 1
     assert own.end(log)
     assert log.num_readers == 0
+
+
+def test_readers_on_other_servers_stay_while_it_is_read_again() -> None:
+    own, log, again = OwnStreams(), StreamLog(Record("a", 0.0)), StreamLog(Record("a", 0.0))
+    own.own(log)
+    owned = own.get("a")
+    assert owned is not None
+    owned.join(7)
+    owned.join(8)
+    own.read_again(log)
+    own.own(again)
+    assert again.num_readers == 2

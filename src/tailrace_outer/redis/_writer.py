@@ -41,8 +41,9 @@ class Writer:
 
     `on_other_writer` is called with a log that another server writes now, as Redis says, and must `drop` it if that is
     true. `on_missing` is called with a log that Redis has lost, and must `open` it again. `on_unreadable` is called
-    with one of which Redis has events that cannot be read, and must `drop` it. `on_end` is called with a log whose
-    terminal event is committed.
+    with one of which Redis has events that cannot be read, and `on_behind` with one of which another server has written
+    events that are not the next ones here; both must `drop` it. `on_end` is called with a log whose terminal event is
+    committed.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Writer:
         on_other_writer: Callable[[StreamLog], Awaitable[None]],
         on_missing: Callable[[StreamLog], Awaitable[object]],
         on_unreadable: Callable[[StreamLog], None],
+        on_behind: Callable[[StreamLog], None],
         on_end: Callable[[StreamLog], None],
     ) -> None:
         self._connection = connection
@@ -65,6 +67,7 @@ class Writer:
         self._on_other_writer = on_other_writer
         self._on_missing = on_missing
         self._on_unreadable = on_unreadable
+        self._on_behind = on_behind
         self._on_end = on_end
         self._queues: dict[StreamLog, list[Event]] = {}
         self._num_restored = 0  # streams, in this commit
@@ -192,7 +195,8 @@ class Writer:
             await self._append(shard, [(log, found + 1, log.events[found:])])
 
     async def _read_committed(self, log: StreamLog, events: list[Event]) -> None:
-        """Redis has more events than the log: those of a write whose answer was lost. Raises: StorageError."""
+        """Redis has more events than the log: those of a write whose answer was lost. If it has others, Redis had lost
+        the stream, and the server from which this one took it has written it meanwhile. Raises: StorageError."""
         stored = await load(self._connection, log.stream_id)
         if not isinstance(stored, Stored):
             return
@@ -203,6 +207,9 @@ class Writer:
             self._on_unreadable(log)
             return
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(new, events, strict=False)))
+        if new[same:] and type(new[-1]) is not End and type(events[-1]) is not End:
+            self._on_behind(log)  # what produces it here would go on with events that Redis has already
+            return
         if same:
             self._committed(log, events[:same])
         self._show(log, new[same:])

@@ -3,8 +3,9 @@
     state        meaning                                                     what may come next
     opening      Redis is asked to store it                                  owned, unanswered; none: it is not to be
     unanswered   Redis may list it as this server's, and nobody writes it    opening, recalled, owned; none: deleted
-    recalled     as before, and a client got its id from another server      owned; none: another server took it
-    owned        this server writes it                                       none: it has ended, or was lost to another
+    recalled     Redis has it as this server's, and this one must go on      owned; none: another server took it
+    owned        this server writes it                                       none: it has ended, or was lost to another;
+                                                                             recalled: another one wrote more of it
 
 What this server does not write, it reads: a stream that another server writes has a `Mirror` here while it has readers,
 and one that has ended is in the cache of `FinishedStreams`. A stream with none of these is only in Redis. Readers of a
@@ -13,7 +14,7 @@ log that this server has no longer get a `Released`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tailrace.errors import ClaimTaken
@@ -51,7 +52,7 @@ class OwnStreams:
     def __init__(self) -> None:
         self._opening: set[str] = set()
         self._unanswered: dict[str, None] = {}  # in order
-        self._recalled: dict[str, int] = {}  # to the epochs of the servers that returned the ids
+        self._recalled: dict[str, tuple[int, ...]] = {}  # to the epochs of the servers that have readers of it
         self._owned: dict[str, Owned] = {}
 
     def __len__(self) -> int:
@@ -99,11 +100,11 @@ class OwnStreams:
         if stream_id in self._unanswered:
             del self._unanswered[stream_id]
             if recalled_by is not None:
-                self._recalled[stream_id] = recalled_by
+                self._recalled[stream_id] = (recalled_by,)
 
     @property
-    def recalled(self) -> Mapping[str, int]:
-        return self._recalled
+    def recalled(self) -> Collection[str]:
+        return self._recalled.keys()
 
     def forget_recalled(self, stream_id: str) -> None:
         """recalled → none."""
@@ -116,9 +117,8 @@ class OwnStreams:
         stream_id = log.stream_id
         self._opening.discard(stream_id)
         self._unanswered.pop(stream_id, None)
-        reading_epoch = self._recalled.pop(stream_id, None)
         owned = self._owned[stream_id] = Owned(log, former_epoch)
-        if reading_epoch is not None:
+        for reading_epoch in self._recalled.pop(stream_id, ()):
             owned.join(reading_epoch)
 
     def get(self, stream_id: str) -> Owned | None:
@@ -137,6 +137,11 @@ class OwnStreams:
         owned = self._owned.pop(log.stream_id)
         owned.leave(list(owned.remote_readers))
         return True
+
+    def read_again(self, log: StreamLog) -> None:
+        """owned → recalled: another server has written more of it than this log has."""
+        if self.owns(log):
+            self._recalled[log.stream_id] = tuple(self._owned.pop(log.stream_id).remote_readers)
 
     def drop(self, log: StreamLog) -> bool:
         """owned → none: another server writes it, and has its readers. Returns whether it was owned."""

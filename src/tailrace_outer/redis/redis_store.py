@@ -74,6 +74,7 @@ class RedisLogStore:
             on_other_writer=self._on_other_writer,
             on_missing=self._store,
             on_unreadable=self._on_lease_lost,
+            on_behind=self._on_behind,
             on_end=self._on_end,
         )
         self.write_errors = self._writer.errors
@@ -185,6 +186,13 @@ class RedisLogStore:
         """Another server writes this stream now: whoever produces it here stops, and its readers leave."""
         self._writer.drop(log)
         if self._own.drop(log) and log.producer is not None:
+            log.producer.lease_lost()
+
+    def _on_behind(self, log: StreamLog) -> None:
+        """This server goes on with the stream from what Redis has of it, as with that of a dead server."""
+        self._writer.drop(log)
+        self._own.read_again(log)
+        if log.producer is not None:
             log.producer.lease_lost()
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
