@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.examples import examples
 from tests.streams.virtual_time import run
-from tests.waiting import idle
+from tests.waiting import idle, turn, wait_until
 
 from tailrace.errors import LeaseLost
 from tailrace.streams import Producer, Reader, StreamLog
@@ -429,3 +430,18 @@ def test_an_id_is_no_option_of_a_command() -> None:
     ids = {new_stream_id() for _ in range(2000)}
     assert len(ids) == 2000
     assert all(is_stream_id(stream_id) and not stream_id.startswith("-") for stream_id in ids)
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_a_reader_that_came_while_the_process_stood_still_is_heard(*, is_read: bool) -> None:
+    """The timer is due before what has come in meanwhile is read."""
+    log = StreamLog(Record("abc", 1.0, linger_s=0.01))
+    producer = log.producer = Heard()
+    log.linger()
+    time.sleep(2.1)  # it stands still
+    await turn(3)
+    if is_read:
+        with Reader(log):
+            assert producer.heard == ["read"]
+    else:
+        await wait_until(lambda: producer.heard == ["cancel"])

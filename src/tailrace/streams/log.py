@@ -25,6 +25,7 @@ logger = logging.getLogger("tailrace.streams")
 
 _TAKE_EVENTS = 512  # so that a long replay neither blocks the event loop nor fills the buffer of a slow socket
 _EVENT_BYTES = 200  # memory of one event without its text (CPython 3.11, measured over 100,000 events)
+_STANDSTILL_S = 2.0  # a timer that is so late says that the process was stopped, or its machine
 
 
 class StreamLog(Generic[ContentT]):
@@ -187,9 +188,17 @@ class StreamLog(Generic[ContentT]):
         if self.readers or self.end is not None or self.released is not None:
             return
         if wait_s := self.record.linger_s or first_s:
-            self._linger = asyncio.get_running_loop().call_later(wait_s, self.cancel)
+            loop = asyncio.get_running_loop()
+            self._linger = loop.call_later(wait_s, self._on_lingered, loop.time() + wait_s)
         else:
             self.cancel()
+
+    def _on_lingered(self, due_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() - due_s < _STANDSTILL_S:
+            self.cancel()
+        else:  # this process stood still: a reader that has come meanwhile may not be heard yet
+            self._linger = loop.call_later(_STANDSTILL_S, self.cancel)
 
     def _stop_lingering(self) -> None:
         if self._linger is not None:
