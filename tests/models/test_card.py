@@ -205,6 +205,21 @@ def test_openvino_card(export: Path) -> None:
     assert json.loads(card.tokenizer_json)["model"] == {"type": "BPE"}
 
 
+def test_a_directory_with_safetensors(export: Path) -> None:
+    for file in ("openvino_model.xml", "openvino_model.bin"):
+        (export / file).unlink()
+    tensors = {
+        "norm": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        "weight": {"dtype": "BF16", "shape": [2, 8], "data_offsets": [8, 40]},
+        "scale": {"dtype": "F32", "shape": [1], "data_offsets": [40, 44]},
+    }
+    head = json.dumps(tensors).encode()
+    (export / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(44))
+    card = read_card(export, "x")
+    assert (card.format, card.num_parameters, card.weight_bytes) == ("huggingface", 19, 44)
+    assert card.weight_type == "BF16"
+
+
 def test_generation_config_has_more_end_tokens(export: Path) -> None:
     write_json(export / "generation_config.json", {"eos_token_id": [8, 7]})
     assert read_card(export, "x").eos_token_ids == (7, 8)

@@ -58,6 +58,7 @@ class _Stream:
     num_seen: int = 0
     epochs: list[int] = field(default_factory=list)  # of its writers, in order
     writers: list[Process | None] = field(default_factory=list)
+    former_ends: set[tuple[int, Event]] = field(default_factory=set)  # that Redis had kept, has lost, and has no more
     expected: Expected | None = None
     is_deleted: bool = False  # as a client was told
 
@@ -133,6 +134,11 @@ class Ledger:
                     raise Violation(
                         f"law 2: event {seq} of {stream_id} has changed: {event} was {stream.events[seq - 1]}"
                     )
+                stream.former_ends |= {
+                    (at, _known(former))
+                    for at, former in enumerate(stream.events[seq - 1 :], seq)
+                    if isinstance(former, End)
+                }
                 del stream.events[seq - 1 :], stream.num_tokens[seq:]
                 self._add(stream_id, stream, event)
 
@@ -167,7 +173,8 @@ class Ledger:
                 f"law 4: a reader has seen event {seq} of {stream_id}, of which {len(stream.events)} are kept"
             )
         kept = stream.events[seq - 1]
-        if event != kept and not (self.may_lose and _known(event) == _known(kept)):
+        is_former_end = isinstance(event, End) and (seq, _known(event)) in stream.former_ends
+        if event != kept and not is_former_end and not (self.may_lose and _known(event) == _known(kept)):
             raise Violation(f"law 2: a reader has seen {event} as event {seq} of {stream_id}, and kept is {kept}")
         stream.num_seen = max(stream.num_seen, seq)
         if isinstance(event, End):

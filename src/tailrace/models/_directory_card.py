@@ -6,6 +6,7 @@ Pickled weights are refused here, before a library reads them, because reading a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -96,7 +97,7 @@ Read = TypeVar("Read", _Tokenizer, _TokenizerConfig, _Config, _GenerationConfig)
 
 def read(path: Path, name: str) -> ModelCard:
     kind = _format(path)
-    num_parameters, weight_bytes = _weights(path, kind)
+    num_parameters, weight_bytes, weight_type = _weights(path, kind)
     text = _tokenizer_text(path)
     tokenizer = _decode(path / "tokenizer.json", _Tokenizer, text)
     config = _decode(path / "tokenizer_config.json", _TokenizerConfig)
@@ -119,6 +120,7 @@ def read(path: Path, name: str) -> ModelCard:
         context_tokens=min(context_tokens, vectors.most_tokens or context_tokens),
         architecture=model.model_type,
         quantized_by=model.quantization_config.quant_method if model.quantization_config else "",
+        weight_type=weight_type,
         has_vision=model.vision_config is not None and any((path / file).is_file() for file in _PROCESSOR_FILES),
         num_parameters=num_parameters,
         weight_bytes=weight_bytes,
@@ -158,20 +160,22 @@ def _format(path: Path) -> Literal["openvino", "huggingface"]:
     )
 
 
-def _weights(path: Path, kind: str) -> tuple[int, int]:
-    """Return the number of parameters (0 if unknown) and the bytes of the weights. Raises: ModelError."""
+def _weights(path: Path, kind: str) -> tuple[int, int, str]:
+    """Return the number of parameters (0 if unknown), the bytes of the weights, and the type of most of them ("" if
+    unknown). Raises: ModelError."""
     if kind == "openvino":
         weights = path / EXPORT_FILES[1]
         try:
-            return 0, weights.stat().st_size
+            return 0, weights.stat().st_size, ""
         except OSError as error:
             raise ModelError(f"{weights} cannot be read: {error.strerror}.") from error
-    num_parameters = weight_bytes = 0
+    num_parameters = 0
+    num_bytes = Counter[str]()  # by type
     for file in weight_files(path):
         for tensor in read_head(file)[0].values():
             num_parameters += math.prod(tensor.shape)
-            weight_bytes += tensor.data_offsets[1] - tensor.data_offsets[0]
-    return num_parameters, weight_bytes
+            num_bytes[tensor.dtype] += tensor.data_offsets[1] - tensor.data_offsets[0]
+    return num_parameters, num_bytes.total(), max(num_bytes, key=num_bytes.__getitem__, default="")
 
 
 def _tokenizer_text(path: Path) -> str:

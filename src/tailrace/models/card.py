@@ -54,6 +54,7 @@ class ModelCard:
     context_tokens: int
     architecture: str = ""  # as the file names it
     quantized_by: str = ""  # of a Hugging Face directory: the method, such as gptq
+    weight_type: str = ""  # of a Hugging Face directory: that of most of its weights, such as BF16
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
     file_type: int | None = None  # of a GGUF file: the number of its quantization in llama.cpp
     has_vision: bool = False  # it has a part that reads images

@@ -138,10 +138,12 @@ class OwnStreams:
         owned.leave(list(owned.remote_readers))
         return True
 
-    def read_again(self, log: StreamLog) -> None:
-        """owned → recalled: another server has written more of it than this log has."""
-        if self.owns(log):
-            self._recalled[log.stream_id] = tuple(self._owned.pop(log.stream_id).remote_readers)
+    def read_again(self, log: StreamLog) -> bool:
+        """owned → recalled: another server has written more of it than this log has. Returns whether it was owned."""
+        if not self.owns(log):
+            return False
+        self._recalled[log.stream_id] = tuple(self._owned.pop(log.stream_id).remote_readers)
+        return True
 
     def drop(self, log: StreamLog) -> bool:
         """owned → none: another server writes it, and has its readers. Returns whether it was owned."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -184,15 +184,15 @@ class RedisLogStore:
 
     def _on_lease_lost(self, log: StreamLog) -> None:
         """Another server writes this stream now: whoever produces it here stops, and its readers leave."""
-        self._writer.drop(log)
-        if self._own.drop(log) and log.producer is not None:
-            log.producer.lease_lost()
+        self._stop_writing(log, self._own.drop)
 
     def _on_behind(self, log: StreamLog) -> None:
         """This server goes on with the stream from what Redis has of it, as with that of a dead server."""
+        self._stop_writing(log, self._own.read_again)
+
+    def _stop_writing(self, log: StreamLog, leave: Callable[[StreamLog], bool]) -> None:
         self._writer.drop(log)
-        self._own.read_again(log)
-        if log.producer is not None:
+        if leave(log) and log.producer is not None:
             log.producer.lease_lost()
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:

@@ -165,7 +165,8 @@ def _details(server: ServerFacts) -> JsonBody:
         "families": families if card.architecture else [],
         "parameter_size": _short(card.num_parameters),
         "quantization_level": QUANTIZATIONS.get(-1 if card.file_type is None else card.file_type)
-        or card.quantized_by.upper(),
+        or card.quantized_by.upper()
+        or card.weight_type,
     }
 
 

@@ -425,8 +425,12 @@ def test_what_the_models_files_say() -> None:
         ({"file_type": None}, {"quantization_level": ""}),
         ({"file_type": 999}, {"quantization_level": ""}),
         (
-            {"format": "huggingface", "file_type": None, "quantized_by": "gptq"},
+            {"format": "huggingface", "file_type": None, "quantized_by": "gptq", "weight_type": "I32"},
             {"format": "safetensors", "quantization_level": "GPTQ"},
+        ),
+        (
+            {"format": "huggingface", "file_type": None, "weight_type": "BF16"},
+            {"format": "safetensors", "quantization_level": "BF16"},
         ),
         ({"format": "upstream", "architecture": ""}, {"format": "", "family": "", "families": []}),
         ({"num_parameters": 0}, {"parameter_size": ""}),
