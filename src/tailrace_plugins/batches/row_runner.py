@@ -145,4 +145,4 @@ class RowsInProgress:
             wait_s = answer.headers.get("retry-after", "")
             if not wait_s.isdigit():
                 return answer
-            await asyncio.sleep(min(float(wait_s), _LONGEST_WAIT_S))
+            await self._queue.pause(min(float(wait_s), _LONGEST_WAIT_S))

@@ -100,6 +100,20 @@ async def test_rows_wait_for_the_limits_of_the_key(tmp_path: Path) -> None:
         assert batch["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
 
 
+async def test_an_owner_who_has_used_up_a_limit_does_not_hold_others_up(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house:
+        used_up = house.client(house.key("me", quota=Quota(requests_per_minute=2)))
+        batch_id = await _begin(used_up, chat_file(300))
+        async with asyncio.timeout(LONG_S):
+            while (await used_up.get(f"/v1/batches/{batch_id}")).json()["request_counts"]["completed"] < 2:
+                await asyncio.sleep(0.02)
+        other = house.client(house.key("other"))
+        ended = await _ended(other, await _begin(other, chat_file(4)))
+        assert ended["request_counts"] == {"total": 4, "completed": 4, "failed": 0}
+        counts = (await used_up.get(f"/v1/batches/{batch_id}")).json()["request_counts"]
+        assert counts["completed"] < 10  # more than two when a minute of the clock has ended
+
+
 async def test_a_revoked_key_runs_no_more_rows(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house:
         token, client = house.key("me"), house.client(house.key("me"))

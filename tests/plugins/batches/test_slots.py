@@ -73,3 +73,63 @@ async def test_a_batch_that_is_cancelled_has_no_slot() -> None:
     second.leave()
     await waiting[1]
     assert begun == [third]
+
+
+async def test_a_row_that_waits_leaves_its_slot_to_other_owners() -> None:
+    slots = Slots(1, lambda owner: True)
+    waiting, other = RowQueue(slots, "a", (0, "")), RowQueue(slots, "b", (0, ""))
+    await waiting.take()
+    waiting.use()
+    pause = asyncio.create_task(waiting.pause(0))
+    await other.take()
+    other.use()
+    next_row = asyncio.create_task(waiting.take())
+    await idle()
+    other.give_back()
+    await pause
+    await idle()
+    assert not next_row.done()  # the row has the slot again
+    waiting.give_back()
+    await next_row
+
+
+async def test_no_row_begins_while_another_of_its_owner_waits() -> None:
+    slots = Slots(2, lambda owner: True)
+    first, second, other = (RowQueue(slots, owner, (0, "")) for owner in ("a", "a", "b"))
+    await first.take()
+    first.use()
+    first.leave()  # it has no other row
+    pause = asyncio.create_task(first.pause(3600))
+    next_row = asyncio.create_task(second.take())
+    await other.take()
+    await idle()
+    assert not next_row.done()
+    pause.cancel()
+    await asyncio.wait([pause])
+    first.give_back()
+    await next_row
+
+
+async def test_a_row_that_is_cancelled_while_it_waits_for_its_slot() -> None:
+    slots = Slots(1, lambda owner: True)
+    waiting, other = RowQueue(slots, "a", (0, "")), RowQueue(slots, "b", (0, ""))
+    await waiting.take()
+    waiting.use()
+    waiting.leave()
+    pause = asyncio.create_task(waiting.pause(0))
+    await other.take()
+    other.use()
+    other.leave()
+    await idle()
+    pause.cancel()
+    await asyncio.wait([pause])
+    waiting.give_back()
+    other.give_back()
+    await other.take()
+    third = asyncio.create_task(waiting.take())
+    await idle()
+    assert not third.done()  # there is still one slot
+    other.use()
+    other.leave()
+    other.give_back()
+    await third
