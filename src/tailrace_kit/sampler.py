@@ -90,9 +90,12 @@ class Row:
         return self.finish is not None
 
     @property
-    def wants_all(self) -> bool:
-        """Whether each token needs its own logits: nothing may be put without them."""
-        return self.sampling.logprobs
+    def may_be_forced(self) -> bool:
+        """Whether a token may be put without its logits: nobody asks how likely it is, and nothing else of the request
+        may exclude it."""
+        sampling = self.sampling
+        may_exclude = sampling.bad_words or sampling.allowed_token_ids or self.count < sampling.min_tokens
+        return not (sampling.logprobs or may_exclude)
 
     @property
     def wants_prompt(self) -> bool:

@@ -295,7 +295,7 @@ def _advance(work: Work, logits: Logits) -> int:
 
 def _force(row: Row) -> None:
     """Append the tokens that the grammar leaves no choice about, unless each needs its own logits."""
-    if row.constraint is None or row.wants_all or row.finish is not None:
+    if row.constraint is None or not row.may_be_forced or row.finish is not None:
         return
     for token_id in row.constraint.forced():
         row.force(token_id)

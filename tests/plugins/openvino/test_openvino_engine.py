@@ -6,13 +6,15 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 from tokenizers import Tokenizer
 
-from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines import ALL_EXCLUDED, EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
@@ -189,13 +191,18 @@ def test_end_of_text_ends_it_unless_it_is_ignored(exact: Shared, chat: Callable[
     assert ends == [("stop", False), ("length", True)]
 
 
-def _obeyed(engine: Engine, grammar: Grammar, card: ModelCard, prompt: tuple[int, ...] = (1, 2, 3)) -> str:
+def _answer(engine: Engine, sampling: Sampling, prompt: tuple[int, ...] = (1, 2, 3)) -> list[Delta]:
     deltas: list[Delta] = []
-    engine.submit(Sequence(1, (prompt,), Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=grammar)))
+    engine.submit(Sequence(1, (prompt,), sampling))
     while not deltas or deltas[-1].finish_reason is None:
         deltas += engine.step()
+    return deltas
+
+
+def _obeyed(engine: Engine, grammar: Grammar, card: ModelCard, prompt: tuple[int, ...] = (1, 2, 3)) -> str:
+    deltas = _answer(engine, Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=grammar), prompt)
     assert deltas[-1].finish_reason == "stop"
-    return Tokenizer.from_str(card.tokenizer_json).decode([each for delta in deltas for each in delta.token_ids])
+    return Tokenizer.from_str(card.tokenizer_json).decode(_ids(deltas))
 
 
 def test_grammar_is_obeyed(exact: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]) -> None:
@@ -204,6 +211,37 @@ def test_grammar_is_obeyed(exact: Shared, card: ModelCard, chat: Callable[[str],
     assert re.fullmatch("[a-c]{5}", _obeyed(exact, Grammar("regex", "[a-c]{5}"), card))
     answer = _obeyed(exact, Grammar("json_schema", schema), card, chat("Is water wet? Answer in JSON."))
     assert list(json.loads(answer)) == ["wet"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_tokens_without_a_choice_need_no_steps_of_their_own(exact: Shared, temperature: float) -> None:
+    """If it is asked how likely each is, they do. The text is the same."""
+    text = "The quick brown fox jumps over the lazy dog"
+    sampling = Sampling(temperature=temperature, seed=3, max_tokens=60, grammar=Grammar("regex", f"{text}( yes| no)"))
+    quick, slow = _answer(exact, sampling), _answer(exact, replace(sampling, logprobs=True))
+    assert _ids(quick) == _ids(slow)
+    assert len(_ids(slow)) - 1 <= len(slow) <= len(_ids(slow))
+    assert len(quick) < len(slow) / 2
+
+
+@pytest.mark.parametrize("field", ["bad_words", "allowed_token_ids"])
+def test_a_token_that_the_request_excludes_is_not_forced(exact: Shared, field: str) -> None:
+    sampling = Sampling(temperature=0.0, max_tokens=60, grammar=Grammar("regex", "The quick brown fox"))
+    ids = _ids(_answer(exact, sampling))
+    excluded: list[Any] = [(ids[2],)] if field == "bad_words" else ids[:2]
+    deltas = _answer(exact, replace(sampling, **{field: tuple(excluded)}))
+    assert (_ids(deltas), deltas[-1].finish_reason, deltas[-1].failure) == (ids[:2], "error", ALL_EXCLUDED)
+
+
+def test_a_token_that_ends_the_answer_is_not_forced_too_early(exact: Shared) -> None:
+    sampling = Sampling(temperature=0.0, max_tokens=60, grammar=Grammar("regex", "The quick brown fox"))
+    ids = _ids(_answer(exact, sampling))
+    deltas = _answer(exact, replace(sampling, stop_token_ids=(ids[1],), min_tokens=3))
+    assert (_ids(deltas), deltas[-1].failure) == (ids[:1], ALL_EXCLUDED)
+
+
+def _ids(deltas: list[Delta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
 
 
 @pytest.mark.deep
