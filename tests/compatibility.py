@@ -47,9 +47,9 @@ _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 _SAMPLING: dict[str, Value] = {
     "allowed_token_ids": [5], "bad_words": ["x"], "min_tokens": 5, "prompt_logprobs": 2,
     "skip_special_tokens": False, "stop_token_ids": [5],
-    "frequency_penalty": 0.5, "guided_choice": ["a"], "guided_json": _SCHEMA, "guided_regex": "a", "ignore_eos": True,
-    "include_stop_str_in_output": True, "json_schema": _SCHEMA, "logit_bias": {"5": 1}, "n_predict": 7,
-    "repeat_penalty": 1.2,
+    "frequency_penalty": 0.5, "guided_choice": ["a"], "guided_grammar": "root ::= x", "guided_json": _SCHEMA,
+    "guided_regex": "a", "ignore_eos": True, "include_stop_str_in_output": True, "json_schema": _SCHEMA,
+    "logit_bias": {"5": 1}, "n_predict": 7, "repeat_penalty": 1.2,
     "max_completion_tokens": 7, "max_tokens": 7, "min_p": 0.1, "model": "default", "n": 2, "presence_penalty": 0.5,
     "repetition_penalty": 1.2, "chat_template_kwargs": {"enable_thinking": False},
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}, "seed": 7,

@@ -154,12 +154,13 @@ class Message:
 class Grammar:
     """What the whole answer must match.
 
-    A request has a JSON schema, a regular expression, or tools whose calls are the answer (`calls`, see
-    `schemas.calls`). An engine gets them in the form that it supports: a JSON schema in plain form, a regular
-    expression, or the parts of an answer (`parts`). `free` is no grammar: the answer is only checked at its end.
+    A request has a JSON schema, a regular expression, a context-free grammar (`cfg`, see `engines.grammars.lark`), a
+    structural tag (`tags`), or tools whose calls are the answer (`calls`, see `schemas.calls`). An engine gets them in
+    the form that it supports: a JSON schema in plain form, a regular expression, a grammar in `lark`, or the parts of
+    an answer (`parts`). `free` is no grammar: the answer is only checked at its end.
     """
 
-    kind: Literal["json_schema", "regex", "calls", "parts", "free"]
+    kind: Literal["json_schema", "regex", "cfg", "tags", "calls", "lark", "parts", "free"]
     source: str
     param: str = field(default="grammar", compare=False)  # the field of the request
     asked: str = ""  # what to check at the end, as `schemas.answers` reads it; "": the grammar keeps everything

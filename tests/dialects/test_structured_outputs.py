@@ -15,6 +15,8 @@ from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Grammar
 
 SCHEMA: JsonBody = {"type": "object", "properties": {"a": {"type": "integer"}}}
+GBNF = 'root ::= "a" | "b"'
+TAG: JsonBody = {"structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}], "triggers": ["<a"]}
 CHAT: JsonBody = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: JsonBody = {"prompt": "Hi"}
 
@@ -24,6 +26,37 @@ def grammar(fields: JsonBody) -> Grammar | None:
     found = openai.parse_chat(parsed(CHAT | fields)).request.sampling.grammar
     assert openai.parse_completion(parsed(TEXT | fields)).request.sampling.grammar == found
     return found
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"structured_outputs": {"grammar": GBNF}}, "structured_outputs.grammar"),
+        ({"guided_grammar": GBNF}, "guided_grammar"),
+        ({"grammar": GBNF}, "grammar"),
+        ({"response_format": {"type": "grammar", "grammar": GBNF}}, "response_format.grammar"),
+    ],
+)
+def test_a_context_free_grammar(fields: JsonBody, param: str) -> None:
+    found = grammar(fields)
+    assert found == Grammar("cfg", GBNF)
+    assert found.param == param
+    assert grammar({**fields, "guided_grammar": ""} if param == "grammar" else fields) == found
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": {"type": "structural_tag", **TAG}},
+        {"structured_outputs": {"structural_tag": TAG}},
+        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+    ],
+    ids=str,
+)
+def test_a_structural_tag(fields: JsonBody) -> None:
+    found = grammar(fields)
+    assert found is not None
+    assert (found.kind, json.loads(found.source)["structures"]) == ("tags", TAG["structures"])
 
 
 def refusal(fields: JsonBody) -> RequestError:
@@ -87,8 +120,6 @@ def test_choices_that_are_none(choices: list[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("grammar", "root ::= 'a'"),
-        ("structural_tag", {"a": 1}),
         ("whitespace_pattern", "[ ]"),
         ("disable_any_whitespace", True),
         ("disable_additional_properties", True),
@@ -109,6 +140,14 @@ def test_unsupported_fields_are_refused_by_name(name: str, value: object) -> Non
         ({"structured_outputs": {"json": "[1]"}}, "structured_outputs.json"),
         ({"structured_outputs": {"regex": "(?=a)"}}, "structured_outputs.regex"),
         ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_grammar": " "}, "guided_grammar"),
+        ({"grammar": "x" * 65_537}, "grammar"),
+        ({"structured_outputs": {"regex": "a", "grammar": GBNF}}, "structured_outputs.json"),
+        ({"structured_outputs": {"structural_tag": "["}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"structural_tag": {"format": {"type": "x"}}}}, "structured_outputs.structural_tag"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "response_format.grammar"),
+        ({"response_format": {"type": "x"}}, "response_format"),
         ({"guided_json": {}, "structured_outputs": {"regex": "a"}}, "response_format"),
     ],
     ids=str,
@@ -121,5 +160,5 @@ def test_one_answer_has_one_grammar() -> None:
     with pytest.raises(RequestError):
         openai.parse_chat(parsed(CHAT | {"response_format": {"type": "json_object"}, "guided_regex": "a"}))
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    with pytest.raises(RequestError, match="not with a regular expression"):
+    with pytest.raises(RequestError, match="not with another grammar"):
         openai.parse_chat(parsed(CHAT | {"tools": [tool], "guided_regex": "a"}))

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from tests.generation.allowed import allows
 
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.generation.grammar_forms import engine_form
@@ -46,14 +46,6 @@ def form_of(name: str, *, forced: bool = False, answer: object = ANSWER, schema:
     )
     given = Grammar("calls", msgspec.json.encode(asked).decode(), "tools")
     return engine_form(given, name, GUIDANCE, {})
-
-
-def allows(grammar: Grammar, text: str) -> bool:
-    """Return whether this is a whole answer."""
-    matcher = LLMatcher(LLTokenizer("byte"), to_guidance(grammar, as_text=True), log_level=0)
-    assert not matcher.is_error(), matcher.get_error()
-    given = list(text.encode())
-    return matcher.try_consume_tokens(given) == len(given) and matcher.is_accepting()
 
 
 def written(name: str, tool: str, arguments: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ from tailrace.dialects.fields import (
     seed_of,
     stops,
 )
-from tailrace.dialects.grammar_fields import grammar_of_regex, grammar_of_schema, unwrapped_schema
+from tailrace.dialects.grammar_fields import grammar_of_regex, grammar_of_rules, grammar_of_schema, unwrapped_schema
 from tailrace.dialects.images import image_of_base64, image_of_url
 from tailrace.dialects.messages import (
     MAX_MESSAGES,
@@ -170,6 +170,7 @@ __all__ = [
     "finite",
     "first_asked",
     "grammar_of_regex",
+    "grammar_of_rules",
     "grammar_of_schema",
     "ignored",
     "image_of_base64",

@@ -1,4 +1,4 @@
-"""Reads grammars of answers from requests: JSON schemas and regular expressions."""
+"""Reads grammars of answers from requests: JSON schemas, regular expressions, rules and structural tags."""
 
 from __future__ import annotations
 
@@ -7,19 +7,24 @@ from dataclasses import replace
 
 from tailrace.dialects.bodies import to_json
 from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.schemas.conjunction import SchemaError
 from tailrace.schemas.regexes import TOO_LARGE, UNSUPPORTED, regex_fault
+from tailrace.schemas.structural_tags import read_structural_tag
 from tailrace.types import Grammar
 
 __all__ = [
     "ANY_OBJECT",
     "grammar_of_choice",
     "grammar_of_regex",
+    "grammar_of_rules",
     "grammar_of_schema",
+    "grammar_of_tags",
     "read_response_format",
     "unwrapped_schema",
 ]
 
 _MAX_VALUES = 200  # of a choice
+_MAX_RULES = 65_536  # characters of a grammar
 _SPECIAL = re.compile(r"[.\\\[\](){}*+?|^$/\-\"']")  # characters that all engines allow to be escaped with \
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -45,7 +50,13 @@ def read_response_format(value: object, param: str = "response_format") -> Gramm
         return grammar_of_schema(given, param) if given is not None else replace(ANY_OBJECT, param=param)
     if kind == "regex":
         return grammar_of_regex(value.get("value"), param)
-    raise RequestError(f"{param} takes the types text, json_object and json_schema.", param=param)
+    if kind == "grammar":  # Fireworks' form
+        return grammar_of_rules(value.get("grammar"), f"{param}.grammar")
+    if kind == "structural_tag":
+        return grammar_of_tags(value, param)
+    raise RequestError(
+        f"{param} takes the types text, json_object, json_schema, regex, grammar and structural_tag.", param=param
+    )
 
 
 def unwrapped_schema(schema: object) -> object:
@@ -71,6 +82,24 @@ def grammar_of_regex(text: object, param: str) -> Grammar:
         raise kind(f"{param}: {fault}.", param=param)
     assert isinstance(text, str)
     return Grammar("regex", text, param)
+
+
+def grammar_of_rules(text: object, param: str) -> Grammar:
+    """Return a context-free grammar from its text, in GBNF or Lark. The generator reads it. Raises: RequestError."""
+    if not isinstance(text, str) or not text.strip():
+        raise RequestError(f"{param} needs the text of a grammar, in GBNF or Lark.", param=param)
+    if len(text) > _MAX_RULES:
+        raise RequestError(f"{param} has more than {_MAX_RULES} characters.", param=param)
+    return Grammar("cfg", text, param)
+
+
+def grammar_of_tags(value: object, param: str) -> Grammar:
+    """Return a structural tag. The generator brings it into the form of the engine. Raises: RequestError."""
+    try:
+        read_structural_tag(value)
+    except SchemaError as error:
+        raise RequestError(f"{param}: this structural tag cannot be used: {error}.", param=param) from None
+    return Grammar("tags", to_json(value).decode(), param)
 
 
 def grammar_of_choice(choices: object, param: str) -> Grammar:

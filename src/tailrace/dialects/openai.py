@@ -43,7 +43,7 @@ from tailrace.dialects.fields import (
     sampling_of,
     template_values,
 )
-from tailrace.dialects.grammar_fields import grammar_of_schema, read_response_format
+from tailrace.dialects.grammar_fields import grammar_of_rules, grammar_of_schema, read_response_format
 from tailrace.dialects.messages import Messages, read_messages
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatView, TextView, UsageShown
@@ -92,8 +92,6 @@ _UNUSED = {
     "best_of": ignored(1),
     "cache_prompt": ignored(True),
     "chat_template": refused(),
-    "grammar": refused(""),
-    "guided_grammar": refused(""),
     "length_penalty": ignored(1),
     "modalities": ignored(["text"]),
     "spaces_between_special_tokens": ignored(True),
@@ -124,7 +122,9 @@ class _Body(TokenFields, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: JsonBody | None = None
     structured_outputs: StructuredOutputs | None = None
+    grammar: str | None = None  # of llama.cpp
     guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     guided_json: JsonBody | str | None = None
     guided_regex: str | None = None
     truncate_prompt_tokens: Tokens | None = None
@@ -332,10 +332,16 @@ def _sampling(fields: _Body, server: ServerFacts, notes: list[str]) -> Sampling:
 
 def _grammar(fields: _Body) -> Grammar | None:
     """Read OpenAI's, vLLM's or vLLM's older fields for a grammar. Raises: RequestError."""
-    older = StructuredOutputs(json=fields.guided_json, regex=fields.guided_regex, choice=fields.guided_choice)
+    older = StructuredOutputs(
+        json=fields.guided_json,
+        regex=fields.guided_regex,
+        choice=fields.guided_choice,
+        grammar=fields.guided_grammar,
+    )
     grammars = [
         read_response_format(fields.response_format),
         grammar_of_schema(fields.json_schema, "json_schema") if fields.json_schema is not None else None,
+        grammar_of_rules(fields.grammar, "grammar") if fields.grammar else None,
         read_structured_outputs(fields.structured_outputs, "structured_outputs."),
         read_structured_outputs(older, "guided_"),
     ]

@@ -1,11 +1,18 @@
-"""vLLM's `structured_outputs`, formerly `guided_…`: a schema, a regex or a choice."""
+"""vLLM's `structured_outputs`, formerly `guided_…`: a schema, a regex, a choice, a grammar or a structural tag."""
 
 from __future__ import annotations
 
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, read_json
-from tailrace.dialects.grammar_fields import ANY_OBJECT, grammar_of_choice, grammar_of_regex, grammar_of_schema
+from tailrace.dialects.grammar_fields import (
+    ANY_OBJECT,
+    grammar_of_choice,
+    grammar_of_regex,
+    grammar_of_rules,
+    grammar_of_schema,
+    grammar_of_tags,
+)
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Grammar
 
@@ -16,8 +23,6 @@ _REFUSED = (
     "disable_additional_properties",
     "disable_any_whitespace",
     "disable_fallback",
-    "grammar",
-    "structural_tag",
     "whitespace_pattern",
 )
 
@@ -46,21 +51,26 @@ def read_structured_outputs(outputs: StructuredOutputs | None, prefix: str) -> G
     if outputs.choice is not None:
         grammars.append(grammar_of_choice(outputs.choice, f"{prefix}choice"))
     if outputs.json is not None:
-        grammars.append(grammar_of_schema(_schema(outputs.json, f"{prefix}json"), f"{prefix}json"))
+        grammars.append(grammar_of_schema(_object(outputs.json, f"{prefix}json"), f"{prefix}json"))
     if outputs.json_object:
         grammars.append(ANY_OBJECT)
     if outputs.regex is not None:
         grammars.append(grammar_of_regex(outputs.regex, f"{prefix}regex"))
+    if outputs.grammar:
+        grammars.append(grammar_of_rules(outputs.grammar, f"{prefix}grammar"))
+    if outputs.structural_tag:
+        tag = _object(outputs.structural_tag, f"{prefix}structural_tag")
+        grammars.append(grammar_of_tags(tag, f"{prefix}structural_tag"))
     if len(grammars) > 1:
-        raise RequestError("Use only one of json, regex and choice.", param=f"{prefix}json")
+        raise RequestError("Use only one of json, regex, choice, grammar and structural_tag.", param=f"{prefix}json")
     return grammars[0] if grammars else None
 
 
-def _schema(value: JsonBody | str, param: str) -> JsonBody:
-    """Read a schema, which may be a text. Raises: RequestError."""
+def _object(value: JsonBody | str, param: str) -> JsonBody:
+    """Read an object, which may be a text. Raises: RequestError."""
     if not isinstance(value, str):
         return value
     try:
         return read_json(value.encode())
     except RequestError:
-        raise RequestError(f"{param}: this is not a JSON schema.", param=param) from None
+        raise RequestError(f"{param}: this is not a JSON object.", param=param) from None

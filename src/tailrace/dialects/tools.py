@@ -128,13 +128,14 @@ class ChosenTools:
     def grammar(self, answer: Grammar | None) -> Grammar | None:
         """Return the grammar of the answer: a forced call, or calls or a text of the grammar `answer`.
 
-        Raises: UnsupportedParameter for tools beside a regular expression, which a whole answer cannot be checked for.
+        Raises: UnsupportedParameter for tools beside another grammar than a schema, which a whole answer cannot be
+        checked for.
         """
         if not self.shown or (answer is None and not self.is_forced):
             return answer
         if answer is not None and answer.kind != "json_schema" and not self.is_forced:
             raise UnsupportedParameter(
-                f"{answer.param}: tools can be used with a JSON schema, but not with a regular expression.",
+                f"{answer.param}: tools can be used with a JSON schema, but not with another grammar.",
                 param=answer.param,
             )
         asked = AskedCalls(

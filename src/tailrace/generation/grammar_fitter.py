@@ -19,6 +19,7 @@ from tailrace.types import Grammar
 __all__ = ["GrammarFitter"]
 
 _MAX_CACHED = 1024
+_NAMES = {"cfg": "grammar", "tags": "structural tag"}
 
 
 class GrammarFitter:
@@ -66,21 +67,22 @@ class GrammarFitter:
 
     async def _loosen(self, grammar: Grammar, call_format: str, *, caller: str, within_s: float) -> Grammar:
         """Try to keep everything, then less and less."""
-        refused = RequestError(f"{grammar.param}: this JSON schema cannot be used.", param=grammar.param)
+        name = _NAMES.get(grammar.kind, "JSON schema")
+        refused = RequestError(f"{grammar.param}: this {name} cannot be used.", param=grammar.param)
         for reach in looser(self._reach):
             try:
                 async with self._my_turn(within_s):
                     fitted = await asyncio.to_thread(engine_form, grammar, call_format, reach, self._control_tokens)
-                is_kept_here = not (reach.is_passed_on and fitted.kind == "json_schema")
+                is_kept_here = not (reach.is_passed_on and fitted.kind in ("json_schema", *_NAMES))
                 if not fitted.is_free and is_kept_here:
                     await self._check.check(fitted, caller=caller, within_s=within_s)
             except SchemaError as error:
-                reason = f"{grammar.param}: this JSON schema cannot be used: {error}."
+                reason = f"{grammar.param}: this {name} cannot be used: {error}."
                 refused = RequestError(reason, param=grammar.param)
             except RequestError as error:
                 refused = RequestError(error.message, param=grammar.param)
             else:
                 return fitted
-            if NO_ANSWER in refused.message:
+            if NO_ANSWER in refused.message or grammar.kind == "cfg":  # there is nothing looser
                 break
         raise refused

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace.engines.grammars.lark import to_lark
 from tailrace.schemas import Reach
 from tailrace.schemas.answer_check import SchemasAsked
 from tailrace.schemas.calls import AskedCalls, PlainCalls, plain_calls, schema_of_call
@@ -15,6 +16,7 @@ from tailrace.schemas.conjunction import SchemaError
 from tailrace.schemas.plain import plain_form
 from tailrace.schemas.portable import check_portable
 from tailrace.schemas.references import pointer
+from tailrace.schemas.structural_tags import TagParts, read_structural_tag
 from tailrace.text.calls import FORMATS, CallFormat
 from tailrace.text.calls.written import AnswerParts, CallParts, call_parts, surroundings
 from tailrace.types import Grammar
@@ -25,10 +27,16 @@ _decode = msgspec.json.decode
 
 
 def engine_form(grammar: Grammar, call_format: str, reach: Reach, control_tokens: Mapping[str, int]) -> Grammar:
-    """Return a grammar of this reach for a JSON schema or for calls. `call_format`: in which the model writes calls; ""
-    if it was not trained for them. Takes up to a second. Raises: SchemaError."""
+    """Return a grammar of this reach, for all but regular expressions. `call_format`: in which the model writes calls;
+    "" if it was not trained for them. Takes up to a second. Raises: SchemaError."""
     if grammar.kind == "json_schema":
         return _of_schema(grammar, reach)
+    if grammar.kind in ("cfg", "tags"):
+        if reach.is_passed_on:
+            return grammar
+        if not reach.has_parts:
+            raise SchemaError("this engine takes only JSON schemas and regular expressions")
+        return _of_cfg(grammar) if grammar.kind == "cfg" else _of_tags(grammar, reach, control_tokens)
     return _of_calls(grammar, FORMATS.get(call_format), reach, control_tokens)
 
 
@@ -54,7 +62,7 @@ def _of_calls(grammar: Grammar, form: CallFormat | None, reach: Reach, control_t
     left_open = plain.left_open
     arguments = {tool.name: tool.schema for tool in asked.tools}
     schemas = _asked(SchemasAsked(None if asked.forced else asked.answer, arguments))
-    calls = _calls(form, plain) if reach.has_calls and form is not None else None
+    calls = _calls(form, plain) if reach.has_parts and form is not None else None
     if form is not None and calls is not None:
         for tool, call in zip(asked.tools, calls, strict=True):
             left_open += tuple(pointer(f"{tool.where}#", "properties", name) for name in call.open_names)
@@ -71,6 +79,21 @@ def _of_calls(grammar: Grammar, form: CallFormat | None, reach: Reach, control_t
             left_open = tuple(tool.where for tool in asked.tools)
         return Grammar("json_schema", source, param, schemas if left_open else "", left_open)
     return Grammar("free", "", param, schemas, (asked.answer_param, *left_open))
+
+
+def _of_cfg(grammar: Grammar) -> Grammar:
+    try:
+        return replace(grammar, kind="lark", source=to_lark(grammar.source))
+    except ValueError as error:
+        raise SchemaError(str(error)) from None
+
+
+def _of_tags(grammar: Grammar, reach: Reach, control_tokens: Mapping[str, int]) -> Grammar:
+    found = TagParts(read_structural_tag(_decode(grammar.source)), reach)
+    texts = "\0".join(found.texts)
+    tokens = {text: token_id for text, token_id in control_tokens.items() if text and text in texts}
+    source = msgspec.json.encode(AnswerParts([found.parts], tokens=tokens)).decode()
+    return Grammar("parts", source, grammar.param, left_open=tuple(grammar.param + path for path in found.left_open))
 
 
 def _any_arguments(plain: PlainCalls) -> PlainCalls:

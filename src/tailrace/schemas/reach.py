@@ -20,7 +20,7 @@ class Reach:
     has_sized_texts: bool = False  # lengths of texts that also have a pattern or a format
     has_fractions: bool = False  # bounds of numbers that are not integers, and `multipleOf`
     has_values: bool = False  # objects and lists in an enum
-    has_calls: bool = False  # a grammar may have several parts: tool calls in the form of the model
+    has_parts: bool = False  # llguidance's language: tool calls in the form of the model, structural tags, Lark
     max_number: int = 0  # absolute value of a bound of a number
     max_length: int = 0  # of minLength and maxLength
     max_items: int = 0  # of minItems and maxItems
@@ -50,7 +50,7 @@ GUIDANCE = Reach(
     has_sized_texts=True,
     has_fractions=True,
     has_values=True,
-    has_calls=True,
+    has_parts=True,
     max_number=2**53,
     max_length=4_096,
     max_items=1_024,

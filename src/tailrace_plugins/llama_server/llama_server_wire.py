@@ -31,6 +31,7 @@ from tailrace.dialects import (
     SamplingFields,
     Show,
     Wire,
+    grammar_of_rules,
     grammar_of_schema,
     ignored,
     logit_biases,
@@ -57,7 +58,6 @@ _MAX_RESPONSE_FIELDS = 64
 _MAX_PROBS = 20  # as on all wires
 _UNUSED = {
     "cache_prompt": ignored(True),
-    "grammar": refused(""),
     "id_slot": ignored(-1, 0),
     "image_data": refused([]),
     "lora": refused([]),
@@ -81,6 +81,7 @@ class _Body(SamplingFields, kw_only=True):
     n_predict: Annotated[int, msgspec.Meta(ge=-2)] | None = None
     n_probs: Annotated[int, msgspec.Meta(ge=0)] | None = None
     repeat_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    grammar: str | None = None
     json_schema: JsonBody | None = None
     logit_bias: LogitBias | None = None
     stream: bool | None = None
@@ -200,6 +201,8 @@ def _sampling(request: ParsedRequest, fields: _Body) -> Sampling:
     defaults = {name: value for name, value in _DEFAULTS.items() if name in request.server.generator.parameters}
     sampling = sampling_of(fields, {**defaults, **request.server.recommended_sampling})
     grammar = None if fields.json_schema is None else grammar_of_schema(fields.json_schema, "json_schema")
+    if grammar is None and fields.grammar:  # the schema is preferred, as there
+        grammar = grammar_of_rules(fields.grammar, "grammar")
     parameters = request.server.generator.parameters
     num_probs = fields.n_probs or 0
     return replace(

@@ -33,6 +33,7 @@ PARAMETERS: dict[str, frozenset[str]] = {
 }
 _TGI_CHATS_LACK = ("top_k", "typical_p", "repetition_penalty")
 _DEFAULTS = Sampling()
+_NOT_EVERYWHERE = {"regex": "regular expressions", "cfg": "other grammars", "tags": "structural tags"}
 _LLAMACPP_LAST_TOKENS = 2**16  # window of penalties; the default is 64, and more would allocate memory at once
 
 
@@ -171,6 +172,8 @@ def _tgi_parameters(sampling: Sampling) -> dict[str, Any]:  # Any: JSON
     for name in _differing(sampling, ("top_p", "top_k", "typical_p", "repetition_penalty", "frequency_penalty")):
         parameters[name] = getattr(sampling, name)
     if (grammar := sampling.grammar) is not None:
+        if grammar.kind in ("cfg", "tags"):
+            raise SequenceFailed(f"a TGI server supports JSON schemas, but not {_NOT_EVERYWHERE[grammar.kind]}")
         is_regex = grammar.kind == "regex"
         value = grammar.source if is_regex else msgspec.json.decode(grammar.source)
         parameters["grammar"] = {"type": "regex" if is_regex else "json", "value": value}
@@ -181,13 +184,18 @@ def _grammar_fields(address: Address, sampling: Sampling, *, is_chat: bool) -> d
     """Return the fields for a grammar. Raises: SequenceFailed."""
     if sampling.grammar is None:
         return {}
-    if sampling.grammar.kind == "regex":
-        if address.kind == "tailrace":
-            return {"guided_regex": sampling.grammar.source}
-        if address.kind != "tgi":
-            raise SequenceFailed(f"{address.host} supports JSON schemas, but not regular expressions")
-        return {"response_format": {"type": "regex", "value": sampling.grammar.source}}
-    schema = msgspec.json.decode(sampling.grammar.source)
+    kind, source = sampling.grammar.kind, sampling.grammar.source
+    if kind in ("regex", "cfg") and address.kind in ("tailrace", "vllm"):
+        return {"structured_outputs": {"regex" if kind == "regex" else "grammar": source}}
+    if kind == "regex" and address.kind == "tgi":
+        return {"response_format": {"type": "regex", "value": source}}
+    if kind == "cfg" and address.kind == "llamacpp":
+        return {"grammar": source}
+    if kind == "tags" and address.kind in ("tailrace", "vllm"):
+        return {"response_format": msgspec.json.decode(source) | {"type": "structural_tag"}}
+    if kind in _NOT_EVERYWHERE:
+        raise SequenceFailed(f"{address.host} supports JSON schemas, but not {_NOT_EVERYWHERE[kind]}")
+    schema = msgspec.json.decode(source)
     if address.kind == "tailrace":
         return {"guided_json": schema}
     if address.kind == "tgi":

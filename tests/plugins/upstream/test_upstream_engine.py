@@ -213,7 +213,9 @@ def test_unsupported_parameters_are_refused() -> None:
     with pytest.raises(SequenceFailed, match="does not support top_k"):
         _chat("tgi", top_k=3)
     with pytest.raises(SequenceFailed, match="not regular expressions"):
-        _body("vllm", grammar=Grammar("regex", "a+"))
+        _body("openai", grammar=Grammar("regex", "a+"))
+    with pytest.raises(SequenceFailed, match="not other grammars"):
+        _body("openai", grammar=Grammar("cfg", 'root ::= "a"'))
     assert "top_k" not in PARAMETERS["openai"]
 
 
@@ -221,13 +223,16 @@ def test_a_schema_goes_where_the_server_looks_for_it() -> None:
     schema = Grammar("json_schema", '{"type":"object"}')
     assert _body("llamacpp", grammar=schema)[1]["json_schema"] == {"type": "object"}
     assert _body("tailrace", grammar=schema)[1]["guided_json"] == {"type": "object"}
-    assert _body("tailrace", grammar=Grammar("regex", "a+"))[1]["guided_regex"] == "a+"
-    forced = _chat("vllm", grammar=schema)
-    assert forced["tool_choice"] == "none"
-    assert forced["response_format"] == {
-        "type": "json_schema",
-        "json_schema": {"name": "answer", "schema": {"type": "object"}},
-    }
+    kinds: tuple[UpstreamKind, ...] = ("tailrace", "vllm")
+    for kind in kinds:
+        assert _body(kind, grammar=Grammar("regex", "a+"))[1]["structured_outputs"] == {"regex": "a+"}
+        assert _body(kind, grammar=Grammar("cfg", "start: A"))[1]["structured_outputs"] == {"grammar": "start: A"}
+        assert _chat(kind, grammar=Grammar("tags", "{}"))["response_format"] == {"type": "structural_tag"}
+    assert _body("llamacpp", grammar=Grammar("cfg", 'root ::= "a"'))[1]["grammar"] == 'root ::= "a"'
+    forced, wrapped = _chat("vllm", grammar=schema), {"name": "answer", "schema": {"type": "object"}}
+    assert (
+        forced | {"tool_choice": "none", "response_format": {"type": "json_schema", "json_schema": wrapped}} == forced
+    )
 
 
 # What is heard

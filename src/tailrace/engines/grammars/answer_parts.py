@@ -11,18 +11,25 @@ from tailrace.text.calls.written import AnswerParts, Part
 
 __all__ = ["rules_of"]
 
+_ANY_TEXT = "/(?s:.*)/"
 
-def rules_of(answer: AnswerParts, write_schema: Callable[[Any], str], *, as_text: bool) -> str:
-    """Return the rules of an answer. `write_schema` returns a schema as a rule. With `as_text`, control tokens are the
-    characters of their names: for vocabularies that do not have them."""
-    return _Rules({} if as_text else answer.tokens, write_schema).of(answer)
+
+def rules_of(
+    answer: AnswerParts, write_schema: Callable[[Any], str], write_regex: Callable[[str], str], *, as_text: bool
+) -> str:
+    """Return the rules of an answer. The functions return a schema and a regular expression as rules. With `as_text`,
+    control tokens are the characters of their names: for vocabularies that do not have them."""
+    return _Rules({} if as_text else answer.tokens, write_schema, write_regex).of(answer)
 
 
 class _Rules:
-    def __init__(self, tokens: dict[str, int], write_schema: Callable[[Any], str]) -> None:
+    def __init__(
+        self, tokens: dict[str, int], write_schema: Callable[[Any], str], write_regex: Callable[[str], str]
+    ) -> None:
         self._tokens = tokens
         self._by_token = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or "(?!)")
         self._write_schema = write_schema
+        self._write_regex = write_regex
         self._rules: list[str] = []
 
     def of(self, answer: AnswerParts) -> str:
@@ -53,7 +60,21 @@ class _Rules:
             return f"({self._sequence(part['maybe'])})?"
         if "listed" in part:
             return self._listed(part["listed"])
-        self._rules.append(f"r{len(self._rules)}[suffix={json.dumps(part['until'])}]: /(?s:.*)/")
+        if "regex" in part:
+            return self._rule(self._write_regex(part["regex"]))
+        if "either" in part:
+            return self._rule(" | ".join(map(self._sequence, part["either"])))
+        if "repeat" in part:
+            return f"({self._sequence(part['repeat'])})*"
+        if "free" in part:
+            return self._rule(_ANY_TEXT)
+        return self._until(part["until"])
+
+    def _until(self, text: str) -> str:
+        """A control token is no text, so any text ends before it."""
+        if self._by_token.match(text):
+            return f"{self._rule(_ANY_TEXT)} {self._text(text)}"
+        self._rules.append(f"r{len(self._rules)}[suffix={json.dumps(text)}]: {_ANY_TEXT}")
         return f"r{len(self._rules) - 1}"
 
     def _listed(self, members: Sequence[tuple[bool, Sequence[Part]]]) -> str:

@@ -130,7 +130,11 @@ def _compile(grammar: Grammar) -> str:
     if done.returncode not in _REASONS:
         logger.error("a grammar cannot be checked: %s", done.stderr.decode(errors="replace")[-2000:])
         raise _check_failed()
-    return _REASONS[done.returncode]
+    reason = _REASONS[done.returncode]
+    if reason == NOT_COMPILED and grammar.kind == "lark" and done.stdout:
+        line = int(done.stdout) - text.count(b"\n") + grammar.source.count("\n")  # of what the client has sent
+        return f"{reason}: line {max(line, 1)} is wrong"
+    return reason
 
 
 def _check_failed() -> EngineLost:

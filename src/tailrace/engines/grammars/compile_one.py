@@ -3,6 +3,7 @@ that it imports only llguidance."""
 
 from __future__ import annotations
 
+import re
 import resource
 import sys
 from random import Random
@@ -21,7 +22,8 @@ MEMORY_BYTES = 256 * 2**20  # of address space; the interpreter and the library 
 
 def main() -> int:
     """Check the grammar. Returns 0 if it can be used, 3 if it is unsatisfiable, 4 if it does not compile, 5 if it
-    exceeds the budget. If compiling exceeds the time, a signal kills the process."""
+    exceeds the budget. If it does not compile, prints the line, if the library says it. If compiling exceeds the time,
+    a signal kills the process."""
     from llguidance import LLMatcher, LLTokenizer
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -31,7 +33,10 @@ def main() -> int:
         matcher = LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0)
         matcher.compute_bitmask()  # the first step compiles more
         if matcher.is_error():
-            return 3 if "nsatisfiable" in matcher.get_error() else 4
+            error = matcher.get_error()
+            line = re.match(r"(?:at )?(\d+)\(\d+\):", error)
+            sys.stdout.write(line[1] if line else "")
+            return 3 if "nsatisfiable" in error else 4
         walks = [_walk(matcher.deep_copy(), seed) for seed in range(_NUM_WALKS)]
     except MemoryError:
         return 5

@@ -21,6 +21,7 @@ __all__ = ["control_names", "to_guidance"]
 
 _Schema: TypeAlias = Any  # JSON
 
+_HEAD = "%llguidance {}\n"
 # Keywords that contain schemas. All others are copied unchanged.
 _BY_NAME = ("$defs", "definitions", "properties")
 _LISTS = ("anyOf", "prefixItems")
@@ -46,13 +47,14 @@ _SAY_NOTHING = frozenset(("$id", "$schema", "default", "description", "examples"
 def to_guidance(grammar: Grammar, *, as_text: bool = False) -> str:
     """Convert a grammar to llguidance's language, which llama.cpp also accepts. `as_text`: for a vocabulary without
     control tokens, whose names are text then."""
+    if grammar.kind == "lark":
+        return grammar.source if grammar.source.lstrip().startswith("%llguidance") else _HEAD + grammar.source
     if grammar.kind == "json_schema":
-        return f"%llguidance {{}}\nstart: {_json(msgspec.json.decode(grammar.source))}\n"
+        return f"{_HEAD}start: {_json(msgspec.json.decode(grammar.source))}\n"
     if grammar.kind == "parts":
         parts = msgspec.json.decode(grammar.source, type=AnswerParts)
-        return "%llguidance {}\n" + rules_of(parts, _json, as_text=as_text)
-    text = re.sub(r"\\.|/|\n", lambda match: _BETWEEN_SLASHES.get(match[0], match[0]), _plain(grammar.source))
-    return f"%llguidance {{}}\nstart: /{text or '()'}/\n"
+        return _HEAD + rules_of(parts, _json, _regex, as_text=as_text)
+    return f"{_HEAD}start: {_regex(grammar.source)}\n"
 
 
 def control_names(grammar: Grammar) -> dict[int, str]:
@@ -62,6 +64,11 @@ def control_names(grammar: Grammar) -> dict[int, str]:
         return {}
     tokens = msgspec.json.decode(grammar.source, type=AnswerParts).tokens
     return {token_id: name for name, token_id in tokens.items()}
+
+
+def _regex(regex: str) -> str:
+    text = re.sub(r"\\.|/|\n", lambda match: _BETWEEN_SLASHES.get(match[0], match[0]), _plain(regex))
+    return f"/{text or '()'}/"
 
 
 def _json(schema: _Schema) -> str:

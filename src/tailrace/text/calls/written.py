@@ -2,7 +2,8 @@
 
 A part is JSON: a text; `{"json": SCHEMA}`, a JSON value; `{"until": TEXT}`, any text up to and with this text;
 `{"any": [TEXT, …]}`, one of these texts; `{"maybe": [PART, …]}`; `{"listed": [[IS_REQUIRED, [PART, …]], …]}`, some of
-these in this order, with commas between them.
+these in this order, with commas between them. Structural tags have these, too: `{"regex": REGEX}`;
+`{"either": [[PART, …], …]}`; `{"repeat": [PART, …]}`, any number of times; `{"free": true}`, any text up to the end.
 """
 
 from __future__ import annotations
