@@ -229,10 +229,8 @@ def test_a_schema_goes_where_the_server_looks_for_it() -> None:
         assert _body(kind, grammar=Grammar("cfg", "start: A"))[1]["structured_outputs"] == {"grammar": "start: A"}
         assert _chat(kind, grammar=Grammar("tags", "{}"))["response_format"] == {"type": "structural_tag"}
     assert _body("llamacpp", grammar=Grammar("cfg", 'root ::= "a"'))[1]["grammar"] == 'root ::= "a"'
-    forced, wrapped = _chat("vllm", grammar=schema), {"name": "answer", "schema": {"type": "object"}}
-    assert (
-        forced | {"tool_choice": "none", "response_format": {"type": "json_schema", "json_schema": wrapped}} == forced
-    )
+    body, wrapped = _chat("vllm", grammar=schema), {"name": "answer", "schema": {"type": "object"}}
+    assert body | {"tool_choice": "none", "response_format": {"type": "json_schema", "json_schema": wrapped}} == body
 
 
 # What is heard
