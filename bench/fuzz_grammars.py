@@ -3,7 +3,7 @@
     python bench/fuzz_grammars.py --minutes 20 --engine openvino|llamacpp|transformers|vllm
 
 It starts `tailrace serve` with the engine. One client reads an endless stream. Others send regular expressions, JSON
-schemas and choices in all fields that accept them. A finding is an answer with status 500 or above, a broken stream, a
+schemas, choices, grammars in GBNF and structural tags in all fields that accept them. A finding is an answer with status 500 or above, a broken stream, a
 new engine process, or an answer that does not conform. Findings are printed at once as lines of JSON, with the grammars
 that were sent shortly before. The exit status is 1 if there are any.
 
@@ -149,9 +149,48 @@ def schema(rnd: random.Random, depth: int = 0) -> Any:  # Any: JSON
     return made[kind]()
 
 
+def rules(rnd: random.Random) -> str:
+    """Return a grammar in GBNF."""
+    names = ["root", "a", "b-c", "d"][: rnd.randint(1, 4)]
+
+    def part(depth: int = 0) -> str:
+        choice = rnd.randrange(6 if depth < 3 else 3)
+        made = [
+            lambda: json.dumps(rnd.choice(("x", "yes", "é", " ", '"', "\\", "\n", "", "long text"))),
+            lambda: rnd.choice(("[a-z]", "[^,]", "[0-9a-fé]", "[\\n\\t]", ".")),
+            lambda: rnd.choice((*names, "missing" if rnd.random() < 0.02 else "root")),
+            lambda: f"({part(depth + 1)} | {part(depth + 1)})",
+            lambda: f"{part(depth + 1)} {part(depth + 1)}",
+            lambda: f"({part(depth + 1)}){rnd.choice(('*', '+', '?', '{2,4}', '{3}', '{0,40}'))}",
+        ]
+        return made[choice]()
+
+    return "\n".join(f"{name} ::= {part()} | {part()}" for name in names)
+
+
+def structural_tag(rnd: random.Random) -> dict[str, Any]:
+    tags = [
+        {
+            "begin": f"<f{number}>",
+            "content": rnd.choice(
+                (
+                    {"type": "json_schema", "json_schema": schema(rnd, 2)},
+                    {"type": "regex", "pattern": regex(rnd, 2)},
+                    {"type": "any_text"},
+                )
+            ),
+            "end": rnd.choice(("</f>", ")", "\n")),
+        }
+        for number in range(rnd.randint(1, 3))
+    ]
+    given = {"type": "triggered_tags", "triggers": ["<f"], "tags": tags}
+    given |= {"at_least_one": rnd.random() < 0.5, "stop_after_first": rnd.random() < 0.5}
+    return {"type": "structural_tag", "format": given}
+
+
 def body(rnd: random.Random) -> tuple[str, dict[str, Any]]:
     """Return a path and the fields of its body, one of which has a grammar."""
-    choice = rnd.randrange(9)
+    choice = rnd.randrange(11)
     chat, text = "/v1/chat/completions", "/v1/completions"
     choices = [rnd.choice(("yes", "no", "a\0", "", "x" * 300, "a|b", "(", "é𝄞")) for _ in range(rnd.randint(1, 30))]
     tool = {
@@ -170,6 +209,8 @@ def body(rnd: random.Random) -> tuple[str, dict[str, Any]]:
         lambda: (chat, {"response_format": {"type": "json_object"}}),
         lambda: (chat, {"tools": [tool], "tool_choice": "required"}),
         lambda: (chat, {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        lambda: (chat, {"guided_grammar": rules(rnd)}),
+        lambda: (chat, {"response_format": structural_tag(rnd)}),
         lambda: (
             "/generate",
             {"parameters": {"grammar": {"type": "regex", "value": regex(rnd)}, "max_new_tokens": 40}},
@@ -277,7 +318,7 @@ class Fuzz:
             plain = re.sub(r"^\^|(?<!\\)\$$", "", pattern)
             if "\n" not in text and not await self._matches(plain, text):
                 self.report_finding("the answer does not conform", fields=fields, text=text)
-        elif "guided_json" in fields or "response_format" in fields:
+        elif "guided_json" in fields or fields.get("response_format", {}).get("type") in ("json_schema", "json_object"):
             try:
                 json.loads(text)
             except ValueError:

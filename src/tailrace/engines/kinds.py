@@ -108,6 +108,7 @@ class Kind:
     refuses: Callable[[ModelCard], str] = _accept_all
     weight_bytes: Callable[[ModelCard, int], int] = _file_bytes
     memory_bytes: Callable[[ModelCard, EngineSpec], int] | None = None
+    forms: Callable[[ModelCard, EngineSpec], str] | None = None  # says in what forms it compiles a model, for `doctor`
     # module:function that measures how many operations its kernels do in a second at most, for `tailrace doctor`. It is
     # called with an `EngineSpec`, and with `in_eight_bits`: whether the weights have eight bits or fewer.
     operations_per_s: str = ""

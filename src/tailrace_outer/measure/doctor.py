@@ -260,6 +260,10 @@ def _machine_lines(machine: Machine) -> Iterator[str]:
 
 
 def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str]:
+    from tailrace.assembly.service import engine_spec
+    from tailrace.engines import all_kinds
+    from tailrace.settings import Settings
+
     name = source.card.name if source is not None else "the model"
     yield "Engines"
     for row in engines:
@@ -270,6 +274,9 @@ def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str
             yield f"               {row.remedy}"
     if source is not None:
         yield f"{name} would run with {source.engine}: {source.why}."
+        if (forms := all_kinds()[source.engine].forms) is not None:
+            spec = engine_spec(source, Settings(), cache_path="")
+            yield f"  forms      {forms(source.card, spec)}"
 
 
 def chat_lines(source: Source | None) -> Iterator[str]:

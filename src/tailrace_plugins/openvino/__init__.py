@@ -27,5 +27,6 @@ ENGINE = Kind(
     refuses=model_files.why_not,
     weight_bytes=model_files.weight_bytes,
     memory_bytes=model_files.memory_bytes,
+    forms=model_files.forms,
     operations_per_s="tailrace_plugins.openvino.ceiling:operations_per_s",
 )  # fmt: skip

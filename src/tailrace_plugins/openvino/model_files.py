@@ -17,7 +17,7 @@ from tailrace_plugins.openvino.eye_shapes import EYES, decoder_config, read_eye
 from tailrace_plugins.openvino.families import ARCHITECTURES, GGUF_ARCHITECTURES, read_decoder
 
 __all__ = [
-    "FOUR_BITS", "Bits", "has_lone_form", "has_plain_form", "is_encoder", "least_bits", "memory_bytes", "sees",
+    "FOUR_BITS", "Bits", "forms", "has_lone_form", "has_plain_form", "is_encoder", "least_bits", "memory_bytes", "sees",
     "vector_bits", "weight_bytes", "why_not",
 ]  # fmt: skip
 
@@ -135,6 +135,23 @@ def _has_more_forms(spec: EngineSpec, packed_bytes: int) -> bool:
     return spec.device.upper() in ("", "CPU") and packed_bytes <= _MORE_FORMS_BYTES
 
 
+def forms(card: ModelCard, spec: EngineSpec) -> str:
+    """Say in what forms a model is compiled. Each has a copy of the packed weights."""
+    if card.task != "generate":
+        return "one"
+    packed = _packed_bytes(card, spec)
+    found = ["for batches"]
+    if has_lone_form(spec, packed):
+        found.append("for a single row")
+    if has_plain_form(spec, packed):
+        found.append("without adapters")
+    return ", ".join(found)
+
+
+def _packed_bytes(card: ModelCard, spec: EngineSpec) -> int:
+    return _decoder_parameters(card) * 2 if spec.weight_bits == 16 else weight_bytes(card, spec.weight_bits)
+
+
 def weight_bytes(card: ModelCard, bits: int = 0) -> int:
     """Return an estimate of the weights that a step reads. `bits` are those of `EngineSpec.weight_bits`."""
     if card.format == "openvino":
@@ -152,14 +169,14 @@ def weight_bytes(card: ModelCard, bits: int = 0) -> int:
 
 def memory_bytes(card: ModelCard, spec: EngineSpec) -> int:
     """Return an estimate of the engine's memory without keys and values."""
-    weights = packed = weight_bytes(card, spec.weight_bits)
+    weights = weight_bytes(card, spec.weight_bits)
     if card.task != "generate":
         has_floats = is_encoder(card) or vector_bits(card, spec.weight_bits) >= 16
         # The library keeps a second copy of float32, in the form of its kernels.
         return (1 + has_floats) * weights + _OTHER_BYTES
     if spec.weight_bits == 16:
-        num_parameters = _decoder_parameters(card)
-        weights, packed = round(num_parameters * _KEPT_BYTES), num_parameters * 2
+        weights = round(_decoder_parameters(card) * _KEPT_BYTES)
+    packed = _packed_bytes(card, spec)
     num_forms = (1 + has_lone_form(spec, packed)) * (1 + has_plain_form(spec, packed))
     return weights * num_forms + round(_eye_parameters(card) * _EYE_BYTES) + _OTHER_BYTES
 

@@ -62,3 +62,6 @@ def test_the_memory_of_openvino_is_that_of_all_its_forms(monkeypatch: pytest.Mon
     assert weights(small, adapters={"a": "a", "": "all"}) == 2 * 12 * 10**7  # each row has one
     assert weights(large) == weights(large, adapters={"a": "a"}) == 12 * 10**8
     assert weights(large, weight_bits=16) == 9 * 16 * 10**8
+    assert model_files.forms(small, EngineSpec("openvino")) == "for batches, for a single row"
+    assert model_files.forms(large, EngineSpec("openvino", adapters={"a": "a"})) == "for batches"
+    assert model_files.forms(small, EngineSpec("openvino", adapters={"a": "a"})).endswith(", without adapters")
