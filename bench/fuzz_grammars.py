@@ -3,9 +3,9 @@
     python bench/fuzz_grammars.py --minutes 20 --engine openvino|llamacpp|transformers|vllm
 
 It starts `tailrace serve` with the engine. One client reads an endless stream. Others send regular expressions, JSON
-schemas, choices, grammars in GBNF and structural tags in all fields that accept them. A finding is an answer with status 500 or above, a broken stream, a
-new engine process, or an answer that does not conform. Findings are printed at once as lines of JSON, with the grammars
-that were sent shortly before. The exit status is 1 if there are any.
+schemas, choices, grammars in GBNF and structural tags in all fields that accept them. A finding is an answer with
+status 500 or above, a broken stream, a new engine process, or an answer that does not conform. Findings are printed at
+once as lines of JSON, with the grammars that were sent shortly before. The exit status is 1 if there are any.
 
 Stalls are also printed and counted: between two tokens of the endless stream the engine used 0.2 s of processor time
 (0.1 s on two cores) more than usual. Usual is the 99th percentile without grammars. On a busy machine the gaps in
@@ -155,7 +155,7 @@ def rules(rnd: random.Random) -> str:
 
     def part(depth: int = 0) -> str:
         choice = rnd.randrange(6 if depth < 3 else 3)
-        made = [
+        made: list[Callable[[], str]] = [
             lambda: json.dumps(rnd.choice(("x", "yes", "é", " ", '"', "\\", "\n", "", "long text"))),
             lambda: rnd.choice(("[a-z]", "[^,]", "[0-9a-fé]", "[\\n\\t]", ".")),
             lambda: rnd.choice((*names, "missing" if rnd.random() < 0.02 else "root")),
@@ -183,7 +183,7 @@ def structural_tag(rnd: random.Random) -> dict[str, Any]:
         }
         for number in range(rnd.randint(1, 3))
     ]
-    given = {"type": "triggered_tags", "triggers": ["<f"], "tags": tags}
+    given: dict[str, Any] = {"type": "triggered_tags", "triggers": ["<f"], "tags": tags}
     given |= {"at_least_one": rnd.random() < 0.5, "stop_after_first": rnd.random() < 0.5}
     return {"type": "structural_tag", "format": given}
 
