@@ -70,6 +70,8 @@ def test_the_variable_names_the_file(file: Path) -> None:
         ("[models.a]\nthreads = 2", "models.a needs a source"),
         ("[models.a]\nsource = 'smollm2'\nthraeds = 2", "models.a.thraeds is not a setting. Did you mean threads?"),
         ("[models.a]\nsource = 'smollm2'\nport = 2", "models.a.port cannot be set for a single model."),
+        ("[models.a]\nsource = 'scripted'\nmax-sequences = 'many'", "a.max_sequences: 'many' is not a valid integer"),
+        ("[models.a]\nsource = 'scripted'\nmax-sequences = -1", "a.max_sequences: -1 is not from 1 to"),
         ("port = ", "Invalid value (at "),
         ("port = 1\nport = 2", "Cannot overwrite a value"),
     ],
@@ -81,6 +83,32 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, reason: str) -> None:
         result = ran(command, "--config", str(file))
         assert (result.exit_code, result.stdout) == (2, "")
         assert reason in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[models.a]\nsource = 'scripted'\ndraft-tokens = 3", "a: --draft-tokens needs --draft."),
+        ("[models.'a b']\nsource = 'scripted'", "'a b' cannot be a model's name"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_found_by_the_check(tmp_path: Path, text: str, reason: str) -> None:
+    file = tmp_path / "tailrace.toml"
+    file.write_text(f"port = 0\n{text}")
+    for words, status in ((("config", "--check"), 2), (("serve",), 1)):
+        result = ran(*words, "--config", str(file))
+        assert (result.exit_code, result.stdout) == (status, "")
+        assert reason in result.stderr
+
+
+def test_settings_of_single_models_are_shown(tmp_path: Path) -> None:
+    file = tmp_path / "tailrace.toml"
+    file.write_text("model = 'scripted'\n[models.a]\nsource = 'scripted'\nfor = 'one'\nmax-sequences = 3\n")
+    found = shown(file, "--changed")
+    assert found == {"a.for": ("one", "file"), "a.max_sequences": (3, "file")}
+    found = shown(file, "--changed", "--set", "b.threads=2")  # may be the name of the first model
+    assert found == {"b.threads": (2, "flag")}
+    assert "there is no model c" in ran("config", "--model", "a=x", "--set", "c.threads=2").stderr
 
 
 def test_a_flag_that_was_removed() -> None:

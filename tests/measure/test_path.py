@@ -116,6 +116,15 @@ def test_without_a_proxy_nothing_is_wrong(server: Server) -> None:
     assert {one.name: one.text for one in found}["resume"] == "a stream goes on after the last event that was read"
 
 
+def test_an_address_with_a_password_or_a_default_port(server: Server) -> None:
+    """Neither is in the headers that browsers send, or in messages."""
+    found = measure_path(server.url.replace("//", "//river:bends@"), idle_s=0)
+    assert _problems(found) == set(), found
+    for address in ("http://127.0.0.2:80", "http://river:bends@127.0.0.2"):  # where nothing listens
+        with pytest.raises(PathFailed, match=r"^127\.0\.0\.2 "):
+            measure_path(address, idle_s=0)
+
+
 def test_a_certificate_that_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = write_certificate(tmp_path, "one")
     server = Server("scripted", "--journal", "memory", "--tls-cert", str(certificate), "--tls-key", str(key))
@@ -271,16 +280,20 @@ def test_other_servers_and_addresses_are_errors(tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def _broken(rules: Mapping[str, str | int]) -> Iterator[str]:
-    """Serve what looks like a server behind a proxy; yields its address. A rule is of a method and the begin of a path:
-    a status, `cut` or `hold`. Streams have no messages."""
+    """Serve what looks like a server behind a proxy; yields its address. A rule is of a method and a part of a path: a
+    status, `cut`, `hold`, or `hold later`, which answers the first request. Streams have no messages."""
     over = threading.Event()
+    asked_before = set()
 
     class Requests(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def answer(self) -> None:
             asked = f"{self.command} {self.path}"
-            rule = next((rule for begin, rule in rules.items() if asked.startswith(begin)), 200)
+            rule = next((rule for part, rule in rules.items() if part in asked), 200)
+            if rule == "hold later":
+                rule = "hold" if asked in asked_before else 200
+            asked_before.add(asked)
             if rule == "hold":
                 over.wait(LONG_S)
             is_stream = "live=sse" in self.path and rule == 200
@@ -331,6 +344,16 @@ def test_a_path_that_breaks_requests(
     monkeypatch.setattr(probe, "ANSWER_S", 3.0)
     with _broken({begin: rule}) as url, pytest.raises(PathFailed, match=message):
         measure_path(url, idle_s=0)
+
+
+@pytest.mark.deep
+def test_a_connection_that_is_silently_dead_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request in it has no answer for longer than the other waits take."""
+    monkeypatch.setattr(probe, "ANSWER_S", 6.0)
+    with _broken({"-none": "hold later"}) as url:
+        found = {one.name: one for one in measure_path(url, idle_s=1)}
+    assert found["connections"].problem == "keep_alive"
+    assert found["silence"].text == "a request that is answered after 0 s gets its answer"
 
 
 def test_models_that_are_forbidden_say_nothing_about_the_host() -> None:

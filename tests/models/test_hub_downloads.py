@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -140,6 +141,24 @@ def test_a_model_that_does_not_fit_the_disk_is_not_begun(hub: Hub) -> None:
     assert "needs 3000000000.0 GB" in message
     assert "HF_HOME" in message
     assert hub.downloads == []
+
+
+def test_what_is_on_the_disk_already_needs_no_space(hub: Hub, tmp_path: Path) -> None:
+    """A download that was interrupted goes on, although the disk has no room for the whole file any more."""
+    num_bytes = shutil.disk_usage(tmp_path).free + 10**9
+    hub.repos["org/tight"] = {"q4.gguf": b"GGUF"}
+    blob = hub.cache / "hub/models--org--tight/blobs" / ("0" * 64)
+    hub.stated["q4.gguf"] = num_bytes, blob.name
+    assert "needs " in hub.ask("hf:org/tight")[0][1]
+    blob.parent.mkdir(parents=True)
+    part = blob.with_name(f"{blob.name}.tailrace-part")
+    part.touch()
+    os.truncate(part, num_bytes - 10)  # which takes no space
+    ((_, message, calls),) = hub.ask("hf:org/tight")
+    assert ["advance", num_bytes - 10] in calls
+    assert "the connection ended" in message  # this hub does not have the last bytes
+    part.rename(blob)
+    assert hub.ask("hf:org/tight")[0][0] == "path"
 
 
 def test_a_type_of_weights_names_a_file(hub: Hub) -> None:

@@ -15,7 +15,7 @@ from tailrace.models.resolve import resolve
 from tailrace.settings import Settings
 from tailrace.text import Tokenizer
 
-__all__ = ["Source", "find_named", "find_source"]
+__all__ = ["Source", "checked_names", "find_named", "find_source"]
 
 _DEFAULTS = Settings()
 _MOST_UNUSED = 1024  # tokens at the end of a vocabulary, which fill it up to a round number
@@ -89,9 +89,9 @@ def find_named(
     Raises: ModelError for a malformed argument, a model that is not found, a name that is used twice, or settings of an
     unknown name.
     """
-    pairs = [_pair(text) for text in texts]
-    names = [name for name, _ in pairs]
     own = own or {}
+    pairs = checked_names(texts, settings, own)
+    names = [name for name, _ in pairs]
     sources = []
     if first is not None:
         sources.append(_with_own(find_source(first, progress, settings), settings, own, progress))
@@ -99,11 +99,7 @@ def find_named(
     for name in own:
         if name not in known:
             raise ModelError(f"--set names {name}, but the models are {', '.join(known)}.")
-    used = {source.card.name for source in sources}
-    for name in names:
-        if name in used:
-            raise ModelError(f"Two models have the name {name}. Rename one: --model name=source.")
-        used.add(name)
+    _check_unique(known)
     for name, text in pairs:
         its = _of_model(name, settings, own.get(name, {}))
         try:
@@ -114,6 +110,25 @@ def find_named(
             raise ModelError(f"{name}: {error.message}{hint}") from None
         sources.append(replace(found, card=replace(found.card, name=name), own=own.get(name, {})))
     return sources
+
+
+def checked_names(
+    texts: Sequence[str], settings: Settings, own: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[str, str]]:  # Any: of each setting's type
+    """Return the names and sources of several `name=source`. Raises: as `find_named`, for what is wrong without the
+    models, and if a model's settings contradict each other."""
+    pairs = [_pair(text) for text in texts]
+    _check_unique([name for name, _ in pairs])
+    for name, its in own.items():
+        _of_model(name, settings, its)
+    return pairs
+
+
+def _check_unique(names: Sequence[str]) -> None:
+    """Raises: ModelError."""
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise ModelError(f"Two models have the name {name}. Rename one: --model name=source.")
 
 
 def _with_own(

@@ -10,7 +10,8 @@ from click.core import ParameterSource
 
 from tailrace.cli.config_file import config_option, example
 from tailrace.cli.console import print_json
-from tailrace.cli.setting_options import setting_options, warn_of_unknown_variables
+from tailrace.cli.setting_options import model_options, setting_options, warn_of_unknown_variables
+from tailrace.errors import ModelError
 from tailrace.settings import settings_of, settings_table
 
 __all__ = ["config"]
@@ -42,18 +43,33 @@ def _print_example(ctx: click.Context, param: click.Parameter, value: bool) -> N
 )
 @click.option("--check", is_flag=True, help="Only check: print nothing but what is wrong.")
 @click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
+@model_options
 @setting_options(*(row.name for row in settings_table()))
 @click.pass_context
-def config(ctx: click.Context, /, as_json: bool, check: bool, changed: bool, **values: Any) -> None:
-    # Any: click hands over what the table describes
+def config(
+    ctx: click.Context,
+    /,
+    as_json: bool,
+    check: bool,
+    changed: bool,
+    model: str,
+    named: tuple[str, ...],
+    own: dict[str, dict[str, Any]],
+    **values: Any,
+) -> None:  # Any: click hands over what the table describes
     """Show the settings that `tailrace serve` would use, and where each comes from: a flag, the environment,
     the file of --config or the default. With a file that is wrong it says what, and ends with status 2.
 
-    Accepts the flags of `tailrace serve`. Passwords in database addresses are hidden.
+    Accepts the models and flags of `tailrace serve`. It does not look for the models themselves, so whether an engine
+    has a setting shows at the start. Passwords in database addresses are hidden.
     """
     try:
-        settings_of(values)
-    except ValueError as error:
+        settings = settings_of(values)
+        if named or own:
+            from tailrace.assembly.source import checked_names
+
+            checked_names(named, settings, own)
+    except (ValueError, ModelError) as error:
         raise click.UsageError(str(error)) from None
     warn_of_unknown_variables()
     if check:
@@ -63,6 +79,10 @@ def config(ctx: click.Context, /, as_json: bool, check: bool, changed: bool, **v
         for row in settings_table()
         if (source := _source(ctx, row.name)) != "default" or not changed
     ]
+    where = {"source": _source(ctx, "own"), "variable": "TAILRACE_SET"}
+    for one, its in own.items():
+        mine = [row for row in settings_table() if row.name in its]
+        rows += [{"name": f"{one}.{row.key}", "value": _shown(its[row.name])} | where for row in mine]
     if as_json:
         print_json(rows)
         return

@@ -102,7 +102,7 @@ def _models(content: object) -> dict[str, Any]:  # Any: as above
             if key != _SOURCE:
                 row = _row(key, rows, where)
                 plain = ",".join(_texts(value, key)) if row.is_list else _plain(value, f"{where}.{key}")
-                own.append(f"{name}.{row.name}={str(plain).lower() if isinstance(plain, bool) else plain}")
+                own.append(f"{name}.{row.key}={str(plain).lower() if isinstance(plain, bool) else plain}")
     return {"named": sources, "own": own}
 
 

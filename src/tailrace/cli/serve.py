@@ -21,7 +21,7 @@ from tailrace import DEFAULT_MODEL
 from tailrace.cli.config_file import config_option
 from tailrace.cli.console import say, say_error, show_log
 from tailrace.cli.places import HERE, ModelArguments, place_options, serve_at, take_place_options
-from tailrace.cli.setting_options import is_given, own_settings, setting_options, warn_of_unknown_variables
+from tailrace.cli.setting_options import is_given, model_options, setting_options, warn_of_unknown_variables
 from tailrace.settings import Settings, settings_of, settings_table
 from tailrace.system import eventloop
 
@@ -48,25 +48,7 @@ _STOPPED_LOADING = 130  # exit status after a signal that came before the server
 
 @click.command(params=place_options())
 @config_option
-@click.argument("model", default=DEFAULT_MODEL, envvar="TAILRACE_MODEL", is_eager=True)
-@click.option(
-    "--model",
-    "named",
-    multiple=True,
-    is_eager=True,  # known before --set is checked
-    metavar="NAME=SOURCE",
-    envvar="TAILRACE_MODELS",
-    help="An additional model with its own name; may be repeated. TAILRACE_MODELS takes several, separated by spaces.",
-)
-@click.option(
-    "--set",
-    "own",
-    multiple=True,
-    metavar="NAME.SETTING=VALUE",
-    envvar="TAILRACE_SET",
-    callback=own_settings,
-    help="A setting of a single model, such as big.kv_tokens=8192; may be repeated.",
-)
+@model_options
 @setting_options(*(row.name for row in settings_table()))
 @click.pass_context
 def serve(

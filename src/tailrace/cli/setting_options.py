@@ -11,13 +11,14 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tailrace import DEFAULT_MODEL
 from tailrace.cli.console import say_error
 from tailrace.cli.other_servers import hint_of_setting
 from tailrace.extensions import Setting
 from tailrace.settings import settings_table
 from tailrace.wording import closest
 
-__all__ = ["is_given", "own_settings", "setting_options", "warn_of_unknown_variables"]
+__all__ = ["is_given", "model_options", "setting_options", "warn_of_unknown_variables"]
 
 Command = Callable[..., None]
 
@@ -42,6 +43,21 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
     return add
 
 
+def model_options(command: Command) -> Command:
+    """Add MODEL as `model`, `--model` as `named`, and `--set` as `own`, the settings of single models."""
+    command = click.option(
+        "--set", "own", multiple=True, metavar="NAME.SETTING=VALUE", envvar="TAILRACE_SET", callback=_own_settings,
+        help="A setting of a single model, such as big.kv_tokens=8192; may be repeated.",
+    )(command)  # fmt: skip
+    command = click.option(
+        "--model", "named", multiple=True, metavar="NAME=SOURCE", envvar="TAILRACE_MODELS",
+        is_eager=True,  # known before --set is checked
+        help="An additional model with its own name; may be repeated. TAILRACE_MODELS takes several, separated by "
+        "spaces.",
+    )(command)  # fmt: skip
+    return click.argument("model", default=DEFAULT_MODEL, envvar="TAILRACE_MODEL", is_eager=True)(command)
+
+
 def warn_of_unknown_variables() -> None:
     """Print a warning for each `TAILRACE_...` in the environment that no command reads. A misspelt setting would
     otherwise have no effect, and nobody would notice."""
@@ -62,7 +78,7 @@ def is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
-def own_settings(
+def _own_settings(
     ctx: click.Context, param: click.Parameter, texts: Sequence[str]
 ) -> dict[str, dict[str, Any]]:  # Any: of each setting's type
     """Callback of an option with several `model.setting=value`. Returns the settings of each model by its name.

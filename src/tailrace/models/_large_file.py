@@ -17,7 +17,7 @@ from typing import IO
 from tailrace.errors import ModelError
 from tailrace.models.progress import Progress, task
 
-__all__ = ["download"]
+__all__ = ["download", "num_missing_bytes"]
 
 _CHUNK_BYTES = 1 << 20
 _TRIES = 5  # without a new byte
@@ -33,7 +33,7 @@ def download(url: str, blob: Path, num_bytes: int, sha256: str, progress: Progre
     if blob.is_file():
         return
     blob.parent.mkdir(parents=True, exist_ok=True)
-    part = blob.with_name(f"{blob.name}.tailrace-part")
+    part = _part_of(blob)
     name = url.rpartition("/")[2]
     with part.open("a+b") as target:
         _lock(target, name, progress)
@@ -54,6 +54,18 @@ def download(url: str, blob: Path, num_bytes: int, sha256: str, progress: Progre
                 "Try again; if it happens again, do not trust the mirror in HF_ENDPOINT."
             )
         part.replace(blob)
+
+
+def num_missing_bytes(blob: Path, num_bytes: int) -> int:
+    """Return how many bytes of a file of this size `download` has to write."""
+    if blob.is_file():
+        return 0
+    part = _part_of(blob)
+    return num_bytes - min(num_bytes, part.stat().st_size if part.is_file() else 0)
+
+
+def _part_of(blob: Path) -> Path:
+    return blob.with_name(f"{blob.name}.tailrace-part")
 
 
 def _empty(target: IO[bytes]) -> None:

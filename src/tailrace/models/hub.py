@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from tailrace.errors import ModelError
 from tailrace.models._directory_card import EXPORT_FILES
-from tailrace.models._large_file import download
+from tailrace.models._large_file import download, num_missing_bytes
 from tailrace.models.catalogue import HubSource
 from tailrace.models.progress import Progress
 from tailrace.models.safetensors import chosen_files
@@ -49,25 +49,32 @@ class _Repository:
 
     def _fetch_large(self, file: str, revision: str | None, progress: Progress) -> None:
         """Download a file into the library's cache, where the library then finds it."""
-        from huggingface_hub import constants, hf_hub_url
+        from huggingface_hub import hf_hub_url
 
-        blobs = Path(constants.HF_HUB_CACHE, f"models--{self.name.replace('/', '--')}", "blobs")
         url = hf_hub_url(self.name, file, revision=revision)
-        download(url, blobs / self.hashes[file], self.sizes[file], self.hashes[file], progress)
+        download(url, self._blob(file), self.sizes[file], self.hashes[file], progress)
+
+    def _blob(self, file: str) -> Path:
+        from huggingface_hub import constants
+
+        return Path(constants.HF_HUB_CACHE, f"models--{self.name.replace('/', '--')}", "blobs", self.hashes[file])
 
     def require_space(self, files: Iterable[str]) -> None:
-        """Raises: ModelError if the disk of the cache has no room for those of the files that are not in it."""
+        """Raises: ModelError if the disk of the cache has no room for what is missing of the files."""
         from huggingface_hub import constants, try_to_load_from_cache
 
         missing = [file for file in files if not isinstance(try_to_load_from_cache(self.name, file), str)]
-        needed_bytes = sum(self.sizes.get(file, 0) for file in missing)
+        sizes = {file: self.sizes.get(file, 0) for file in missing}
+        needed_bytes = sum(
+            num_missing_bytes(self._blob(file), size) if file in self.hashes else size for file, size in sizes.items()
+        )
         cache = Path(constants.HF_HUB_CACHE)
         existing = next((path for path in (cache, *cache.parents) if path.is_dir()), None)
         free_bytes = shutil.disk_usage(existing).free if existing is not None else needed_bytes
         if free_bytes < needed_bytes:
             raise ModelError(
-                f"hf:{self.name} needs {needed_bytes / 1e9:.1f} GB and {cache} has {free_bytes / 1e9:.1f} GB free. "
-                "Free some space, or set HF_HOME to a directory on another disk."
+                f"hf:{self.name} needs {needed_bytes / 1e9:.1f} GB more and {cache} has {free_bytes / 1e9:.1f} GB "
+                "free. Free some space, or set HF_HOME to a directory on another disk."
             )
 
 

@@ -1,5 +1,6 @@
 """The collector, to which the OpenTelemetry SDK sends spans and metrics in batches, from threads of its own. Its
-variables (OTEL_SERVICE_NAME, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_…, OTEL_METRIC_EXPORT_INTERVAL) have their effect."""
+variables (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_…,
+OTEL_METRIC_EXPORT_INTERVAL) have their effect."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.metrics import Histogram
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -32,14 +33,12 @@ class Collector:
     """Takes spans that are over."""
 
     def __init__(self, address: str) -> None:
-        given = os.environ.get("OTEL_SERVICE_NAME")
-        self._resource = Resource.create(
-            {
-                "service.name": given or "tailrace",
-                "service.version": __version__,
-                "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
-            }
-        )
+        own = {
+            "service.name": "tailrace",
+            "service.version": __version__,
+            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+        }
+        self._resource = Resource.create(own).merge(OTELResourceDetector().detect())  # the variables go before these
         self._scope = InstrumentationScope("tailrace", __version__, attributes={"tailrace.conventions": VERSION})
         self._spans = BatchSpanProcessor(OTLPSpanExporter(f"{address}/v1/traces", timeout=_TIMEOUT_S))
         exporter = OTLPMetricExporter(f"{address}/v1/metrics", timeout=_TIMEOUT_S)

@@ -63,6 +63,24 @@ def test_a_request_is_one_trace_with_a_span_a_phase(receiver: Receiver) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=river,deployment.environment.name=test"}, "river"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=river", "OTEL_SERVICE_NAME": "mill"}, "mill"),
+    ],
+)
+def test_variables_of_the_sdk_name_the_service(
+    receiver: Receiver, variables: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    with _serving(receiver) as server:
+        server.post("/v1/chat/completions", _CHAT)
+        until(lambda: bool(receiver.named("chat scripted")))
+    assert receiver.services == {name}
+
+
 def test_text_is_sent_only_if_asked_for(receiver: Receiver) -> None:
     with _serving(receiver, "--otlp-text") as server:
         text = server.post("/v1/chat/completions", _CHAT).json()["choices"][0]["message"]["content"]

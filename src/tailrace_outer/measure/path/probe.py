@@ -164,6 +164,7 @@ def _opened(url: str, key: str) -> Iterator[_Path]:
     if not is_address:
         raise PathFailed("Give the address of a server: http://host:port, or https.")
     base = parts.geturl().rstrip("/").removesuffix("/v1")
+    host = _host(base)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         certificates = trusted_certificates()
@@ -178,32 +179,39 @@ def _opened(url: str, key: str) -> Iterator[_Path]:
             )
         except httpx.HTTPError as error:
             why = NOT_TRUSTED if is_not_trusted(error) else f"cannot be reached ({type(error).__name__})"
-            raise PathFailed(f"{parts.netloc} {why}.") from None
+            raise PathFailed(f"{host} {why}.") from None
         if answer.status_code == 403 and "Host header" in answer.text:
             raise PathFailed(
-                f"The server behind {parts.netloc} refuses the Host that it gets. Let the path keep Host as it was "
+                f"The server behind {host} refuses the Host that it gets. Let the path keep Host as it was "
                 "sent, or name it: tailrace serve --allowed-hosts NAME."
             )
         if answer.status_code == 401:
-            raise PathFailed(f"{parts.netloc} needs a key that is valid (status 401): --key or TAILRACE_KEY.")
+            raise PathFailed(f"{host} needs a key that is valid (status 401): --key or TAILRACE_KEY.")
         if answer.status_code == 403:
             why = _message(answer) or "Something before the server does this, such as a firewall."
-            raise PathFailed(f"{parts.netloc} forbids a PUT request (status 403). {why}")
+            raise PathFailed(f"{host} forbids a PUT request (status 403). {why}")
         if answer.status_code in _BROKEN:
-            raise PathFailed(f"{parts.netloc} is reached, but not the server behind it (status {answer.status_code}).")
+            raise PathFailed(f"{host} is reached, but not the server behind it (status {answer.status_code}).")
         if answer.status_code != 201 or "stream-next-offset" not in answer.headers:
             raise PathFailed(
-                f"{parts.netloc} does not answer as a tailrace server with durable streams (status "
+                f"{host} does not answer as a tailrace server with durable streams (status "
                 f"{answer.status_code}; --durable-bytes 0 switches them off)."
             )
         try:
             yield path
         except httpx.HTTPError as error:
             asked = f"{error.request.method} {error.request.url.path}"
-            raise PathFailed(f"{parts.netloc} broke {asked} ({type(error).__name__}).") from None
+            raise PathFailed(f"{host} broke {asked} ({type(error).__name__}).") from None
         finally:
             with suppress(httpx.HTTPError):
                 client.delete(f"{base}{path.stream}", headers=headers)
+
+
+def _host(url: str) -> str:
+    """Return host and port as a browser sends them in Host and Origin: without a default port, user and password."""
+    import httpx
+
+    return httpx.URL(url).netloc.decode()
 
 
 def _message(answer: httpx.Response) -> str:
@@ -245,8 +253,7 @@ def _alpn(url: str) -> str:
 
 def _origin(path: _Path) -> Iterator[Found]:
     """A page of this address asks the server: it compares Origin and Host, which the path has to keep."""
-    parts = urlsplit(path.url)
-    origin = {"origin": f"{parts.scheme}://{parts.netloc}"}
+    origin = {"origin": f"{urlsplit(path.url).scheme}://{_host(path.url)}"}
     answer = path.client.get(f"{path.url}/v1/models", headers=path.headers | origin)
     if answer.status_code == 403:
         plain = path.client.get(f"{path.url}/v1/models", headers=path.headers)
@@ -368,8 +375,8 @@ def _websocket(path: _Path) -> Iterator[Found]:
 def _idle(path: _Path, reader: _Reader, idle_s: float) -> Iterator[Found]:
     """Three waits at once: a stream without messages, a request that is not answered, and an unused connection."""
     began = time.monotonic()
-    silent: list[str] = []
-    kept: list[str] = []
+    silent: list[Found] = []
+    kept: list[Found] = []
     waits = [
         threading.Thread(target=_silent_request, args=(path, silent), daemon=True),
         threading.Thread(target=_kept_connection, args=(path, kept), daemon=True),
@@ -385,51 +392,50 @@ def _idle(path: _Path, reader: _Reader, idle_s: float) -> Iterator[Found]:
         yield Found("idle", f"a stream without text {reader.how} after {end - began:.0f} s", "idle")
     else:
         yield Found("idle", f"a stream without text stays open; something arrived at least every {gap:.0f} s")
-    for wait in waits:
-        wait.join(max(0.1, idle_s + 10 - (time.monotonic() - began)))
-    if not silent:
-        yield Found("silence", f"a request stayed without an answer for {time.monotonic() - began:.0f} s")
-    elif silent[0]:
-        yield Found("silence", silent[0], "silence")
-    else:
-        yield Found("silence", "a request that is answered after 20 s gets its answer")
-    if kept and kept[0]:
-        yield Found("connections", kept[0], "keep_alive")
-    else:
-        yield Found("connections", f"a connection that was unused for {_KEEP_IDLE_S:.0f} s takes another request")
+    waits[0].join(max(0.1, idle_s + 10 - (time.monotonic() - began)))
+    waits[1].join()  # each of its requests has a timeout
+    yield from silent or [Found("silence", f"a request stayed without an answer for {time.monotonic() - began:.0f} s")]
+    yield from kept
 
 
-def _silent_request(path: _Path, said: list[str]) -> None:
-    """A long poll, which the server answers after --durable-poll-s. Adds "" if that answer arrives, else what does."""
+def _silent_request(path: _Path, found: list[Found]) -> None:
+    """A long poll, which the server answers after --durable-poll-s."""
     import httpx
 
     began = time.monotonic()
     try:
         poll = f"{path.url}{path.stream}?offset=now&live=long-poll"
-        answer = path.client.get(poll, headers=path.headers, timeout=_waiting())
-        status = answer.status_code
-        said.append(
-            "" if status in (200, 204) else f"a silent request got {status} after {time.monotonic() - began:.0f} s"
-        )
+        status = path.client.get(poll, headers=path.headers, timeout=_waiting()).status_code
+        how = "" if status in (200, 204) else f"got {status}"
     except httpx.HTTPError as error:
-        said.append(f"a silent request broke after {time.monotonic() - began:.0f} s ({type(error).__name__})")
+        how = f"broke ({type(error).__name__})"
+    after = f"after {time.monotonic() - began:.0f} s"
+    if how:
+        found.append(Found("silence", f"a silent request {how} {after}", "silence"))
+    else:
+        found.append(Found("silence", f"a request that is answered {after} gets its answer"))
 
 
-def _kept_connection(path: _Path, said: list[str]) -> None:
+def _kept_connection(path: _Path, found: list[Found]) -> None:
     """Ask, wait, and ask again on the same connection: a POST, which no proxy repeats by itself. It goes to a stream
     that does not exist, since an append would end the silent request."""
     import httpx
 
     limits = httpx.Limits(max_connections=1, keepalive_expiry=_KEEP_IDLE_S * 10)
+    how = ""
     with httpx.Client(timeout=ANSWER_S, trust_env=False, verify=path.certificates, limits=limits) as client:
         target = f"{path.url}{path.stream}-none"
         try:
             for pause_s in (_KEEP_IDLE_S, 1.0, 0.0):
                 answer = client.post(target, json=[{"n": -1}], headers=path.headers)
                 if answer.status_code in _BROKEN:
-                    said.append(f"a request after a pause got {answer.status_code}")
-                    return
+                    how = f"got {answer.status_code}"
+                    break
                 time.sleep(pause_s)
-            said.append("")
         except httpx.HTTPError as error:
-            said.append(f"a request on a connection after a pause broke ({type(error).__name__})")
+            how = f"broke ({type(error).__name__})"
+    if how:
+        found.append(Found("connections", f"a request on a connection after a pause {how}", "keep_alive"))
+    else:
+        text = f"a connection that was unused for {_KEEP_IDLE_S:.0f} s takes another request"
+        found.append(Found("connections", text))
