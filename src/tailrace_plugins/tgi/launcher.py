@@ -6,28 +6,29 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 
-__all__ = ["FLAGS", "Flag", "from_tgi", "translated"]
+__all__ = ["FLAGS", "VARIABLES", "Flag", "from_tgi", "translated"]
 
 _PORT, _HOST = "3000", "0.0.0.0"  # noqa: S104  # TGI's defaults
-_IN_FOUR_BITS = ("bitsandbytes-nf4", "bitsandbytes-fp4")
-_IN_EIGHT_BITS = ("bitsandbytes", "eetq")
+_LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warn": "warning", "error": "error"}
 
 
 class Flag(NamedTuple):
-    """A flag of the launcher. `becomes` is a flag of `tailrace serve` with the same value; `note` says what else is to
-    be known, or why nothing takes its place. With `is_refused`, answers would differ without it."""
+    """A flag of the launcher. `becomes` is a flag of `tailrace serve` with the same value, which only these `engines`
+    have, if there are any; `note` says what else is to be known, or why nothing takes its place. With `is_refused`,
+    answers would differ without it."""
 
     becomes: str = ""
     note: str = ""
     has_value: bool = True
     short: str = ""
     is_refused: bool = False
+    engines: tuple[str, ...] = ()
 
 
 _BATCHING = "not needed: prompts are computed in pieces beside the running streams"
@@ -40,10 +41,12 @@ FLAGS: dict[str, Flag] = {
     "tokenizer-config-path": Flag(note="has no counterpart: put the file into the model's directory", is_refused=True),
     "sharded": Flag(note="false becomes --gpus 1"),
     "num-shard": Flag(note="becomes --engine vllm --gpus N, if larger than 1"),
-    "quantize": Flag(note="bitsandbytes, eetq: --weights 8; …-nf4, …-fp4: --weights 4; files state other kinds"),
-    "dtype": Flag("--dtype", "for transformers and vllm"),
+    "quantize": Flag(note="left out: files state it; openvino takes others in eight bits, or in four with --weights 4"),
+    "dtype": Flag("--dtype", "for vllm and transformers", engines=("vllm", "transformers")),
     "kv-cache-dtype": Flag(note="has no counterpart: the default engine keeps keys and values in eight bits"),
-    "speculate": Flag("--prompt-lookup-tokens", "for the default engine; --draft takes a smaller model instead"),
+    "speculate": Flag(
+        "--prompt-lookup-tokens", "for openvino; --draft takes a smaller model instead", engines=("openvino",)
+    ),
     "trust-remote-code": Flag(note="has no counterpart: code of a repository never runs", has_value=False),
     "lora-adapters": Flag(note="becomes --adapter NAME=DIRECTORY for each; an id of the hub must be fetched before"),
     "rope-scaling": Flag(note="has no counterpart: put rope_scaling into the model's config.json", is_refused=True),
@@ -75,7 +78,7 @@ FLAGS: dict[str, Flag] = {
     "weights-cache-override": Flag(note="becomes the variable HF_HUB_CACHE"),
     "validation-workers": Flag(note="not needed: long prompts are tokenized in other threads"),
     "cuda-graphs": Flag(note=_CUDA),
-    "cuda-memory-fraction": Flag("--gpu-memory", "for vllm"),
+    "cuda-memory-fraction": Flag("--gpu-memory", "for vllm", engines=("vllm",)),
     "disable-custom-kernels": Flag(note=_CUDA, has_value=False),
     "shard-uds-path": Flag(note=_SHARDS),
     "master-addr": Flag(note=_SHARDS),
@@ -91,6 +94,19 @@ FLAGS: dict[str, Flag] = {
     "env": Flag(note="becomes `tailrace doctor`", has_value=False, short="e"),
 }  # fmt: skip
 
+# The launcher's variables that have no flag.
+VARIABLES = {
+    "LOG_LEVEL": "becomes --log-level; its filters for single modules become nothing",
+    "PREFIX_CACHING": "becomes --no-prefix-cache, unless it is 1 or true",
+    "PREFILL_CHUNKING": _BATCHING,
+    "ATTENTION": _CUDA,
+    "USE_FLASH_ATTENTION": _CUDA,
+    "TGI_WIGGLE_ROOM": _CUDA,
+    "CUDA_VISIBLE_DEVICES": "has its effect; TGI counts its shards in it, and here --num-shard says how many",
+    "HF_API_TOKEN": "not read: HF_TOKEN is",
+    "HF_HUB_ENABLE_HF_TRANSFER": "not needed: large files are fetched without hf_transfer",
+}
+
 
 class Translation(NamedTuple):
     """The words of a command line, variables that it needs, and a line about each flag that needs one."""
@@ -100,8 +116,10 @@ class Translation(NamedTuple):
     notes: list[str]
 
 
-def translated(given: dict[str, str]) -> Translation:
-    """Return what a launcher's flags become: values by name, without dashes; switches have an empty one.
+def translated(given: Mapping[str, str], variables: Mapping[str, str]) -> Translation:
+    """Return what a launcher's flags become: values by name, without dashes; switches have an empty one. `variables`
+    are those of `VARIABLES` that are set. Flags that some engines refuse are left out, unless the command names an
+    engine that has them.
 
     Raises: click.UsageError for a flag without which answers would differ, or whose value is wrong.
     """
@@ -111,17 +129,31 @@ def translated(given: dict[str, str]) -> Translation:
         raise click.UsageError(" ".join(f"--{name} {FLAGS[name].note}." for name in refused))
     words = [_model(given["model-id"])] if given.get("model-id") else []
     own = given | {"hostname": given.get("hostname", _HOST), "port": given.get("port", _PORT)}
+    shards = _num_shards(own)
+    engine = ("--engine", "vllm", "--gpus", str(shards)) if shards > 1 else ()
+    left_out = [name for name in given if (able := FLAGS[name].engines) and not set(able) & set(engine)]
     for name, value in own.items():
-        if FLAGS[name].becomes:
+        if FLAGS[name].becomes and name not in left_out:
             words += [FLAGS[name].becomes, value]
-    words += _special(own)
+    words += [*engine, *_special(own), *_of_variables(variables)]
     caches = [given[name] for name in ("huggingface-hub-cache", "weights-cache-override") if name in given]
-    notes = [f"--{name}: {FLAGS[name].note}" for name in given if FLAGS[name].note and name != "model-id"]
+    notes = [*_notes(given, left_out), *(f"{name}: {VARIABLES[name]}" for name in variables)]
     if "--insecure" in words:
         notes.append(
             "like TGI without --api-key, this server answers everybody who reaches its port (docs/security.md)"
         )
     return Translation(words, {"HF_HUB_CACHE": caches[-1]} if caches else {}, notes)
+
+
+def _notes(given: Mapping[str, str], left_out: Sequence[str]) -> Iterator[str]:
+    """Yield a line about each flag that needs one."""
+    for name, value in given.items():
+        flag = FLAGS[name]
+        if name in left_out:
+            words = f"--engine {flag.engines[0]} {flag.becomes} {value}"
+            yield f"--{name}: left out, since the engine may be one that does not have it. With it: {words}"
+        elif flag.note and name != "model-id":
+            yield f"--{name}: {flag.note}"
 
 
 def _model(name: str) -> str:
@@ -130,18 +162,15 @@ def _model(name: str) -> str:
     return f"hf:{name}"
 
 
-def _special(given: dict[str, str]) -> Iterator[str]:
-    """Yield the words for flags whose values change."""
+def _num_shards(given: Mapping[str, str]) -> int:
     shards = given.get("num-shard", "1")
-    if not shards.isdigit() or not int(shards):
+    if not shards.isdecimal() or not int(shards):
         raise click.UsageError(f"--num-shard should be a number from 1, and is {shards!r}.")
-    if given.get("sharded") == "false":
-        shards = "1"
-    if shards != "1":
-        yield from ("--engine", "vllm", "--gpus", shards)
-    quantize = given.get("quantize", "")
-    if quantize in _IN_FOUR_BITS + _IN_EIGHT_BITS:
-        yield from ("--weights", "4" if quantize in _IN_FOUR_BITS else "8")
+    return 1 if given.get("sharded") == "false" else int(shards)
+
+
+def _special(given: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words for flags whose values change."""
     for adapter in filter(None, given.get("lora-adapters", "").split(",")):
         name, separator, path = adapter.strip().partition("=")
         yield from ("--adapter", f"{name}={path}" if separator else f"{name}={name}")
@@ -149,6 +178,15 @@ def _special(given: dict[str, str]) -> Iterator[str]:
         yield from ("--log-format", "json")
     if "api-key" not in given and given["hostname"] not in ("127.0.0.1", "localhost", "::1"):
         yield "--insecure"
+
+
+def _of_variables(variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield the words for variables that have no flag."""
+    for word in variables.get("LOG_LEVEL", "").lower().split(","):
+        if word in _LEVELS:
+            yield from ("--log-level", _LEVELS[word])
+    if variables.get("PREFIX_CACHING", "true").lower() not in ("1", "true"):
+        yield "--no-prefix-cache"
 
 
 def _variable(name: str) -> str | None:
@@ -187,7 +225,7 @@ def _from_tgi(context: click.Context, /, run: bool, **values: str | bool | None)
     }
     if not given.get("model-id"):
         raise click.UsageError("--model-id is missing: the model that TGI serves.", context)
-    words, variables, notes = translated(given)
+    words, variables, notes = translated(given, {name: os.environ[name] for name in VARIABLES if name in os.environ})
     for note in notes:
         click.echo(f"# {note}", err=True)
     if run:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import shlex
 import subprocess
 import sys
@@ -14,13 +16,16 @@ from tests.generated import check_table
 from tests.waiting import LONG_S
 
 from tailrace.cli import main
-from tailrace_plugins.tgi.launcher import FLAGS, from_tgi
+from tailrace.cli.serve import serve
+from tailrace.engines import OPTIONAL_SETTINGS, own_kinds
+from tailrace.settings import settings_of, settings_table
+from tailrace_plugins.tgi.launcher import FLAGS, VARIABLES, from_tgi, translated
 
 PAGE = Path(__file__).parents[3] / "docs" / "from-tgi.md"
 
 
 def ran(*words: str, **variables: str) -> Result:
-    return CliRunner().invoke(from_tgi, words, env={"TAILRACE_PORT": None, **variables})
+    return CliRunner().invoke(from_tgi, words, env={"TAILRACE_PORT": None, **dict.fromkeys(VARIABLES), **variables})
 
 
 def command(*words: str, **variables: str) -> list[str]:
@@ -34,6 +39,7 @@ def test_the_table_of_the_page_is_current() -> None:
     for name, flag in FLAGS.items():
         becomes = f"`{flag.becomes}`" if flag.becomes else ""
         lines.append(f"| `--{name}` | {', '.join(text for text in (becomes, flag.note) if text)} |")
+    lines += [f"| `{name}` | {note} |" for name, note in VARIABLES.items()]
     check_table(PAGE, "plugins/tgi/test_launcher.py", "\n".join(lines) + "\n")
 
 
@@ -63,13 +69,14 @@ def test_flags_with_the_same_value() -> None:
     [
         ("--num-shard 2", "--engine vllm --gpus 2"),
         ("--num-shard 2 --sharded false", ""),
-        ("--quantize bitsandbytes-nf4", "--weights 4"),
-        ("--quantize eetq", "--weights 8"),
-        ("--quantize awq", ""),
         ("--json-output", "--log-format json"),
         ("--lora-adapters poet=/a,law=/b", "--adapter poet=/a --adapter law=/b"),
-        ("--speculate 3", "--prompt-lookup-tokens 3"),
         ("--trust-remote-code --cuda-graphs 1,2", ""),
+        ("--dtype float16 --cuda-memory-fraction 0.5 --quantize eetq --speculate 3", ""),
+        (
+            "--num-shard 2 --dtype float16 --cuda-memory-fraction 0.5 --quantize eetq --speculate 3",
+            "--dtype float16 --gpu-memory 0.5 --engine vllm --gpus 2",
+        ),
     ],
 )
 def test_flags_with_another_value(given: str, expected: str) -> None:
@@ -78,6 +85,71 @@ def test_flags_with_another_value(given: str, expected: str) -> None:
     for word in plain:
         words.remove(word)
     assert " ".join(words) == expected
+
+
+# Values of the flags that become something; for shards see below.
+_SAMPLES = {
+    "quantize": "eetq bitsandbytes-nf4 awq", "dtype": "bfloat16", "speculate": "3", "lora-adapters": "poet=/a",
+    "max-total-tokens": "4096", "max-batch-total-tokens": "20000", "max-batch-prefill-tokens": "4096",
+    "max-batch-size": "8", "max-concurrent-requests": "20", "payload-limit": "3000", "hostname": "::1", "port": "8080",
+    "cors-allow-origin": "https://a", "graceful-termination-timeout": "60", "json-output": "", "api-key": "secret",
+    "cuda-memory-fraction": "1.0",
+}  # fmt: skip
+_OF_ENGINES = ("quantize", "dtype", "speculate", "lora-adapters", "max-batch-total-tokens", "max-batch-prefill-tokens",
+               "cuda-memory-fraction")  # fmt: skip
+
+
+def _accept(given: dict[str, str], variables: dict[str, str]) -> None:
+    """Check the words of `tailrace serve` as it does, for each engine that it may choose for a repository."""
+    words = translated({"model-id": "a/b", **given}, variables).words
+    values = serve.make_context("serve", words).params
+    settings = settings_of({row.name: values[row.name] for row in settings_table()})
+    for kind in own_kinds().values():
+        if "huggingface" in kind.formats and settings.engine in ("auto", kind.name):
+            kind.check(OPTIONAL_SETTINGS & settings.changed.keys())
+
+
+def test_the_server_accepts_every_combination() -> None:
+    assert set(_SAMPLES) >= {name for name, flag in FLAGS.items() if flag.becomes}
+    for shards in ({}, {"num-shard": "2"}, {"num-shard": "2", "sharded": "false"}):
+        for name, samples in _SAMPLES.items():
+            for sample in samples.split(" "):
+                _accept({**shards, name: sample}, {"LOG_LEVEL": "warn", "PREFIX_CACHING": "0"})
+        for size in range(2, len(_OF_ENGINES) + 1):
+            for names in itertools.combinations(_OF_ENGINES, size):
+                _accept({**shards, **{name: _SAMPLES[name].split(" ")[0] for name in names}}, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        ("--dtype bfloat16", "--engine vllm --dtype bfloat16"),
+        ("--cuda-memory-fraction 0.5", "--engine vllm --gpu-memory 0.5"),
+        ("--num-shard 2 --dtype bfloat16 --speculate 3", "--engine openvino --prompt-lookup-tokens 3"),
+    ],
+)
+def test_what_is_left_out_is_said(given: str, left_out: str) -> None:
+    said = ran("--model-id", "a/b", *given.split()).stderr
+    assert re.findall("With it: (.*)", said) == [left_out]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"LOG_LEVEL": "warn"}, ["--log-level", "warning"]),
+        ({"LOG_LEVEL": "info,text_generation_router=debug"}, ["--log-level", "info"]),
+        ({"LOG_LEVEL": "text_generation_router=debug"}, []),
+        ({"PREFIX_CACHING": "0"}, ["--no-prefix-cache"]),
+        ({"PREFIX_CACHING": "True", "ATTENTION": "paged", "PREFILL_CHUNKING": "1"}, []),
+    ],
+)
+def test_variables_without_a_flag(variables: dict[str, str], expected: list[str]) -> None:
+    result = ran("--model-id", "a/b", "--api-key", "secret", **variables)
+    assert shlex.split(result.stdout) == [*command("--model-id", "a/b", "--api-key", "secret"), *expected]
+    assert {line.split(":")[0] for line in result.stderr.splitlines()} == {
+        "# --api-key",
+        *(f"# {n}" for n in variables),
+    }
 
 
 def test_every_given_flag_without_a_plain_counterpart_is_explained() -> None:
