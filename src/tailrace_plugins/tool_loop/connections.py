@@ -182,6 +182,8 @@ class McpConnections:
         key = (owner, spec.label)
         connection = self._open.get(key)
         if connection is None or not connection.is_open:
+            if connection is not None and not connection.num_users:
+                connection.close()  # its program may still run; otherwise its last user closes it
             self._make_room()
             ended = asyncio.Event()
             transport = program_transport(spec, ended) if spec.command else http_transport(spec.url, spec.headers or {})

@@ -63,7 +63,7 @@ async def program_transport(spec: McpServer, ended: asyncio.Event) -> AsyncItera
                     num_bytes += len(line)
                     if num_bytes > _LINE_BYTES + _IDLE_BYTES:
                         logger.warning("The MCP server %s writes without end: it is stopped.", spec.label)
-                        return
+                        break
                     with contextlib.suppress(ValueError):  # a line that is no message, such as of a log
                         message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
                         await to_session.send(SessionMessage(message))

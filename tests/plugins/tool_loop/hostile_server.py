@@ -1,7 +1,8 @@
 """MCP servers over stdio and HTTP that mean harm. `python hostile_server.py WHAT`: what it does.
 
 `line` writes one line without end, `flood` messages without end when a tool is called, `mute` never answers, `tools`
-lists tools that no model should get, `noise` writes what is no message, `after` floods after its answer.
+lists tools that no model should get, `noise` writes what is no message, `after` floods after its answer, `line_after`
+writes one line without end after its answer.
 """
 
 from __future__ import annotations
@@ -44,8 +45,7 @@ def _say(message: Json) -> None:
 def main() -> None:
     what = sys.argv[1]
     if what == "line":
-        while True:
-            sys.stdout.write("x" * 65_536)
+        _write_line()
     if what == "mute":
         sys.stdin.read()
     for line in sys.stdin:
@@ -75,6 +75,13 @@ def main() -> None:
         _say(answer)
         if what == "after" and message["method"] == "tools/call":
             _flood()
+        if what == "line_after" and message["method"] == "tools/call":
+            _write_line()
+
+
+def _write_line() -> None:
+    while True:
+        sys.stdout.write("x" * 65_536)
 
 
 def _flood() -> None:

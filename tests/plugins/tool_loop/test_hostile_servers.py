@@ -20,6 +20,7 @@ from openai.types.responses import Response
 from openai.types.responses.response_output_item import McpListTools
 from tests.api.process import Server
 from tests.plugins.tool_loop.tool_servers import COUNTING, Json, Tools, asks_of, calls_of, client_of
+from tests.waiting import until
 
 pytest.importorskip("mcp")
 
@@ -28,7 +29,7 @@ from tailrace_plugins.tool_loop.guarded_http import GuardedTransport, check_url,
 from tailrace_plugins.tool_loop.servers_file import read_servers
 
 HOSTILE = Path(__file__).with_name("hostile_server.py")
-KINDS = ("line", "flood", "tools", "noise", "after")
+KINDS = ("line", "flood", "tools", "noise", "after", "line_after")
 
 
 class Den:
@@ -121,6 +122,28 @@ def test_a_server_that_writes_without_end_is_stopped(client: OpenAI) -> None:
     response = _ask(client, "call after good {}", "after")
     assert calls_of(response)[0].status == "completed"
     assert _ask(client, "Hi.", "after").output_text == "Hello."  # it is started again
+
+
+@pytest.mark.parametrize("kind", ["after", "line_after"])
+def test_a_program_that_is_stopped_while_it_is_idle_is_gone(den: Den, client: OpenAI, kind: str) -> None:
+    before = den.server.log.count(f"The MCP server {kind} writes")
+    assert calls_of(_ask(client, f"call {kind} good {{}}", kind))
+    until(lambda: den.server.log.count(f"The MCP server {kind} writes") > before)
+    stopped = _programs(den, kind)
+    assert stopped
+    assert _ask(client, "Hi.", kind).output_text == "Hello."
+    until(lambda: not stopped & _programs(den, kind))
+    assert _programs(den, kind)
+
+
+def _programs(den: Den, kind: str) -> set[int]:
+    """Return the ids of the processes of a bad program."""
+    found = set()
+    for process in psutil.Process(den.server.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if process.cmdline()[-2:] == [str(HOSTILE), kind]:
+                found.add(process.pid)
+    return found
 
 
 def test_a_large_result_is_cut(client: OpenAI) -> None:
