@@ -14,7 +14,7 @@ _PATH: JsonBody = {
     "name": "path",
     "in": "path",
     "required": True,
-    "description": "Any path, with slashes. streams/{id} is the stream of a model, which is read-only.",
+    "description": "Any path, with slashes. streams/{id}, without more slashes, is the read-only stream of a model.",
     "schema": {"type": "string"},
 }
 _EXAMPLE = {"user": "Why do rivers bend?"}

@@ -24,10 +24,18 @@ from tailrace.types import ANONYMOUS
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 from tailrace_plugins.durable_streams.records import Stamp
 
-__all__ = ["ROOT", "TOKENS", "Reading", "key_of", "owned_key", "parse_batch", "parse_creation", "parse_reading"]
+__all__ = [
+    "ROOT",
+    "Reading",
+    "key_of",
+    "owned_key",
+    "parse_batch",
+    "parse_creation",
+    "parse_reading",
+    "token_stream_id",
+]
 
 ROOT = "/v1/durable/"
-TOKENS = "streams"  # first path segment of the streams of tokens
 
 _MAX_PATH_BYTES = 1024
 _BAD_SEGMENT = re.compile(r"\.{0,2}|.*[\x00-\x1f\x7f\ufffd].*", re.DOTALL)
@@ -58,6 +66,13 @@ def key_of(path: str) -> bytes:
     if segments[0] == "__ds":
         raise UnknownStream("Subscriptions are not supported here.")
     return key
+
+
+def token_stream_id(path: str) -> str | None:
+    """Return the id in `streams/{id}`, the path of a stream of tokens; None for any other path. Ids have no slash, so
+    clients may write below `streams/NAME/`."""
+    first, _, rest = path.partition("/")
+    return rest if first == "streams" and "/" not in rest else None
 
 
 def owned_key(owner: str, key: bytes) -> bytes:
@@ -157,6 +172,6 @@ def _source(given: str) -> bytes:
     except UnicodeDecodeError:
         raise RequestError("Stream-Forked-From must be a path.", param="stream-forked-from") from None
     path = path.removeprefix(ROOT) if path.startswith(ROOT) else path.removeprefix("/")
-    if path.partition("/")[0] == TOKENS:
+    if token_stream_id(path) is not None:
         raise Forbidden("Streams of tokens cannot be forked.", param="stream-forked-from")
     return key_of(path)

@@ -1,7 +1,7 @@
 """The Durable Streams protocol at `/v1/durable/{path}`.
 
-Clients create streams at any path. Below `/v1/durable/streams/` are the streams of tokens, read-only. Clients choose
-the content and the media type of a stream, so headers forbid browsers to run scripts in it.
+Clients create streams at any path, except `/v1/durable/streams/{id}`, where the streams of tokens are, read-only.
+Clients choose the content and the media type of a stream, so headers forbid browsers to run scripts in it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from tailrace_plugins.durable_streams.durable_answers import (
 from tailrace_plugins.durable_streams.durable_live import PAGE_BYTES, LongPoll, Tail, WholePage
 from tailrace_plugins.durable_streams.durable_requests import (
     ROOT,
-    TOKENS,
     Reading,
     key_of,
     owned_key,
     parse_batch,
     parse_creation,
     parse_reading,
+    token_stream_id,
 )
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import DurableStream, is_json
@@ -80,8 +80,7 @@ class DurableRoutes:
         principal.require("read" if request.method in _READ_METHODS else "generate")
         owner = principal.owner
         key = owned_key(owner, key_of(path))
-        segment, _, stream_id = path.partition("/")
-        if segment == TOKENS:
+        if (stream_id := token_stream_id(path)) is not None:
             if request.method not in _READ_METHODS:
                 return _refuse_method()
             return await self._read(request, await self._token_stream(request, owner, stream_id))

@@ -167,6 +167,61 @@ def test_tokens_can_be_read_and_not_written(target: Server, door: httpx.Client) 
     assert door.get(path).json() == messages
 
 
+def test_the_requests_of_tanstack_s_adapter(door: httpx.Client) -> None:
+    """A run, a second server that takes it over, and a reader.
+
+    Source: `durableStream` of @tanstack/ai-durable-stream 0.1.6, packages/ai-durable-stream/src/durable-stream.ts of
+    https://github.com/TanStack/ai, with `server` .../v1/durable. Its package is not on npm.
+    """
+    run = f"run-{new_path().rpartition('/')[2]}"
+    url = f"/v1/durable/streams/runs%2F{run}"
+
+    def append(producer: str, seqs: list[int]) -> httpx.Response:
+        stamp = {"producer-id": producer, "producer-epoch": "0", "producer-seq": "0"}
+        records = [{"v": 1, "seq": seq, "chunk": {"type": "TEXT_MESSAGE_CONTENT", "delta": "word "}} for seq in seqs]
+        return door.post(url, headers=JSON | stamp, content=json.dumps(records))
+
+    def window(offset: str) -> tuple[list[int], dict[str, Any]]:
+        """Return the records up to the first control event that has all of them."""
+        seqs: list[int] = []
+        with door.stream("GET", url, params={"offset": offset, "live": "sse"}) as answer:
+            assert answer.status_code == 200
+            kind = ""
+            for line in answer.iter_lines():
+                name, _, data = line.partition(":")
+                if name == "event":
+                    kind = data.strip()
+                elif name == "data" and kind == "data":
+                    seqs += [record["seq"] for record in json.loads(data)]
+                elif name == "data" and (control := json.loads(data)).get("upToDate"):
+                    return seqs, control
+        raise AssertionError("The stream ended without a control event.")
+
+    made = door.put(url, headers=JSON)
+    assert (made.status_code, "stream-next-offset" in made.headers) == (201, True)
+    first = append("one", [1, 2])
+    again = append("one", [1, 2])  # its answer was lost
+    assert (first.status_code, again.status_code) == (200, 204)
+    assert first.headers["stream-next-offset"] == again.headers["stream-next-offset"]
+
+    assert door.put(url, headers=JSON).status_code == 200
+    seqs, control = window("-1")
+    assert (seqs, control["streamNextOffset"]) == ([1, 2], first.headers["stream-next-offset"])
+    assert control["streamCursor"].isdigit()
+    assert append("two", [3]).status_code == 200
+    closed = door.post(url, headers={"stream-closed": "true"})
+    assert (closed.status_code, closed.headers["stream-closed"]) == (204, "true")
+
+    for offset, expected in (("-1", [1, 2, 3]), (first.headers["stream-next-offset"], [3])):
+        seqs, control = window(offset)
+        assert (seqs, control["streamClosed"]) == (expected, True)
+    assert [record["seq"] for record in door.get(f"/v1/durable/streams/runs/{run}").json()] == [1, 2, 3]
+    forked = {"stream-forked-from": f"/streams/runs/{run}"}
+    assert door.put(new_path(), headers=forked).status_code == 201
+    assert door.put(f"/v1/durable/streams/{run}", headers=JSON).status_code == 405  # as the id of a model's stream
+    assert door.delete(url).status_code == 204
+
+
 def test_a_long_poll_on_a_stream_that_goes_on_elsewhere_is_refused() -> None:
     """An empty answer would bring the client back at once."""
     log = StreamLog(Record("s", 0.0), [TextDelta("a", (1,))])
