@@ -53,6 +53,12 @@ def test_what_cannot_be_shared_is_an_error_of_one_line(server: Server, arguments
     assert ran.output.strip() or ran.exception
 
 
+def test_a_response_with_mcp_tools_is_refused_with_what_to_share_instead(server: Server) -> None:
+    ran = run(server, f"resp_mcp_{'0' * 32}")
+    assert ran.exit_code == 1
+    assert "share its conversation" in ran.output
+
+
 class Hostile(BaseHTTPRequestHandler):
     """A server whose links are commands for a terminal."""
 

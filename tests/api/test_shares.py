@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.api.keyed import House, serving_with_keys
 from tests.api.oracle import Answer, chat_ids
 from tests.api.own_keys import key_of
 from tests.api.process import Server
@@ -285,3 +286,28 @@ def test_so_many_readers_and_openings_at_once(serve: Callable[..., Server]) -> N
         reader.wait_end()
     statuses = [refused(server, "trs_")[0] for _ in range(250)]  # in at most two minutes
     assert set(statuses) == {404, 429}
+
+
+async def _opened_from(house: House, token: str, address: str, most: int) -> list[int]:
+    """Open a link from an address, up to the first refusal. Returns the statuses."""
+    transport = httpx.ASGITransport(house.app, client=(address, 1))
+    statuses: list[int] = []
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        while len(statuses) < most and 429 not in statuses:
+            answer = await client.head("/v1/shared", headers={"x-tailrace-share": token})
+            statuses.append(answer.status_code)
+    return statuses
+
+
+async def test_readers_in_many_places_do_not_lock_each_other_out(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house, house.client(house.key()) as client:
+        stream_id = (await client.post("/v1/streams", json={"prompt": "Hi", "max_tokens": 3})).json()["id"]
+        token = token_in(await client.post("/v1/shares", json={"stream_id": stream_id}))
+        greedy = await _opened_from(house, token, "203.0.113.1", 250)  # in at most two minutes
+        assert set(greedy) == {200, 429}
+        assert await _opened_from(house, token, "203.0.113.2", 1) == [200]
+        assert set(await _opened_from(house, token, "127.0.0.1", 150)) == {200}  # it may be a proxy
+        statuses: list[int] = []
+        for number in range(20):
+            statuses += await _opened_from(house, token, f"198.51.100.{number}", 70)
+        assert set(statuses) == {200, 429}

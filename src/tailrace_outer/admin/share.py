@@ -25,8 +25,9 @@ __all__ = ["share"]
 def share(shown: str, lifetime_s: float, *, is_list: bool, revoked: str | None, url: str | None, key: str) -> None:
     """Make a link that shows a conversation or a stream, live, to whoever has it.
 
-    ID is that of a conversation (conv_…), of a response (resp_…) or of a stream. The link shows no names and allows
-    nothing else. It ends when it is revoked, when it expires, and with the key that made it.
+    ID is that of a conversation (conv_…), of a stream, or of a response (resp_…). Of a response with MCP tools, share
+    the conversation. The link shows no names and allows nothing else. It ends when it is revoked, when it expires, and
+    with the key that made it.
 
     \b
     tailrace share conv_4f1c… --expires 1d

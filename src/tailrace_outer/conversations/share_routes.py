@@ -31,7 +31,7 @@ from tailrace.http.body_budget import BodyBudget
 from tailrace.http.stream_actions import StreamActions
 from tailrace.records.service import Records
 from tailrace.settings import Settings
-from tailrace.transport.addresses import network_of
+from tailrace.transport.addresses import is_loopback, network_of
 from tailrace_outer.conversations.conversation_routes import query_of, reader_of, writer_of
 from tailrace_outer.conversations.shared_answer import SharedAnswer
 
@@ -42,7 +42,8 @@ _USUAL_S = 7 * 86_400.0
 _LONGEST_S = 366 * 86_400.0
 _MOST_READERS = 200  # of all links on one server
 _MOST_READERS_OF_LINK = 50
-_MOST_OPENED = 120  # within a minute, of one share; failed ones: from one network
+_MOST_OPENED = 120  # within a minute, from one network: of one link, and of links that are not valid
+_MOST_OPENED_OF_LINK = 600  # within a minute, from anywhere
 _MINUTE_S = 60.0
 
 
@@ -60,7 +61,7 @@ class ShareRoutes:
         self._streams = streams
         self._bodies = bodies
         self._settings = settings
-        self._opened: Counter[str] = Counter()  # by share or network, in the current minute
+        self._opened: Counter[str] = Counter()  # by link, network or both, in the current minute
         self._minute = 0
 
     def table(self) -> list[Route]:
@@ -98,6 +99,9 @@ class ShareRoutes:
             await self._records.conversations.ask(lambda store: store.get(owner, conversation_id))
             return "conversation", conversation_id
         assert body.stream_id is not None
+        if body.stream_id.startswith("resp_mcp_"):  # of a plugin
+            text = "A link shows one stream. A response with MCP tools has several: share its conversation."
+            raise RequestError(text, param="stream_id")
         stream_id = body.stream_id.removeprefix("resp_")
         await self._streams.find(owner, stream_id)
         return "stream", stream_id
@@ -127,17 +131,22 @@ class ShareRoutes:
         return SharedAnswer(share, self._records, self._streams, self._settings.heartbeat_s)
 
     def _count(self, request: Request, share: Share | None) -> None:
-        """Raises: QueueFull for too many openings of one share, or too many failed ones from one network. Behind a
-        proxy all clients have one network: failed openings must not lock out those who have a link."""
+        """Raises: QueueFull for too many openings of one link, or too many from one network. Behind a proxy all readers
+        have one network: failed openings must not lock out those who have a link, and on this machine no network is a
+        reader's own."""
         minute = int(asyncio.get_running_loop().time() / _MINUTE_S)
         if minute != self._minute:
             self._minute = minute
             self._opened.clear()
         network = network_of(request.client.host) if request.client is not None else ""
-        counted = f"share {share.share_id}" if share is not None else network
-        self._opened[counted] += 1
-        if self._opened[counted] > _MOST_OPENED:
-            raise QueueFull("Too many requests for links.", retry_after_s=_MINUTE_S)
+        limits = {network: _MOST_OPENED}
+        if share is not None:
+            limits = {} if is_loopback(network) else {f"{share.share_id} {network}": _MOST_OPENED}
+            limits[share.share_id] = _MOST_OPENED_OF_LINK  # last: refused openings do not count for the others
+        for counted, most in limits.items():
+            self._opened[counted] += 1
+            if self._opened[counted] > most:
+                raise QueueFull("Too many requests for links.", retry_after_s=_MINUTE_S)
 
     def _json(self, share: Share) -> JsonBody:
         return {
