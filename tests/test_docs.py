@@ -184,3 +184,13 @@ def test_files_that_pages_name_exist() -> None:
     assert not [
         pair for pair in named if "NAME" not in pair[1] and not any((base / pair[1]).exists() for base in there)
     ]
+
+
+def test_tests_that_pages_name_exist() -> None:
+    """A name without a folder may be in any folder of tests: a page says in which one it means."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    pattern = re.compile(r"`(tests/[\w/.-]*\w|test_\w+\.py)`")
+    named = {(page.name, name) for page in pages for name in pattern.findall(page.read_text()) if "NAME" not in name}
+    files = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert ("reliability.md", "test_disk.py") in named
+    assert not [(page, name) for page, name in named if not (ROOT / name).exists() and name not in files]
