@@ -238,9 +238,9 @@ class Row:
         temperature = sampling.temperature
         if not (sampling.top_k or sampling.top_p < 1 or sampling.min_p > 0 or sampling.typical_p < 1):
             return _draw_from_all(scores, temperature, draw)
-        ids, whole = _candidates(scores, sampling)
+        ids, whole, surprise = _candidates(scores, sampling)
         probabilities = np.exp(scores[ids].astype(np.float64) / temperature - whole)
-        return int(ids[_at(_filtered(probabilities, sampling), draw)])
+        return int(ids[_at(_filtered(probabilities, sampling, surprise), draw)])
 
 
 def check_ids(sequence: Sequence, vocab_size: int) -> None:
@@ -308,39 +308,52 @@ def _draw_from_all(scores: Logits, temperature: float, draw: float) -> int:
     return block * _BLOCK + _at(own, min(max(left, 0.0), 1.0))
 
 
-def _candidates(scores: Logits, sampling: Sampling) -> tuple[Ids, float]:
-    """Return the likeliest tokens in descending order, which contain all that may be chosen, and the logarithm of the
-    sum by which their probabilities are divided. Tokens beyond top_k are not in the sum."""
+def _candidates(scores: Logits, sampling: Sampling) -> tuple[Ids, float, float | None]:
+    """Return the likeliest tokens in descending order, which contain all that may be chosen; the logarithm of the sum
+    by which their probabilities are divided; and the expected surprise, if they are not all that count for it. Tokens
+    beyond top_k are not in the sum."""
     temperature = sampling.temperature
     if sampling.top_k:
         ids = _largest(scores, sampling.top_k)
-        return ids, _log_sum_exp(scores[ids], temperature)
+        return ids, _log_sum_exp(scores[ids], temperature), None
     weights, highest = _weights(scores, temperature)
-    total = float(weights.sum(dtype=np.float64))
-    ids = np.flatnonzero(_least(weights, total, sampling))
-    return _in_order(scores, ids), highest / temperature + math.log(total)
+    total = float(weights.sum())  # in pairs: seven digits
+    surprise = _expected_surprise(weights, total) if sampling.typical_p < 1 and not sampling.min_p else None
+    ids = _likely(weights, total, sampling, surprise)
+    return _in_order(scores, ids), highest / temperature + math.log(total), surprise
 
 
-def _least(weights: Logits, total: float, sampling: Sampling) -> npt.NDArray[np.bool_]:
-    """Return which tokens are likely enough to be looked at: few, of which the others are less likely."""
+def _likely(weights: Logits, total: float, sampling: Sampling, surprise: float | None) -> Ids:
+    """Return the tokens that are likely enough to be looked at: few, of which the others are less likely."""
     if sampling.min_p > 0:  # a little less than it says, because of rounding: `_filtered` looks again
-        return weights >= np.float32(sampling.min_p * (1 - 1e-3))
-    if sampling.typical_p == 1:
-        for least in _LEAST_WEIGHTS:
-            likely = weights >= np.float32(least)
-            if float(weights[likely].sum(dtype=np.float64)) >= sampling.top_p * total:
-                return likely
-    return weights > 0
+        return np.flatnonzero(weights >= np.float32(sampling.min_p * (1 - 1e-3)))
+    leasts: tuple[float, ...] = _LEAST_WEIGHTS
+    mass = sampling.top_p
+    if surprise is not None:
+        # A token of more than twice the expected surprise is further from it than any of less, since none is below 0.
+        leasts, mass = (total * math.exp(-2 * surprise) * (1 - 1e-3),), sampling.typical_p
+    for least in leasts:
+        ids = np.flatnonzero(weights >= np.float32(least))
+        if float(weights[ids].sum(dtype=np.float64)) >= mass * total:
+            return ids
+    return np.flatnonzero(weights > 0)
 
 
-def _filtered(probabilities: Probabilities, sampling: Sampling) -> Probabilities:
-    """Set tokens that may not be chosen to zero. `probabilities` are in descending order."""
+def _expected_surprise(weights: Logits, total: float) -> float:
+    """Return the expected surprise of the next token: the entropy, in nats."""
+    logs = np.log(np.maximum(weights, np.float32(1e-37)))
+    return math.log(total) - float(np.multiply(weights, logs, out=logs).sum(dtype=np.float64)) / total
+
+
+def _filtered(probabilities: Probabilities, sampling: Sampling, surprise: float | None) -> Probabilities:
+    """Set tokens that may not be chosen to zero. `probabilities` are in descending order; `surprise` is the expected
+    one, if other tokens count for it, too."""
     total = 1.0
     if sampling.min_p > 0:
         probabilities = np.where(probabilities >= sampling.min_p * probabilities[0], probabilities, 0.0)
         total = float(probabilities.sum())
     if sampling.typical_p < 1:
-        probabilities = _typical(probabilities / total, sampling.typical_p)
+        probabilities = _typical(probabilities / total, sampling.typical_p, surprise)
         total = float(probabilities.sum())
     if sampling.top_p < 1:
         before = np.cumsum(probabilities) - probabilities
@@ -348,10 +361,10 @@ def _filtered(probabilities: Probabilities, sampling: Sampling) -> Probabilities
     return probabilities
 
 
-def _typical(probabilities: Probabilities, mass: float) -> Probabilities:
+def _typical(probabilities: Probabilities, mass: float, expected: float | None) -> Probabilities:
     """Keep the tokens whose surprise is nearest to the expected one, up to the mass. Source: arXiv 2202.00666."""
     surprise = -np.log(np.maximum(probabilities, 1e-300))
-    shift = np.abs(surprise - (probabilities * surprise).sum())
+    shift = np.abs(surprise - ((probabilities * surprise).sum() if expected is None else expected))
     order = np.argsort(shift, kind="stable")
     before = np.cumsum(probabilities[order]) - probabilities[order]
     kept = np.zeros_like(probabilities)
