@@ -59,8 +59,8 @@ class PromptEncoder:
         """Check what can be checked without encoding. Raises: RequestError."""
         if any(isinstance(prompt, Infill) for prompt in request.prompts) and not self.can_infill:
             raise UnsupportedParameter(
-                "This model cannot fill a gap: it has no tokens that mark the text before and after it. Models for "
-                "code have them, such as Qwen2.5-Coder, StarCoder2 and Granite.",
+                "This model cannot fill a gap: it has no tokens that mark the text before and after it, or its server "
+                "takes no such prompts. Models for code have them, such as Qwen2.5-Coder, StarCoder2 and Granite.",
                 param="suffix",
             )
         if request.messages and self.chat is None:

@@ -68,4 +68,5 @@ class ModelCard:
     score_tokens: tuple[int, ...] = ()
     pair_template: str = ""  # of a model that ranks: a text with {query} and {document}; "": as its tokenizer joins two
     num_dimensions: int = 0  # of its embeddings
+    can_infill: bool = False  # of a model on another server: it fills a gap between two texts
     may_shorten: bool = False  # whether the first dimensions of an embedding are one, too

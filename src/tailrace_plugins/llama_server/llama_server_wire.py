@@ -154,8 +154,8 @@ def parse_infill(request: ParsedRequest) -> GenerateCall:
     fields, unused = read_known(request.body, InfillBody, _UNUSED)
     if not request.server.prompts.can_infill:
         raise _CannotInfill(
-            "Infill is not supported by this model: it has no tokens that mark the text before and after a gap. Serve "
-            "a model for code, such as Qwen2.5-Coder."
+            "Infill is not supported by this model: it has no tokens that mark the text before and after a gap, or its "
+            "server takes no such prompts. Serve a model for code, such as Qwen2.5-Coder."
         )
     files = tuple((one.filename, one.text) for one in fields.input_extra if one.text)
     asked = Infill(fields.input_prefix + fields.prompt, fields.input_suffix, files)
@@ -224,7 +224,7 @@ def show_properties(request: ParsedRequest) -> Reply:
                 "total_slots": server.max_requests,
                 "model_alias": server.model,
                 "model_path": server.model,
-                "modalities": {"vision": False, "audio": False},
+                "modalities": {"vision": server.generator.sees, "audio": False},
                 "build_info": f"tailrace-{server.version}",
                 "is_sleeping": server.state == "unloaded",
             }

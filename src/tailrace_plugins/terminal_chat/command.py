@@ -185,7 +185,7 @@ async def _server(model: str, url: str | None, key: str) -> AsyncIterator[tuple[
 
 
 def _is_prompt(model: str) -> bool:
-    return " " in model and not Path(model).expanduser().exists()
+    return " " in model and not Path(os.path.expanduser(model)).exists()
 
 
 def _name_of(model: str, client: Client) -> str:

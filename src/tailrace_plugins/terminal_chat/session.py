@@ -53,9 +53,9 @@ class Chat:
 
     async def ask_with_tools(self, question: str, tools: Tools, new_screen: Callable[[], Screen]) -> bool:
         """As `ask`, with the tools of MCP servers."""
-        question_turn: Turn = {"role": "user", "content": question}
+        question_turn = self._turn_of(question)
         pieces: list[str] = []
-        items = [question_turn] if tools.response_id else [*self.turns, question_turn]
+        items = [_item_of(turn) for turn in (*(() if tools.response_id else self.turns), question_turn)]
         names = {"max_tokens": "max_output_tokens"}
         body = {"model": self.model, **{names.get(name, name): value for name, value in self.sampling.items()}}
         if self.system:
@@ -72,11 +72,7 @@ class Chat:
 
         Raises: AnswerFailed.
         """
-        question_turn: Turn = {"role": "user", "content": question}
-        if self.images:
-            shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
-            question_turn["content"] = [*shown, {"type": "text", "text": question}]
-            self.images.clear()  # also if the server refuses them: the next question can do without
+        question_turn = self._turn_of(question)
         system: list[Turn] = [{"role": "system", "content": self.system}] if self.system else []
         pieces: list[str] = []
 
@@ -96,10 +92,32 @@ class Chat:
             if text := "".join(pieces):
                 self.turns += [question_turn, {"role": "assistant", "content": text}]
 
-    def attach(self, path: Path) -> None:
-        """Send an image with the next question. Raises: OSError if it cannot be read."""
+    def attach(self, name: str) -> None:
+        """Send the image in a file with the next question. Raises: OSError if it cannot be read."""
+        path = Path(os.path.expanduser(name))  # `Path.expanduser` raises RuntimeError if there is no such user
         kind, _ = mimetypes.guess_type(path.name)
-        self.images.append(f"data:{kind or 'image/png'};base64,{b64encode(path.expanduser().read_bytes()).decode()}")
+        self.images.append(f"data:{kind or 'image/png'};base64,{b64encode(path.read_bytes()).decode()}")
+
+    def _turn_of(self, question: str) -> Turn:
+        """Return a question with the images that go with it."""
+        if not self.images:
+            return {"role": "user", "content": question}
+        shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+        self.images.clear()  # also if the server refuses them: the next question can do without
+        return {"role": "user", "content": [*shown, {"type": "text", "text": question}]}
+
+
+def _item_of(turn: Turn) -> Turn:
+    """Return a turn as an item of Responses, where parts of a message have other names."""
+    if isinstance(turn["content"], str):
+        return turn
+    parts = [
+        {"type": "input_text", "text": part["text"]}
+        if part["type"] == "text"
+        else {"type": "input_image", "image_url": part["image_url"]["url"]}
+        for part in turn["content"]
+    ]
+    return {**turn, "content": parts}
 
 
 def new_screen(*, is_plain: bool) -> Screen:
@@ -141,9 +159,6 @@ async def _converse(chat: Chat, prompt: PromptSession[str], *, is_plain: bool) -
 async def _ask(chat: Chat, question: str, *, is_plain: bool) -> bool:
     if chat.tools is None:
         return await chat.ask(question, new_screen(is_plain=is_plain))
-    if chat.images:
-        chat.say("The image is left out: tools and images do not go together yet.")
-        chat.images.clear()
     return await chat.ask_with_tools(question, chat.tools, lambda: new_screen(is_plain=is_plain))
 
 
@@ -201,7 +216,7 @@ async def _run_command(chat: Chat, line: str) -> str:
             chat.say(f"{_models(chat)} The current one is {printable_text(chat.model)}.")
         case "/image" if rest:
             try:
-                chat.attach(Path(rest))
+                chat.attach(rest)
             except OSError as error:
                 chat.say_error(f"the image cannot be read: {error.strerror}.")
             else:

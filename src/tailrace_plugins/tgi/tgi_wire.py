@@ -162,13 +162,17 @@ def _parse(
 
 def _without_images(text: str, server: ServerFacts) -> tuple[str, tuple[Image, ...]]:
     """Return a prompt with marks in the places of its images, and the images: in Markdown, as TGI has them. A model
-    without eyes reads the Markdown. Raises: RequestError."""
+    without eyes reads the Markdown. Unlike TGI, nothing is fetched: a text with Markdown may be anybody's, not only the
+    client's. Raises: RequestError."""
     images = eyes_of(server)
     if images is None or "![](" not in text:
         return text, ()
 
     def mark(found: re.Match[str]) -> str:
-        images.append(image_of_url(found[1], "inputs"))
+        image = image_of_url(found[1], "inputs")
+        if image.url:
+            raise RequestError("inputs: an image must be a data URL: ![](data:image/png;base64,…)", param="inputs")
+        images.append(image)
         return IMAGE_MARK
 
     return _IMAGE.sub(mark, text), tuple(images)

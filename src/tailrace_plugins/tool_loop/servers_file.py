@@ -60,7 +60,7 @@ def read_servers(path: Path, *, has_commands: bool) -> dict[str, McpServer]:
 
     Raises: ModelError if the file cannot be read or is not as it should be, or for a program without `has_commands`.
     """
-    path = path.expanduser()
+    path = Path(os.path.expanduser(path))  # `Path.expanduser` raises RuntimeError if there is no such user
     try:
         servers = msgspec.json.decode(path.read_bytes(), type=_File).servers
     except OSError as error:

@@ -16,6 +16,7 @@ import msgspec
 
 from tailrace_plugins.upstream.upstream_decoders import (
     AnswerEvent,
+    InfillDecoder,
     OpenAIDecoder,
     TgiDecoder,
     UpstreamError,
@@ -168,7 +169,7 @@ async def _read_events(
     events: AsyncIterator[bytes], request: UpstreamRequest, timeouts: Timeouts, on_event: Callable[[AnswerEvent], None]
 ) -> None:
     """Read the events to the end of the answer. Raises: UpstreamError."""
-    decode = (TgiDecoder() if request.is_tgi else OpenAIDecoder()).decode
+    decode = {"openai": OpenAIDecoder, "tgi": TgiDecoder, "infill": InfillDecoder}[request.form]().decode
     loop = asyncio.get_running_loop()
     silence_s = timeouts.first_s  # before the first text, the request may be queued there, or a long prompt is read
     ended: AnswerEvent | None = None

@@ -14,7 +14,7 @@ import msgspec
 from tailrace.text.reasoning import THINK
 from tailrace.types import FinishReason
 
-__all__ = ["AnswerEvent", "OpenAIDecoder", "TgiDecoder", "UpstreamError", "short_reason"]
+__all__ = ["AnswerEvent", "InfillDecoder", "OpenAIDecoder", "TgiDecoder", "UpstreamError", "short_reason"]
 
 _REASON_CHARACTERS = 200
 _MOST_TOKENS = 2**53
@@ -25,6 +25,9 @@ _REASONS: dict[str, FinishReason] = {
     "stop_sequence": "stop",
     "eos_token": "stop",
     "length": "length",
+    "eos": "stop",  # those of llama.cpp's own routes
+    "word": "stop",
+    "limit": "length",
 }
 
 
@@ -157,6 +160,22 @@ class _TgiEvent(msgspec.Struct):
     error_type: str = ""
 
 
+class _Timings(msgspec.Struct):
+    cache_n: int | None = None
+
+
+class _InfillEvent(msgspec.Struct):
+    content: str = ""
+    stop: bool = False
+    stop_type: str = ""
+    tokens_evaluated: int | None = None
+    tokens_predicted: int | None = None
+    timings: _Timings | None = None
+    prompt_progress: _Progress | None = None
+    error: Any = None  # Any: as in a chunk
+
+
+_decode_infill = msgspec.json.Decoder(_InfillEvent).decode
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_tgi = msgspec.json.Decoder(_TgiEvent).decode
 
@@ -244,6 +263,24 @@ class TgiDecoder:
             return AnswerEvent(text)
         usage = _counts(details.input_length, details.generated_tokens)
         return AnswerEvent(text, _finish_reason(details.finish_reason), usage, is_over=True)
+
+
+class InfillDecoder:
+    """Decodes the events of one answer of llama.cpp's `/infill`."""
+
+    def decode(self, event: bytes) -> AnswerEvent:
+        """Decode an event. Raises: UpstreamError; msgspec.DecodeError if it is not valid."""
+        message = _decode_infill(event)
+        if message.error:
+            raise _error_in_stream(message.error)
+        if message.prompt_progress is not None:
+            return AnswerEvent(num_read=message.prompt_progress.counts)
+        if not message.stop:
+            return AnswerEvent(message.content)
+        usage = _counts(message.tokens_evaluated, message.tokens_predicted)
+        cached = message.timings.cache_n if message.timings is not None else None
+        num_cached = cached if cached is not None and usage is not None and 0 <= cached <= usage[0] else None
+        return AnswerEvent(message.content, _finish_reason(message.stop_type), usage, num_cached, is_over=True)
 
 
 def _finish_reason(reason: str | None) -> FinishReason | None:

@@ -17,7 +17,7 @@ from tailrace.engines import FoundModel
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 
-__all__ = ["KEY_VARIABLE", "Address", "UpstreamKind", "find_upstream", "upstream_key"]
+__all__ = ["KEY_VARIABLE", "Address", "UpstreamKind", "find_upstream", "infill_url", "upstream_key"]
 
 # The kind of an OpenAI-compatible server decides which parameters it supports; `openai` is any other server.
 UpstreamKind = Literal["openai", "vllm", "llamacpp", "tailrace", "tgi"]
@@ -83,10 +83,12 @@ def find_upstream(source: str) -> FoundModel:
         if not isinstance(found.get("model_id"), str):
             raise ModelError(f"{host} does not say which model it runs; is it a TGI server?")
         kind: UpstreamKind = "tgi"
+        can_infill = False
         name, context = name or found["model_id"], found.get("max_total_tokens")
     else:
         model = _choose(_ask(f"{url}/models", host), name, host, source.partition("#")[0])
         kind, name = _kind_of(model), model["id"]
+        can_infill = _can_infill(kind, url, model)
         meta = model.get("meta")
         context = model.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
     card = ModelCard(
@@ -103,6 +105,7 @@ def find_upstream(source: str) -> FoundModel:
         if isinstance(context, int) and 0 < context < _MAX_CONTEXT_TOKENS
         else _UNKNOWN_CONTEXT_TOKENS,
         architecture=kind,
+        can_infill=can_infill,
     )
     return FoundModel(card, address=str(Address(kind, url, name)), secret=upstream_key(url))
 
@@ -198,3 +201,34 @@ def _kind_of(model: dict[str, Any]) -> UpstreamKind:
         if owner == kind:
             return kind
     return "openai"
+
+
+def infill_url(url: str) -> str:
+    """Return where llama.cpp's server fills gaps. `url`: the base URL of OpenAI's routes."""
+    return f"{url.removesuffix('/v1')}/infill"
+
+
+def _can_infill(kind: UpstreamKind, url: str, model: dict[str, Any]) -> bool:
+    """Return whether the model fills gaps. vLLM refuses `suffix`; of an unknown server nobody knows before it is
+    asked."""
+    match kind:
+        case "tailrace":
+            capabilities = model.get("capabilities")
+            return isinstance(capabilities, list) and "insert" in capabilities
+        case "llamacpp":
+            return _llama_can_infill(infill_url(url), model["id"])
+    return kind == "openai"
+
+
+def _llama_can_infill(url: str, model: str) -> bool:
+    """Ask with a request that lacks the texts: the answer is 501 if the model has no tokens for them, otherwise
+    400."""
+    import httpx
+
+    key = upstream_key(url)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.post(url, json={"model": model}, headers=headers, timeout=_TIMEOUT_S)
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 400

@@ -10,14 +10,14 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from tailrace.engines import Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.types import Attachment, Sampling, Segment
-from tailrace_plugins.upstream.upstream_models import Address
+from tailrace_plugins.upstream.upstream_models import Address, infill_url
 from tailrace_plugins.upstream.upstream_text import ATTACHMENT, CHAT_ID, ChatBody, unpack
 
 __all__ = ["PARAMETERS", "UpstreamRequest", "make_request"]
@@ -43,7 +43,7 @@ class UpstreamRequest:
 
     url: str
     body: bytes
-    is_tgi: bool
+    form: Literal["openai", "tgi", "infill"] = "openai"  # infill: that of llama.cpp's `/infill`
 
 
 def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
@@ -53,20 +53,23 @@ def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
     except (ValueError, msgspec.DecodeError):
         raise SequenceFailed("the prompt is not valid text") from None
     sampling = sequence.sampling
-    if after and address.kind not in ("openai", "tailrace"):
+    if after and address.kind in ("tgi", "vllm"):
         raise SequenceFailed(f"{address.host} does not support suffix")
     if chat is None and address.kind == "tgi":
         body: dict[str, Any] = {"inputs": text, "parameters": _tgi_parameters(sampling)}  # Any: JSON
-        return UpstreamRequest(f"{address.url}/generate_stream", _json(body), is_tgi=True)
+        return UpstreamRequest(f"{address.url}/generate_stream", _json(body), "tgi")
     body = {"model": address.model, "stream": True, "stream_options": {"include_usage": True}}
     body |= _sampling_fields(address, sampling)
     if address.kind == "llamacpp":
         body["return_progress"] = True
     if chat is None:
         body |= {"prompt": text} | _grammar_fields(address, sampling, is_chat=False)
+        if after and address.kind == "llamacpp":
+            body |= {"input_prefix": body.pop("prompt"), "input_suffix": after, "n_predict": sampling.max_tokens}
+            return UpstreamRequest(infill_url(address.url), _json(body), "infill")
         if after:
             body["suffix"] = after
-        return UpstreamRequest(f"{address.url}/completions", _json(body), is_tgi=False)
+        return UpstreamRequest(f"{address.url}/completions", _json(body))
     if address.kind == "tgi" and (lacking := _differing(sampling, _TGI_CHATS_LACK)):
         raise SequenceFailed(f"{address.host} does not support {lacking[0]} in chats")
     _put_images(chat, sequence)
@@ -84,7 +87,7 @@ def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
     if address.is_hosted_openai:
         body["max_completion_tokens"] = body.pop("max_tokens")  # newer models reject the old name
     base = f"{address.url}/v1" if address.kind == "tgi" else address.url
-    return UpstreamRequest(f"{base}/chat/completions", _json(body), is_tgi=False)
+    return UpstreamRequest(f"{base}/chat/completions", _json(body))
 
 
 def _prompt(segments: Iterable[Segment]) -> tuple[ChatBody | None, str, str]:

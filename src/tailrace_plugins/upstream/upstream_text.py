@@ -123,10 +123,10 @@ class ByteTokenizer(Tokenizer):
     special_ids = _SPECIAL_IDS
     bos_ids = ()
     max_piece_bytes = _PIECE_BYTES
-    can_infill = True  # if that server's model can
     infill_ends = ()
 
-    def __init__(self) -> None:
+    def __init__(self, *, can_infill: bool = False) -> None:
+        self.can_infill = can_infill
         # Used like lists: callers only read them by id.
         self.pieces = cast("list[bytes]", _Pieces())
         self.texts = cast("list[str | None]", _Texts())
@@ -253,7 +253,8 @@ def text_of(
     card: ModelCard, reasoning: ReasoningFormat | None, calls: CallFormat | None
 ) -> tuple[Tokenizer, ChatEncoder]:
     """Return how the texts of an upstream server's model are written, as `Kind.text_of`."""
-    return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai", reasoning=reasoning, calls=calls)
+    encoder = MessageEncoder(continues=card.architecture != "openai", reasoning=reasoning, calls=calls)
+    return ByteTokenizer(can_infill=card.can_infill), encoder
 
 
 def _openai_parts(message: Message) -> list[dict[str, Any]]:

@@ -11,7 +11,12 @@ from tests.dialects.transcripts import facts
 from tailrace.dialects import GenerateCall
 from tailrace.errors import RequestError
 from tailrace.types import End, Event, TextDelta, Usage
-from tailrace_plugins.llama_server.llama_server_wire import apply_template, detokenize, parse_completion
+from tailrace_plugins.llama_server.llama_server_wire import (
+    apply_template,
+    detokenize,
+    parse_completion,
+    show_properties,
+)
 
 
 def _call(prompt: object, **fields: object) -> GenerateCall:
@@ -115,3 +120,9 @@ def test_the_prompt_of_a_chat() -> None:
     reply = apply_template(parsed({"messages": [{"role": "user", "content": "Hi"}], "tools": []}))
     assert json.loads(reply.body) == {"prompt": "<|user|>Hi\n<|assistant|>"}
     assert reply.ignored == ("tools",)
+
+
+@pytest.mark.parametrize("sees", [False, True])
+def test_clients_learn_whether_the_model_takes_images(sees: bool) -> None:
+    shown = json.loads(show_properties(parsed(server=FakeServer(sees=sees))).body)
+    assert shown["modalities"] == {"vision": sees, "audio": False}

@@ -86,6 +86,7 @@ def test_requests_that_are_refused(server: Server) -> None:
             (server.url, ["-"], 2, "The prompt is empty."),
             (server.url, ["another", "Hi."], 2, "This server has no such model. It has scripted."),
             (server.url, ["Why do rivers bend?", "Hi."], 2, "Give the model before the prompt"),
+            (server.url, ["~ how long is it?"], 2, "Give the model before the prompt"),
             (free, ["scripted", "Hi."], 1, "Start one with `tailrace serve`"),
             ("ftp://x", ["scripted", "Hi."], 2, "An address should look like http://host:port"),
             ("http://a..b", ["scripted", "Hi."], 2, "An address should look like http://host:port"),
@@ -274,6 +275,8 @@ def test_an_image_goes_with_the_next_question(server: Server, tmp_path: Path) ->
         shown.wait_for(">>>")
         shown.type("/image nowhere.png\r")
         shown.wait_for("the image cannot be read: No such file or directory.")
+        shown.type("/image ~nobody-of-this-name/x.png\r")
+        shown.wait_for("the image cannot be read: No such file or directory.", count=2)
         shown.type(f"/image {tmp_path}/a picture.png\r")
         shown.wait_for("The image goes with the next question.")
         shown.type("What is in it?\r")

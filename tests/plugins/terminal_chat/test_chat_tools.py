@@ -14,10 +14,12 @@ import pytest
 from tests.api.process import TAILRACE, Server, environment
 from tests.plugins.terminal_chat.pty_process import terminal
 from tests.plugins.tool_loop.tool_servers import Tools
+from tests.seeing import data_url, picture
 from tests.waiting import until
 
 from tailrace.cli.commands import PlainScreen
-from tailrace.client import AnswerFailed, Client
+from tailrace.client import AnswerFailed, Client, connect
+from tailrace_plugins.terminal_chat.session import Chat
 from tailrace_plugins.terminal_chat.tools import Tools as ChatTools
 
 pytest.importorskip("mcp")
@@ -104,6 +106,32 @@ def test_a_question_shows_all_and_is_answered_after_it(served: tuple[Server, Too
         at.type("n\r")
         at.wait_for("did not allow this call")
         assert len(tools.counted()) == before
+
+
+async def test_images_go_with_tools(tmp_path: Path) -> None:
+    """Both in the question, and in an earlier one that was asked without tools."""
+    (tmp_path / "a.png").write_bytes(picture(1, 32, 32))
+    tools, said = Tools(tmp_path, []), list[str]()
+    with contextlib.closing(Server("scripted", *tools.flags)) as server:
+        async with connect(server.wait_ready().url) as client:
+            chat = Chat(client, "scripted", said.append, said.append, sampling={"max_tokens": 12, "seed": 7})
+            chat.attach(str(tmp_path / "a.png"))
+            assert await chat.ask("First?", PlainScreen(io.StringIO()))
+            chat.attach(str(tmp_path / "a.png"))
+            used = ChatTools(["count"], said.append)
+            assert await chat.ask_with_tools("Second?", used, lambda: PlainScreen(io.StringIO()))
+        part = {"type": "input_image", "image_url": data_url(picture(1, 32, 32))}
+        first, answer, second = (turn["content"] for turn in chat.turns[:3])
+        items = [
+            {"role": "user", "content": [part, {"type": "input_text", "text": first[1]["text"]}]},
+            {"role": "assistant", "content": answer},
+            {"role": "user", "content": [part, {"type": "input_text", "text": second[1]["text"]}]},
+        ]
+        mcp = {"type": "mcp", "server_label": "count", "require_approval": {"never": {"read_only": True}}}
+        body = {"model": "scripted", "input": items, "tools": [mcp], "max_output_tokens": 12, "seed": 7}
+        (*_, message) = server.post("/v1/responses", body).json()["output"]
+    assert chat.turns[3] == {"role": "assistant", "content": message["content"][0]["text"]}
+    assert (first[1]["text"], second[1]["text"], chat.images) == ("First?", "Second?", [])
 
 
 async def test_a_model_that_asks_without_end_is_stopped() -> None:

@@ -201,6 +201,14 @@ def test_a_grammar_where_the_engine_has_none() -> None:
     assert refusal(fields, server=server)["error"] == "Input validation error: grammar is not supported"
 
 
+@pytest.mark.parametrize("address", ["https://example.com/a.png", "HTTP://example.com/a.png"])
+def test_an_image_of_another_server_is_not_fetched(address: str) -> None:
+    with pytest.raises(RequestError, match="must be a data URL") as refused:
+        generate_stream({"inputs": f"Look: ![]({address})"}, server=FakeServer(sees=True))
+    assert refused.value.param == "inputs"
+    assert generate_stream({"inputs": f"![]({address})"}).request.prompts == (f"![]({address})",)
+
+
 @pytest.mark.parametrize("first", range(len(ROWS)))
 def test_refusals_are_in_tgis_order(first: int) -> None:
     """The body has all errors from this row of the table on, as far as one body can; the first one is reported."""

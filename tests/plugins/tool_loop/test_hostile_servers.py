@@ -269,6 +269,8 @@ def test_files_that_are_not_as_they_should_be(tmp_path: Path) -> None:
         (tmp_path / "mcp.json").write_text(content)
         with pytest.raises(ModelError, match=re.escape(what)):
             read_servers(tmp_path / "mcp.json", has_commands=False)
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_servers(Path("~nobody-of-this-name/mcp.json"), has_commands=False)
     with contextlib.closing(Server("scripted", "--mcp-servers", str(tmp_path / "mcp.json"))) as server:
         assert server.wait() == 1
         assert "Programs run only with --mcp-commands." in server.log

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -33,6 +34,8 @@ from tailrace.models import NoProgress
 from tailrace.models.resolve import resolve
 from tailrace.testing import Chaos, Flow, Line
 from tailrace_plugins.upstream.upstream_models import find_upstream, upstream_key
+
+__all__ = ["llama_server"]
 
 Serve = Callable[..., Server]
 
@@ -391,13 +394,19 @@ threading.Event().wait()
 @pytest.fixture
 def llama() -> Iterator[str]:
     """Start llama.cpp's own server; yields its address."""
-    pytest.importorskip("xllamacpp")
     try:
         card = resolve("smollm2", NoProgress())
     except ModelError as error:
         skip_missing("smollm2", error.message)
+    with llama_server(card.path) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def llama_server(model: Path) -> Iterator[str]:
+    pytest.importorskip("xllamacpp")
     process = subprocess.Popen(
-        [sys.executable, "-c", _LLAMA, str(card.path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-c", _LLAMA, str(model)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert process.stdout is not None
     with process.stdout:
@@ -411,7 +420,7 @@ def llama() -> Iterator[str]:
 @pytest.mark.deep  # it computes for half a minute
 def test_llama_cpp(serve: Serve, llama: str) -> None:
     cut = Line(to_client=Flow(end_after_bytes=1100, end="reset"))
-    with Chaos(int(llama.rpartition(":")[2]), [Line(), cut]) as chaos:
+    with Chaos(int(llama.rpartition(":")[2]), [Line(), Line(), cut]) as chaos:  # the model, infill, the answer
         front = serve(f"openai:{chaos.url}")
         front.wait_line("llamacpp")
         body = {
@@ -421,7 +430,7 @@ def test_llama_cpp(serve: Serve, llama: str) -> None:
             "seed": 1,
         }
         answer = front.post("/v1/chat/completions", body).json()
-        assert chaos.num_connections >= 3, answer
+        assert chaos.num_connections >= 4, answer
         long = {"prompt": "The river bends. " * 100, "max_tokens": 1, "stream": True, "return_progress": True}
         chunks = [json.loads(data) for data in sse_data(front.post("/v1/completions", long).content)[:-1]]
         reports = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
