@@ -141,6 +141,32 @@ def test_it_says_whether_a_model_takes_tools(template: str, expected: str) -> No
     assert f"  tools      {expected}" in list(chat_lines(source))
 
 
+@pytest.mark.parametrize(
+    ("engine", "has_vision", "template", "expected"),
+    [
+        ("scripted", False, None, "yes"),
+        ("transformers", True, None, "yes"),
+        ("transformers", False, None, "no"),  # a model without eyes
+        ("scripted", False, "{{ messages[-1].content }}", "no"),  # a template without a place for images
+    ],
+)
+def test_it_says_whether_a_model_takes_images(
+    engine: str, has_vision: bool, template: str | None, expected: str
+) -> None:
+    source = find_source("scripted", NoProgress())
+    card = replace(source.card, has_vision=has_vision, chat_template=template or source.card.chat_template)
+    assert f"  images     {expected}" in list(chat_lines(replace(source, engine=engine, card=card)))
+
+
+def test_it_says_what_a_model_can_do() -> None:
+    assert list(chat_lines(find_source("scripted:thinks=3", NoProgress()))) == [
+        "  tools      no: its chat template takes no tools",
+        "  images     no",
+        "  reasoning  separated at </think>",
+        "  sampling   no advice from the model; what a request says comes first",
+    ]
+
+
 def test_only_the_largest_of_many_journals_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
     for number in range(7):
