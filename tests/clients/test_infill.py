@@ -18,7 +18,7 @@ import pytest
 from tests.api.process import Server
 from tests.api.test_reasoning import joined
 from tests.checkpoints import smollm2_infill
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, until
 
 __all__ = ["smollm2_infill"]
 
@@ -131,6 +131,40 @@ def test_a_completion_of_llama_cpp(model: Server) -> None:
     assert answer["stop_type"] in ("limit", "word", "eos")
     assert (answer["stopping_word"] == " and") == (answer["stop_type"] == "word")
     assert model.http.get("/props").json()["default_generation_settings"]["n_ctx"] == WINDOW
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/infill", "/v1/fim/completions"])
+def test_the_next_key_cancels_the_request_before_it(model: Server, path: str, stream: bool) -> None:
+    """An editor closes the connection. The answer would take seconds."""
+    common = {"stream": stream, "ignore_eos": True, "temperature": 0}
+    bodies = {
+        "/infill": {"input_prefix": BEFORE, "input_suffix": AFTER, "n_predict": 400},
+        "/v1/fim/completions": {"model": "coder", "prompt": BEFORE, "suffix": AFTER, "max_tokens": 400},
+    }
+    num_cancelled, num_done = (_counted(model, "streams_ended_total", status) for status in ("cancelled", "done"))
+    with model.wire() as wire:
+        wire.send("POST", path, bodies[path] | common)
+        until(lambda: _counted(model, "requests_running") == 1)
+        if stream:
+            assert wire.head() == 200
+            wire.event()
+    until(lambda: _counted(model, "streams_ended_total", "cancelled") == num_cancelled + 1)
+    assert _counted(model, "requests_running") == 0
+    assert infill(model).status_code == 200
+    assert _counted(model, "streams_ended_total", "done") == num_done + 1
+
+
+def _counted(server: Server, name: str, status: str = "") -> int:
+    """Return the value of a metric of the model, with this status."""
+    lines = (line.rpartition(" ") for line in server.http.get("/metrics").text.splitlines())
+    wanted = ['model="coder"', *([f'status="{status}"'] if status else [])]
+    found = (
+        number
+        for series, _, number in lines
+        if series.startswith(f"tailrace_{name}{{") and all(label in series for label in wanted)
+    )
+    return sum(int(float(number)) for number in found)
 
 
 @pytest.mark.deep

@@ -12,6 +12,12 @@ from tailrace.types import Infill
 QWEN = {"<|fim_prefix|>": 1, "<|fim_middle|>": 2, "<|fim_suffix|>": 3, "<|fim_pad|>": 4, "<|repo_name|>": 5}
 QWEN |= {"<|file_sep|>": 6}
 STARCODER = {"<fim_prefix>": 1, "<fim_middle>": 2, "<fim_suffix>": 3}
+SANTACODER = {"<fim-prefix>": 1, "<fim-middle>": 2, "<fim-suffix>": 3, "<fim-pad>": 4}
+DEEPSEEK = {"<\uff5cfim\u2581begin\uff5c>": 1, "<\uff5cfim\u2581end\uff5c>": 2, "<\uff5cfim\u2581hole\uff5c>": 3}
+CODELLAMA = {"\u2581<PRE>": 1, "\u2581<MID>": 2, "\u2581<SUF>": 3, "\u2581<EOT>": 4}
+CODELLAMA_PLAIN = {"<PRE>": 1, "<MID>": 2, "<SUF>": 3, "<EOT>": 4}
+GLM = {"<|code_prefix|>": 1, "<|code_middle|>": 2, "<|code_suffix|>": 3}
+CODEGEMMA = {"<|fim_prefix|>": 1, "<|fim_middle|>": 2, "<|fim_suffix|>": 3, "<|file_separator|>": 4}
 CODESTRAL = {"[PREFIX]": 1, "[SUFFIX]": 3}
 
 
@@ -31,6 +37,12 @@ def tokens_of(vocabulary: Mapping[str, int]) -> InfillTokens:
     [
         (QWEN, [1, *encode("ab"), 3, *encode("yz"), 2]),
         (STARCODER, [1, *encode("ab"), 3, *encode("yz"), 2]),
+        (SANTACODER, [1, *encode("ab"), 3, *encode("yz"), 2]),
+        (DEEPSEEK, [1, *encode("ab"), 3, *encode("yz"), 2]),
+        (CODELLAMA, [1, *encode("ab"), 3, *encode("yz"), 2]),
+        (CODELLAMA_PLAIN, [1, *encode("ab"), 3, *encode("yz"), 2]),
+        (GLM, [1, *encode("ab"), 3, *encode("yz"), 2]),
+        (CODEGEMMA, [1, *encode("ab"), 3, *encode("yz"), 2]),
         (CODESTRAL, [3, *encode("yz"), 1, *encode("ab")]),
     ],
 )
@@ -53,6 +65,24 @@ def test_other_files_without_a_token_between_files_are_text() -> None:
 
 def test_an_answer_also_ends_with_the_tokens_between_files() -> None:
     assert set(tokens_of(QWEN).ends) == {4, 5, 6}
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "ends"),
+    [
+        (SANTACODER, (4,)),
+        (CODELLAMA, (4,)),
+        (CODELLAMA_PLAIN, (4,)),
+        (CODEGEMMA, (4,)),
+        (DEEPSEEK, ()),
+        (GLM, ()),
+        (CODESTRAL, ()),
+    ],
+)
+def test_an_answer_ends_with_the_tokens_that_a_family_has_for_it(
+    vocabulary: dict[str, int], ends: tuple[int, ...]
+) -> None:
+    assert tokens_of(vocabulary).ends == ends
 
 
 @pytest.mark.parametrize("missing", ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"])

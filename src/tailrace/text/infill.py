@@ -27,6 +27,7 @@ _FAMILIES = (
 _CODESTRAL = ("[PREFIX]", "[SUFFIX]")  # the text after the gap comes first, and no token comes before the answer
 _REPOSITORY = ("<|repo_name|>", "<|fim_repo|>", "<reponame>", "<repo_name>")
 _FILE = ("<|file_sep|>", "<file_sep>")
+_END = ("\u2581<EOT>", "<EOT>", "<|file_separator|>")  # CodeLlama, CodeGemma; others end as usual
 _PADDING = ("<|fim_pad|>", "<fim_pad>", "<fim-pad>", "<PAD>")
 _QUARTERS_BEFORE = 3  # of a prompt that is too long: the text before the gap matters more
 
@@ -44,11 +45,11 @@ class InfillTokens(NamedTuple):
 
 def find_infill_tokens(find: Callable[[str], int | None]) -> InfillTokens | None:
     """Return the tokens of a vocabulary, or None if the model has none. `find` returns the id of a token's text."""
-    repository, file, padding = (
+    repository, file, padding, end = (
         next((found for name in names if (found := find(name)) is not None), None)
-        for names in (_REPOSITORY, _FILE, _PADDING)
+        for names in (_REPOSITORY, _FILE, _PADDING, _END)
     )
-    ends = tuple(one for one in (padding, repository, file) if one is not None)
+    ends = tuple(one for one in (padding, repository, file, end) if one is not None)
     for names in _FAMILIES:
         before, after, middle = map(find, names)
         if before is not None and after is not None and middle is not None:
