@@ -113,7 +113,16 @@ def test_auto_takes_an_engine_that_has_the_device(installed: set[str]) -> None:
     for for_one in (False, True):
         assert choose(GGUF, for_one=for_one, changed={"device": "GPU.1"}) == (own_kinds()["openvino"], "a GGUF file")
     assert choose(GGUF, for_one=True, changed={"device": "cpu"}).kind.name == "llamacpp"
+
+
+def test_vllm_comes_first_on_a_gpu_and_last_on_the_processor(installed: set[str], has_gpu: bool) -> None:
     huggingface = replace(GGUF, format="huggingface", architecture="gemma")
+    for device in ("cuda", "cuda:1", "rocm"):
+        assert choose(huggingface, changed={"device": device}).kind.name == "vllm"
+    assert choose(huggingface, changed={"device": "cpu"}).kind.name == "transformers"
+    assert choose(huggingface, "vllm", changed={"device": "cpu"}).kind.name == "vllm"
+    assert choose(huggingface, changed={"device": "metal"}).kind.name == "transformers"
+    installed.discard("vllm")
     assert choose(huggingface, changed={"device": "cuda"}).kind.name == "transformers"
 
 
@@ -152,14 +161,16 @@ def test_an_engine_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
 def test_a_device_that_the_engine_does_not_have(installed: set[str]) -> None:
     huggingface = replace(GGUF, format="huggingface", architecture="gemma")
     for engine, device, text in (
-        ("openvino", "cuda:1", "openvino computes on cpu, gpu, .*, not on cuda. llamacpp and transformers can"),
+        ("openvino", "cuda:1", "openvino computes on cpu, gpu, .*, not on cuda. llamacpp, vllm and transformers can"),
         ("llamacpp", "npu", "not on npu. openvino can"),
         ("auto", "nonsense", "--device is one of cpu, gpu, .*npu, also with a number, such as cuda:1"),
         ("auto", "cuda:", "--device is"),
     ):
         with pytest.raises(ModelError, match=text):
             choose(GGUF, engine, changed={"device": device})
-    with pytest.raises(ModelError, match="No engine for this model computes on vulkan: transformers computes on cpu"):
+    with pytest.raises(
+        ModelError, match=r"No engine for this model computes on vulkan: .*transformers computes on cpu"
+    ):
         choose(huggingface, changed={"device": "vulkan"})
 
 

@@ -239,7 +239,7 @@ def choose(
             raise ModelError(f"{wanted} cannot run {card.name}: {reason}. {_others(card, kind)}")
         _require(kind)
         return EngineChoice(kind, "as asked")
-    able = [kind for kind in _preferred(card) if not kind.why_not(card)]
+    able = [kind for kind in _preferred(card, device_name(device)) if not kind.why_not(card)]
     if device and able:
         able = _with_device(able, device_name(device))
     has_eyes = any(kind.sees(card) for kind in able if not kind.missing)
@@ -353,9 +353,9 @@ def _others(card: ModelCard, but: Kind) -> str:
     return f"--engine auto takes {here.name}." if here else f"{able[0].name} would run it: {able[0].remedy}."
 
 
-def _preferred(card: ModelCard) -> list[Kind]:
+def _preferred(card: ModelCard, device: str = "") -> list[Kind]:
     kinds = list(own_kinds().values())
-    if not has_gpu():
+    if device == "cpu" or not (has_gpu() or device in ("cuda", "rocm")):
         kinds.sort(key=lambda kind: kind.is_for_gpus)
     elif card.format == "huggingface":
         kinds.sort(key=lambda kind: kind.is_for_intel)  # which would leave the GPU idle

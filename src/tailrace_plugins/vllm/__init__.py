@@ -16,9 +16,10 @@ ENGINE = Kind(
     extra="vllm",
     cls="tailrace_plugins.vllm.vllm_engine:VllmEngine",
     settings=(
-        "kv_tokens", "max_step_tokens", "prefix_cache", "threads", "adapter", "adapter_scale", "dtype", "gpu_memory",
-        "gpus",
+        "kv_tokens", "max_step_tokens", "prefix_cache", "threads", "adapter", "adapter_scale", "device", "dtype",
+        "gpu_memory", "gpus",
     ),
+    devices=("cpu", "gpu", "cuda", "rocm"),
     reach=GUIDANCE,
     starts_processes=True,
     sees=lambda card: card.has_vision,

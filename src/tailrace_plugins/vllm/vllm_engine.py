@@ -41,6 +41,7 @@ from tailrace_kit.adapters import Adapter, read_adapters
 from tailrace_kit.inner_loop import InnerLoop
 from tailrace_kit.scratch import scratch_directory
 from tailrace_plugins.vllm.vllm_adapters import RANKS, write_adapter
+from tailrace_plugins.vllm.vllm_devices import seen_gpus
 from tailrace_plugins.vllm.vllm_eyes import VllmEyes
 from tailrace_plugins.vllm.vllm_names import REQUEST_ERRORS, set_bad_words
 
@@ -121,6 +122,7 @@ class VllmEngine:
     """Implements `Engine` with a Hugging Face model directory."""
 
     def __init__(self, spec: EngineSpec) -> None:
+        _choose_device(spec)
         adapters = read_adapters(spec)
         with scratch_directory("tailrace-vllm-") as folder:
             self._adapters = {
@@ -217,6 +219,16 @@ class VllmEngine:
                 for delta in self.step():
                     if delta.finish_reason == "error":
                         raise ModelError(f"vLLM cannot run this model: {delta.failure}.")
+
+
+def _choose_device(spec: EngineSpec) -> None:
+    """Its processes, which begin later, inherit what this one sees; in this one vLLM computes nothing. Raises:
+    ModelError."""
+    variable = current_platform.device_control_env_var
+    seen = os.environ.get(variable, "")
+    gpus = seen_gpus(spec.device, build=current_platform.device_name, num_gpus=spec.gpus, seen=seen)
+    if gpus != seen:
+        os.environ[variable] = gpus
 
 
 def _eyes(engine: AsyncLLM) -> VllmEyes | None:

@@ -55,7 +55,13 @@ def test_urls_with_passwords_come_from_the_environment(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("settings", "num_gpus"),
-    [({"engine": "vllm", "gpus": 2}, 2), ({"device": "cuda:0"}, 1), ({"device": "GPU.0"}, 1), ({"device": "cpu"}, 0)],
+    [
+        ({"engine": "vllm", "gpus": 2}, 2),
+        ({"engine": "vllm", "device": "CPU"}, 0),
+        ({"device": "cuda:0"}, 1),
+        ({"device": "GPU.0"}, 1),
+        ({"device": "cpu"}, 0),
+    ],
 )
 def test_gpus(settings: dict[str, Any], num_gpus: int) -> None:
     assert ServerSpec.of_args({"settings": {"journal": _JOURNAL, **settings}}).num_gpus == num_gpus

@@ -114,7 +114,8 @@ class ServerSpec:
     @property
     def num_gpus(self) -> int:
         """The GPUs of a replica."""
-        is_gpu = self.settings.engine == "vllm" or self.settings.device.lower().startswith(("cuda", "gpu"))
+        device = self.settings.device.lower()
+        is_gpu = device.startswith(("cuda", "gpu")) or (self.settings.engine == "vllm" and device != "cpu")
         return self.settings.gpus if is_gpu else 0
 
     @property
