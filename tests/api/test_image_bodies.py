@@ -72,6 +72,13 @@ _LARGE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "tgi": ("/generate", {"inputs": f"Look: ![]({_URL}) and tell", "parameters": {"max_new_tokens": 1}}),
+    "llama-server": (
+        "/completion",
+        {
+            "prompt": {"prompt_string": "<__media__>", "multimodal_data": [base64.b64encode(_PHOTO).decode()]},
+            "n_predict": 1,
+        },
+    ),
     "conversations": (
         "/v1/conversations",
         {"items": [{"role": "user", "content": [{"type": "input_image", "image_url": _URL}]}]},

@@ -145,6 +145,23 @@ def test_tgi_has_images_in_markdown(server: Server) -> None:
         assert "inputs" in found.json()["error"]
 
 
+def test_llama_server_has_images_at_markers(server: Server) -> None:
+    parts = {"prompt_string": "Once <__media__>and <__media__>.", "multimodal_data": [_BASE64, _BASE64]}
+    asked = {"prompt": parts, "n_predict": _COUNT, "seed": 5, "temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0}
+    answer = Answer(read_ids((tuple(b"Once "), _shown(), tuple(b"and "), _shown(), tuple(b"."))), _COUNT, 5)
+    found = server.post("/completion", asked).json()
+    assert (found["content"], found["tokens_evaluated"]) == ("".join(answer.texts), len(answer.prompt_ids))
+    wrongs: list[dict[str, object]] = [
+        {"multimodal_data": [_BASE64]},
+        {"multimodal_data": [_BASE64, "AAAA"]},
+        {"multimodal_data": []},
+        {"prompt_string": ""},
+    ]
+    for wrong in wrongs:
+        refused = server.http.post("/completion", json=asked | {"prompt": parts | wrong})
+        assert (refused.status_code, "prompt" in refused.text) == (400, True), refused.text
+
+
 def test_images_stand_where_they_are_in_the_text(server: Server) -> None:
     second = picture(2, 64, 64, kind="WEBP")
     parts = ["First: ", _URL, "second: ", data_url(second, "image/webp"), "once more: ", _URL, "."]

@@ -29,11 +29,14 @@ from tailrace.dialects import (
     ParsedRequest,
     Reply,
     SamplingFields,
+    ServerFacts,
     Show,
     Wire,
+    eyes_of,
     grammar_of_rules,
     grammar_of_schema,
     ignored,
+    image_of_base64,
     logit_biases,
     named_model,
     note,
@@ -45,7 +48,7 @@ from tailrace.dialects import (
     to_json,
 )
 from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.types import GenerateRequest, Infill, Sampling
+from tailrace.types import IMAGE_MARK, GenerateRequest, Image, Infill, Sampling
 from tailrace_plugins.llama_server.llama_server_answers import LlamaView, encode_error
 from tailrace_plugins.llama_server.llama_server_vectors import OPERATIONS as EMBEDDINGS
 
@@ -53,6 +56,7 @@ __all__ = ["WIRE"]
 
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _MAX_JOINED_CHARACTERS = 8_192  # of the texts between ids, which are tokenised while the server waits
+_MARKER = "<__media__>"  # the place of an image
 _MAX_FILES = 256
 _MAX_RESPONSE_FIELDS = 64
 _MAX_PROBS = 20  # as on all wires
@@ -89,8 +93,15 @@ class _Body(SamplingFields, kw_only=True):
     response_fields: Annotated[list[str], msgspec.Meta(max_length=_MAX_RESPONSE_FIELDS)] | None = None
 
 
+class MediaPrompt(msgspec.Struct, kw_only=True):
+    """A text with a marker for each image, and the images as base64."""
+
+    prompt_string: str
+    multimodal_data: list[str] = []
+
+
 class LlamaCompletionBody(_Body, kw_only=True):
-    prompt: str | list[str | Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+    prompt: str | list[str | Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]] | MediaPrompt
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -122,8 +133,24 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
     fields, unused = read_known(request.body, LlamaCompletionBody, _UNUSED)
     if not fields.prompt:
         raise RequestError("The prompt is empty.", param="prompt")
+    if isinstance(fields.prompt, MediaPrompt):
+        text, images = _with_images(request.server, fields.prompt)
+        return _call(request, fields, unused, GenerateRequest(prompts=(text,), images=images))
     prompt = fields.prompt if isinstance(fields.prompt, str) else _joined(request, fields.prompt)
     return _call(request, fields, unused, GenerateRequest(prompts=(prompt,)))
+
+
+def _with_images(server: ServerFacts, prompt: MediaPrompt) -> tuple[str, tuple[Image, ...]]:
+    """Return the text with marks in the places of its images, and the images. Raises: RequestError."""
+    where, given = "prompt.multimodal_data", prompt.multimodal_data
+    if given and eyes_of(server) is None:
+        raise UnsupportedParameter("This model takes no images.", param=where)
+    if not prompt.prompt_string:
+        raise RequestError("The prompt is empty.", param="prompt.prompt_string")
+    if prompt.prompt_string.count(_MARKER) != len(given):
+        raise RequestError(f"prompt_string needs one {_MARKER} for each image of multimodal_data.", param=where)
+    images = tuple(image_of_base64(one, f"{where}[{index}]") for index, one in enumerate(given))
+    return prompt.prompt_string.replace(_MARKER, IMAGE_MARK), images
 
 
 def _joined(request: ParsedRequest, parts: list[str | int]) -> str | tuple[tuple[int, ...], ...]:
@@ -225,6 +252,7 @@ def show_properties(request: ParsedRequest) -> Reply:
                 "model_alias": server.model,
                 "model_path": server.model,
                 "modalities": {"vision": server.generator.sees, "audio": False},
+                "media_marker": _MARKER,
                 "build_info": f"tailrace-{server.version}",
                 "is_sleeping": server.state == "unloaded",
             }
@@ -272,6 +300,7 @@ WIRE = Wire(
                 Generate(parse_completion),
                 "Continue a prompt.",
                 body=LlamaCompletionBody,
+                has_images=True,
                 example=_COMPLETION,
             )
             for path in ("/completion", "/completions")

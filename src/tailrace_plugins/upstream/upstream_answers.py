@@ -32,6 +32,11 @@ _TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 _BAD_REQUEST = frozenset({400, 413, 422})
 _USAGE_S = 2.0  # wait for the token counts after the end of the answer
 _CONNECT_S = 5.0
+_DECODERS: dict[str, type[OpenAIDecoder] | type[TgiDecoder] | type[InfillDecoder]] = {
+    "openai": OpenAIDecoder,
+    "tgi": TgiDecoder,
+    "infill": InfillDecoder,
+}
 _BACK_OFF_S = (0.2, 5.0)  # first and longest
 
 
@@ -169,7 +174,7 @@ async def _read_events(
     events: AsyncIterator[bytes], request: UpstreamRequest, timeouts: Timeouts, on_event: Callable[[AnswerEvent], None]
 ) -> None:
     """Read the events to the end of the answer. Raises: UpstreamError."""
-    decode = {"openai": OpenAIDecoder, "tgi": TgiDecoder, "infill": InfillDecoder}[request.form]().decode
+    decode = _DECODERS[request.form]().decode
     loop = asyncio.get_running_loop()
     silence_s = timeouts.first_s  # before the first text, the request may be queued there, or a long prompt is read
     ended: AnswerEvent | None = None

@@ -126,3 +126,11 @@ def test_the_prompt_of_a_chat() -> None:
 def test_clients_learn_whether_the_model_takes_images(sees: bool) -> None:
     shown = json.loads(show_properties(parsed(server=FakeServer(sees=sees))).body)
     assert shown["modalities"] == {"vision": sees, "audio": False}
+
+
+def test_a_model_without_eyes_refuses_images() -> None:
+    with pytest.raises(RequestError, match="takes no images") as refused:
+        _call({"prompt_string": "<__media__>", "multimodal_data": ["AAAA"]})
+    assert refused.value.param == "prompt.multimodal_data"
+    assert _call({"prompt_string": "Hi"}).request.prompts == ("Hi",)
+    assert _call("Hi <__media__>").request.prompts == ("Hi <__media__>",)
