@@ -1,9 +1,10 @@
-"""`tailrace doctor URL` through the real proxies of Debian, configured right and wrong."""
+"""`tailrace doctor URL` through the real proxies of Debian, configured right, also by the docs, and wrong."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -65,6 +66,8 @@ _RIGHT = {
     "haproxy": "timeout server 1h",
     "caddy": "reverse_proxy 127.0.0.1:{server}",
 }
+_DOCS = Path(__file__).parents[2] / "docs"
+_CADDY_OPTIONS = _CADDY[: _CADDY.index("http://")]
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +80,24 @@ def server() -> Iterator[Server]:
 @contextlib.contextmanager
 def _proxy(name: str, more: str, server: Server, directory: Path) -> Iterator[str]:
     """Start a proxy in front of a server; yields its address. Skips the test if the proxy is missing."""
-    if shutil.which(name) is None:
-        skip_missing(name)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = _free_port()
     text = {"nginx": _NGINX, "haproxy": _HAPROXY, "caddy": _CADDY}[name]
     facts = {"directory": str(directory), "port": port, "server": server.port, "user": "user root;"}
+    with _running(name, text.format(**facts, more=more.replace("{server}", str(server.port))), directory, port):
+        yield f"http://127.0.0.1:{port}"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def _running(name: str, text: str, directory: Path, port: int) -> Iterator[None]:
+    if shutil.which(name) is None:
+        skip_missing(name)
     config = directory / "proxy.conf"
-    config.write_text(text.format(**facts, more=more.replace("{server}", str(server.port))))
+    config.write_text(text)
     command = {
         "nginx": ["nginx", "-p", str(directory), "-e", "stderr", "-c", str(config)],
         "haproxy": ["haproxy", "-db", "-f", str(config)],
@@ -100,10 +113,19 @@ def _proxy(name: str, more: str, server: Server, directory: Path) -> Iterator[st
                 break
             assert time.monotonic() < end_s
             time.sleep(0.02)
-        yield f"http://127.0.0.1:{port}"
+        yield
     finally:
         process.terminate()
         process.wait(LONG_S)
+
+
+def _recipe(page: str, begin: str, *replaced: tuple[str, str]) -> str:
+    """Return the configuration on a page that begins so, with the ports and files of a test."""
+    (text,) = re.findall(rf"^```\n({re.escape(begin)}.*?)^```", (_DOCS / page).read_text(), re.DOTALL | re.MULTILINE)
+    for printed, ours in replaced:
+        assert printed in text
+        text = text.replace(printed, ours)
+    return str(text)
 
 
 def _problems(found: list[Found]) -> set[str]:
@@ -145,6 +167,30 @@ def test_a_certificate_that_is_not_trusted(tmp_path: Path, monkeypatch: pytest.M
 def test_a_proxy_that_is_configured_right(name: str, server: Server, tmp_path: Path) -> None:
     with _proxy(name, _RIGHT[name], server, tmp_path) as url:
         found = measure_path(url, idle_s=9)
+    assert _problems(found) == set(), found
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ["caddy", "haproxy"])
+def test_a_proxy_that_is_configured_as_the_docs_say(
+    name: str, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nginx is in tests/http/nginx.py."""
+    port, ours = _free_port(), f"127.0.0.1:{server.port}"
+    certificate, key = write_certificate(tmp_path, "chat.example")
+    both = tmp_path / "tailrace.pem"
+    both.write_bytes(certificate.read_bytes() + key.read_bytes())
+    if name == "caddy":
+        site = "chat.example {", f"https://127.0.0.1:{port} {{\n    tls {certificate} {key}"
+        text = _recipe("edge.md", "chat.example", site, ("127.0.0.1:8000", ours))
+        text = _CADDY_OPTIONS.format(directory=tmp_path) + text
+    else:
+        binds = ":443 ssl crt /etc/haproxy/tailrace.pem", f"127.0.0.1:{port} ssl crt {both}"
+        servers = ("10.0.0.11:8000", ours), ("10.0.0.12:8000", ours)
+        text = _recipe("edge.md", "frontend", binds) + _recipe("many-servers.md", "backend", *servers)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with _running(name, text, tmp_path, port):
+        found = measure_path(f"https://127.0.0.1:{port}", idle_s=9)
     assert _problems(found) == set(), found
 
 

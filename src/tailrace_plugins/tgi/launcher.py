@@ -128,7 +128,7 @@ def translated(given: Mapping[str, str], variables: Mapping[str, str]) -> Transl
     if refused := [name for name in given if FLAGS[name].is_refused]:
         raise click.UsageError(" ".join(f"--{name} {FLAGS[name].note}." for name in refused))
     words = [_model(given["model-id"])] if given.get("model-id") else []
-    own = given | {"hostname": given.get("hostname", _HOST), "port": given.get("port", _PORT)}
+    own = {**given, "hostname": given.get("hostname", _HOST), "port": given.get("port", _PORT)}
     shards = _num_shards(own)
     engine = ("--engine", "vllm", "--gpus", str(shards)) if shards > 1 else ()
     left_out = [name for name in given if (able := FLAGS[name].engines) and not set(able) & set(engine)]
