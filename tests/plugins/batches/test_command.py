@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from tests.api.forks import run_text
 from tests.api.process import TAILRACE, Server, environment
 from tests.plugins.batches.chat_rows import chat_file, chat_row, client_of, expected
+from tests.plugins.terminal_chat.pty_process import Terminal, terminal
 from tests.waiting import LONG_S, until
 
 
@@ -106,6 +108,43 @@ def test_it_waits_for_a_server_that_was_killed_and_goes_on_after_ctrl_c(tmp_path
         assert second.wait(LONG_S) == 0
         assert _texts(tmp_path / "rows.jsonl.results.jsonl") == [expected(one, max_tokens=40) for one in range(80)]
         assert len(client_of(again).batches.list().data) == 1
+
+
+def test_the_bar_at_a_terminal(tmp_path: Path) -> None:
+    """Ctrl-C leaves the terminal as it was. The death of a server is told above the bar, which goes on."""
+    rows, num_rows = tmp_path / "rows.jsonl", 80
+    rows.write_bytes(chat_file(num_rows, max_tokens=20))
+    source, flags = "scripted:tokens_per_s=60", ("--data-dir", str(tmp_path / "data"), "--batch-rows-at-once", "4")
+    server = Server(source, *flags).wait_ready()
+
+    def counts(shown: Terminal) -> list[int]:
+        return [int(count) for count in re.findall(rf"(\d+)/{num_rows}\b", shown.text)]
+
+    with contextlib.ExitStack() as stack:
+        shown = stack.enter_context(terminal("batch", str(rows), "--url", server.url))
+        until(lambda: any(counts(shown)))
+        shown.type("\x03")
+        assert shown.wait() == 130
+        assert "goes on in the server" in shown.text
+        _check_cursor(shown)
+        shown = stack.enter_context(terminal("batch", str(rows), "--url", server.url))
+        until(lambda: any(counts(shown)))
+        server.send_signal(signal.SIGKILL)
+        server.close()
+        shown.wait_for("The server does not answer. The batch goes on when it is there again.\r\n")
+        again = Server(source, *flags, "--port", str(server.port)).wait_ready()
+        stack.callback(again.close)
+        assert shown.wait() == 0
+        assert counts(shown)[-1] == num_rows
+        assert 0 < counts(shown)[0] < num_rows
+        assert shown.text.count("does not answer") == 1
+        assert f"{num_rows} of {num_rows} rows have an answer" in shown.text
+        _check_cursor(shown)
+
+
+def _check_cursor(shown: Terminal) -> None:
+    hidden, visible = "\x1b[?25l", "\x1b[?25h"
+    assert 0 <= shown.raw.rfind(hidden) < shown.raw.rfind(visible)
 
 
 def test_results_into_a_directory_that_is_missing(server: Server, tmp_path: Path) -> None:
