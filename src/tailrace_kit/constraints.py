@@ -13,9 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from tailrace.engines import GRAMMAR_TOO_COMPLEX, in_one_line
+from tailrace.engines.grammars.compile_one import STEP_ITEMS
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.types import Grammar
 
@@ -133,7 +134,8 @@ class Constraints:
             raise ValueError("the tokenizer cannot be used") from error
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer.result(), to_guidance(grammar), log_level=0)
+        limits = LLParserLimits(step_max_items=STEP_ITEMS)
+        matcher = LLMatcher(self._tokenizer.result(), to_guidance(grammar), log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.deep_copy().compute_bitmask()  # the first mask compiles more
         return matcher

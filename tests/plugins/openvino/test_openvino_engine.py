@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 from tokenizers import Tokenizer
 
-from tailrace.engines import ALL_EXCLUDED, EngineSpec, load_engine
+from tailrace.engines import ALL_EXCLUDED, GRAMMAR_TOO_COMPLEX, EngineSpec, load_engine
 from tailrace.engines.interface import Delta, Engine, Sequence
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
@@ -238,6 +238,13 @@ def test_a_token_that_ends_the_answer_is_not_forced_too_early(exact: Shared) -> 
     ids = _ids(_answer(exact, sampling))
     deltas = _answer(exact, replace(sampling, stop_token_ids=(ids[1],), min_tokens=3))
     assert (_ids(deltas), deltas[-1].failure) == (ids[:1], ALL_EXCLUDED)
+
+
+def test_an_ambiguous_grammar_ends_its_answer(exact: Shared) -> None:
+    """Each of its tokens would take longer than the one before, up to 0.3 s, and the other rows would wait."""
+    grammar = Grammar("lark", 'start: ""+ | /[^,]/ start{3}')
+    deltas = _answer(exact, Sampling(seed=1, max_tokens=200, grammar=grammar))
+    assert (deltas[-1].finish_reason, deltas[-1].failure) == ("error", GRAMMAR_TOO_COMPLEX)
 
 
 def _ids(deltas: list[Delta]) -> list[int]:
