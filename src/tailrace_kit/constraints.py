@@ -53,7 +53,7 @@ class Constraint:
     @property
     def is_complete(self) -> bool:
         """Whether only the end of text may follow."""
-        return self.matcher.is_stopped()
+        return self.matcher.is_stopped() and not self.matcher.is_error()
 
     @property
     def failure(self) -> str:

@@ -247,6 +247,18 @@ def test_an_ambiguous_grammar_ends_its_answer(exact: Shared) -> None:
     assert (deltas[-1].finish_reason, deltas[-1].failure) == ("error", GRAMMAR_TOO_COMPLEX)
 
 
+def test_a_grammar_that_nothing_completes_ends_its_answer(exact: Shared) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/d"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    source = json.dumps({"type": "array", "items": {"$ref": "#/$defs/d"}, "minItems": 1, "$defs": {"d": schema}})
+    deltas = _answer(exact, Sampling(seed=1, max_tokens=200, grammar=Grammar("json_schema", source)))
+    assert (deltas[-1].finish_reason, deltas[-1].failure) == ("error", GRAMMAR_TOO_COMPLEX)
+
+
 def _ids(deltas: list[Delta]) -> list[int]:
     return [token_id for delta in deltas for token_id in delta.token_ids]
 
