@@ -71,6 +71,10 @@ if _IS_HERE:
         engine.close()
         engine.close()
 
+    def test_a_device_that_this_build_does_not_have(checkpoint: Path) -> None:
+        with pytest.raises(ModelError, match="The installed vLLM computes on cpu, not on cuda"):
+            load_engine(EngineSpec("vllm", str(checkpoint), device="cuda:1"))
+
     @pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
     def test_engine_keeps(law: Law, shared: Shared) -> None:
         if not law.applies_to(shared.capabilities):
