@@ -114,8 +114,8 @@ DEFECTS = (
     Defect(
         "a server that lost its lease goes on",
         _STORE + "redis_store",
-        "        if self._own.drop(log) and log.producer is not None:\n            log.producer.lease_lost()\n",
-        "        self._own.drop(log)\n",
+        "        if leave(log) and log.producer is not None:\n            log.producer.lease_lost()\n",
+        "        leave(log)\n",
         seeds=100,
     ),
     # Opening, deleting, keys.
