@@ -73,8 +73,7 @@ class GrammarFitter:
             try:
                 async with self._my_turn(within_s):
                     fitted = await asyncio.to_thread(engine_form, grammar, call_format, reach, self._control_tokens)
-                is_kept_here = not (reach.is_passed_on and fitted.kind in ("json_schema", *_NAMES))
-                if not fitted.is_free and is_kept_here:
+                if not (fitted.is_free or reach.is_passed_on):
                     await self._check.check(fitted, caller=caller, within_s=within_s)
             except SchemaError as error:
                 reason = f"{grammar.param}: this {name} cannot be used: {error}."

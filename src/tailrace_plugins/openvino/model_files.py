@@ -136,7 +136,8 @@ def _has_more_forms(spec: EngineSpec, packed_bytes: int) -> bool:
 
 
 def forms(card: ModelCard, spec: EngineSpec) -> str:
-    """Say in what forms a model is compiled. Each has a copy of the packed weights."""
+    """Say in what forms a model is compiled: each of the others also without adapters, if that is one. Each has a copy
+    of the packed weights."""
     if card.task != "generate":
         return "one"
     packed = _packed_bytes(card, spec)

@@ -69,6 +69,11 @@ def _counts(prompt: int | None, answer: int | None) -> tuple[int, int] | None:
     return prompt, answer
 
 
+def _cached(count: int | None, num_prompt: int | None) -> int | None:
+    """Return the prompt tokens that the server found in its cache; None if it does not say, or the number is wrong."""
+    return count if count is not None and 0 <= count <= (num_prompt or 0) else None
+
+
 class _PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
@@ -84,9 +89,8 @@ class _Usage(msgspec.Struct):
 
     @property
     def num_cached_tokens(self) -> int | None:
-        """The prompt tokens that the server found in its cache; None if it does not say, or the number is wrong."""
         count = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else None
-        return count if count is not None and 0 <= count <= (self.prompt_tokens or 0) else None
+        return _cached(count, self.prompt_tokens)
 
 
 class _Function(msgspec.Struct):
@@ -278,8 +282,8 @@ class InfillDecoder:
         if not message.stop:
             return AnswerEvent(message.content)
         usage = _counts(message.tokens_evaluated, message.tokens_predicted)
-        cached = message.timings.cache_n if message.timings is not None else None
-        num_cached = cached if cached is not None and usage is not None and 0 <= cached <= usage[0] else None
+        count = message.timings.cache_n if message.timings is not None else None
+        num_cached = _cached(count, usage[0]) if usage is not None else None
         return AnswerEvent(message.content, _finish_reason(message.stop_type), usage, num_cached, is_over=True)
 
 

@@ -133,8 +133,7 @@ def _ask(url: str, host: str) -> dict[str, Any]:  # Any: JSON
     """Send a GET request; returns the JSON object. Raises: ModelError."""
     import httpx
 
-    key = upstream_key(url)
-    headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
+    headers = {"accept-encoding": "identity"} | _authorization(url)
     try:
         with (
             httpx.Client(timeout=_TIMEOUT_S, follow_redirects=False) as client,
@@ -151,7 +150,7 @@ def _ask(url: str, host: str) -> dict[str, Any]:  # Any: JSON
         raise ModelError(f"The key in {KEY_VARIABLE} has characters that an HTTP header cannot contain.") from None
     status = answer.status_code
     if status in (401, 403):
-        refused = "rejects the key in" if key else "needs a key: put it into"
+        refused = "rejects the key in" if upstream_key(url) else "needs a key: put it into"
         raise ModelError(f"{host} {refused} {KEY_VARIABLE}.")
     if status != 200:
         where = "" if status != 404 else f" at {urlsplit(url).path}; is the address complete?"
@@ -163,6 +162,11 @@ def _ask(url: str, host: str) -> dict[str, Any]:  # Any: JSON
     if not isinstance(found, dict):
         raise ModelError(f"{host} does not answer with JSON. Is it a model server?")
     return found
+
+
+def _authorization(url: str) -> dict[str, str]:
+    key = upstream_key(url)
+    return {"authorization": f"Bearer {key}"} if key else {}
 
 
 def _reason(error: Exception) -> str:
@@ -225,10 +229,8 @@ def _llama_can_infill(url: str, model: str) -> bool:
     400."""
     import httpx
 
-    key = upstream_key(url)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.post(url, json={"model": model}, headers=headers, timeout=_TIMEOUT_S)
+        answer = httpx.post(url, json={"model": model}, headers=_authorization(url), timeout=_TIMEOUT_S)
     except httpx.HTTPError:
         return False
     return answer.status_code == 400

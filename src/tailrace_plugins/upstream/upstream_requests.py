@@ -16,7 +16,7 @@ import msgspec
 
 from tailrace.engines import Sequence
 from tailrace.errors import SequenceFailed
-from tailrace.types import Attachment, Sampling, Segment
+from tailrace.types import Attachment, Grammar, Sampling, Segment
 from tailrace_plugins.upstream.upstream_models import Address, infill_url
 from tailrace_plugins.upstream.upstream_text import ATTACHMENT, CHAT_ID, ChatBody, unpack
 
@@ -56,7 +56,7 @@ def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
     if after and address.kind in ("tgi", "vllm"):
         raise SequenceFailed(f"{address.host} does not support suffix")
     if chat is None and address.kind == "tgi":
-        body: dict[str, Any] = {"inputs": text, "parameters": _tgi_parameters(sampling)}  # Any: JSON
+        body: dict[str, Any] = {"inputs": text, "parameters": _tgi_parameters(address, sampling)}  # Any: JSON
         return UpstreamRequest(f"{address.url}/generate_stream", _json(body), "tgi")
     body = {"model": address.model, "stream": True, "stream_options": {"include_usage": True}}
     body |= _sampling_fields(address, sampling)
@@ -163,7 +163,8 @@ def _sampling_fields(address: Address, sampling: Sampling) -> dict[str, Any]:  #
     return fields
 
 
-def _tgi_parameters(sampling: Sampling) -> dict[str, Any]:  # Any: JSON
+def _tgi_parameters(address: Address, sampling: Sampling) -> dict[str, Any]:  # Any: JSON
+    """Raises: SequenceFailed."""
     parameters: dict[str, Any] = {
         "details": True,
         "do_sample": sampling.temperature > 0,
@@ -174,38 +175,45 @@ def _tgi_parameters(sampling: Sampling) -> dict[str, Any]:  # Any: JSON
         parameters["temperature"] = sampling.temperature
     for name in _differing(sampling, ("top_p", "top_k", "typical_p", "repetition_penalty", "frequency_penalty")):
         parameters[name] = getattr(sampling, name)
-    if (grammar := sampling.grammar) is not None:
-        if grammar.kind in ("cfg", "tags"):
-            raise SequenceFailed(f"a TGI server supports JSON schemas, but not {_NOT_EVERYWHERE[grammar.kind]}")
-        is_regex = grammar.kind == "regex"
-        value = grammar.source if is_regex else msgspec.json.decode(grammar.source)
-        parameters["grammar"] = {"type": "regex" if is_regex else "json", "value": value}
+    if sampling.grammar is not None:
+        parameters["grammar"] = _tgi_grammar(address, sampling.grammar)
     return parameters
 
 
 def _grammar_fields(address: Address, sampling: Sampling, *, is_chat: bool) -> dict[str, Any]:  # Any: JSON
     """Return the fields for a grammar. Raises: SequenceFailed."""
-    if sampling.grammar is None:
+    grammar = sampling.grammar
+    if grammar is None:
         return {}
-    kind, source = sampling.grammar.kind, sampling.grammar.source
+    if address.kind == "tgi":
+        return {"response_format": _tgi_grammar(address, grammar)}
+    kind, source = grammar.kind, grammar.source
     if kind in ("regex", "cfg") and address.kind in ("tailrace", "vllm"):
         return {"structured_outputs": {"regex" if kind == "regex" else "grammar": source}}
-    if kind == "regex" and address.kind == "tgi":
-        return {"response_format": {"type": "regex", "value": source}}
     if kind == "cfg" and address.kind == "llamacpp":
         return {"grammar": source}
     if kind == "tags" and address.kind in ("tailrace", "vllm"):
         return {"response_format": msgspec.json.decode(source) | {"type": "structural_tag"}}
-    if kind in _NOT_EVERYWHERE:
-        raise SequenceFailed(f"{address.host} supports JSON schemas, but not {_NOT_EVERYWHERE[kind]}")
-    schema = msgspec.json.decode(source)
+    schema = _schema_of(address, grammar)
     if address.kind == "tailrace":
         return {"guided_json": schema}
-    if address.kind == "tgi":
-        return {"response_format": {"type": "json", "value": schema}}
     if address.kind == "llamacpp" and not is_chat:
         return {"json_schema": schema}
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+
+
+def _tgi_grammar(address: Address, grammar: Grammar) -> dict[str, Any]:  # Any: JSON
+    """Return a grammar as TGI has it on each of its routes. Raises: SequenceFailed."""
+    if grammar.kind == "regex":
+        return {"type": "regex", "value": grammar.source}
+    return {"type": "json", "value": _schema_of(address, grammar)}
+
+
+def _schema_of(address: Address, grammar: Grammar) -> Any:  # JSON
+    """Raises: SequenceFailed if it is another grammar."""
+    if grammar.kind in _NOT_EVERYWHERE:
+        raise SequenceFailed(f"{address.host} supports JSON schemas, but not {_NOT_EVERYWHERE[grammar.kind]}")
+    return msgspec.json.decode(grammar.source)
 
 
 def _differing(sampling: Sampling, names: tuple[str, ...]) -> list[str]:

@@ -24,7 +24,7 @@ from tests.api.process import Server
 from tests.plugins.tool_loop.test_hostile_servers import HOSTILE
 from tests.plugins.tool_loop.test_mcp_tools import NEVER
 from tests.plugins.tool_loop.test_tool_deaths import BODY, Case, MortalNotes, begin, cases, request_with
-from tests.plugins.tool_loop.tool_servers import COUNTING, Json, Tools, asks_of, calls_of, client_of
+from tests.plugins.tool_loop.tool_servers import COUNTING, Json, Tools, asks_of, calls_of
 from tests.waiting import LONG_S, turn, wait_until
 
 pytest.importorskip("mcp")
@@ -75,12 +75,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     rig = Rig(tmp_path_factory.mktemp("ends"))
     with contextlib.closing(rig.server):
         yield rig
-
-
-@pytest.fixture
-def client(rig: Rig) -> Iterator[OpenAI]:
-    with client_of(rig.server) as client:
-        yield client
 
 
 def _ask(client: OpenAI, text: Any, *, approval: str = "never", **more: Any) -> Response:  # Any: what the client takes

@@ -56,12 +56,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         yield rig
 
 
-@pytest.fixture
-def client(rig: Rig) -> Iterator[OpenAI]:
-    with client_of(rig.server) as client:
-        yield client
-
-
 def _ask(client: OpenAI, text: Any, tool: Json = NEVER, **more: Any) -> Response:  # Any: what the client takes
     return client.responses.create(model="scripted", input=text, tools=[tool], **more)  # type: ignore[list-item]
 

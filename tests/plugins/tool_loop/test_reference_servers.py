@@ -17,7 +17,7 @@ from openai.types.responses import Response
 from openai.types.responses.response_output_item import McpListTools
 from tests.api.process import Server
 from tests.clients.installed import node, packages
-from tests.plugins.tool_loop.tool_servers import Json, Tools, asks_of, calls_of, client_of
+from tests.plugins.tool_loop.tool_servers import Json, Tools, asks_of, calls_of
 from tests.testing.redis_server import free_port
 from tests.waiting import until
 
@@ -103,12 +103,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
         rig = Rig(tmp_path_factory.mktemp("reference"), port)
         with contextlib.closing(rig.server):
             yield rig
-
-
-@pytest.fixture
-def client(rig: Rig) -> Iterator[OpenAI]:
-    with client_of(rig.server) as client:
-        yield client
 
 
 def _do(client: OpenAI, what: str, **more: Any) -> Response:  # Any: what the client takes

@@ -13,7 +13,7 @@ from openai.lib.responses_websocket import ResponsesWebSocketLimits, ResponsesWe
 from openai.resources.responses.responses import ResponsesConnection
 from tests.clients.test_response_sockets import cut, received
 from tests.plugins.tool_loop.test_mcp_tools import ASK, NEVER, Rig
-from tests.plugins.tool_loop.tool_servers import Json, asks_of, calls_of, client_of
+from tests.plugins.tool_loop.tool_servers import Json, asks_of, calls_of
 from tests.waiting import LONG_S, until
 
 pytest.importorskip("mcp")
@@ -31,12 +31,6 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     rig = Rig(tmp_path_factory.mktemp("sockets"))
     with contextlib.closing(rig.server):
         yield rig
-
-
-@pytest.fixture
-def client(rig: Rig) -> Iterator[OpenAI]:
-    with client_of(rig.server) as client:
-        yield client
 
 
 @pytest.fixture
