@@ -29,7 +29,7 @@ from servers import serving
 from tailrace.access.authentication import Authentication
 from tailrace.errors import Unauthenticated
 from tailrace.records.key_store import KeyStore
-from tailrace.records.service import Records, open_database
+from tailrace.records.records_service import Records, open_database
 from tailrace.settings import Settings
 from tailrace_outer.measure.bench.load import percentile
 

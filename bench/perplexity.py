@@ -23,7 +23,7 @@ import numpy as np
 
 from tailrace.engines.protocol import EngineSpec
 from tailrace.models.resolve import read_card
-from tailrace_plugins.openvino.model import load_runner
+from tailrace_plugins.openvino.model_loading import load_runner
 from tailrace_plugins.openvino.prepared import prepared_path
 from tailrace_plugins.openvino.runner import Piece
 

@@ -119,7 +119,7 @@ def test_a_fixture_that_hangs_after_a_failure_ends_its_process(tmp_path: Path) -
 
 
 def test_files_that_wait_for_nothing_come_last(request: pytest.FixtureRequest) -> None:
-    assert is_short("tests/text/calls/test_formats.py::test_one")
+    assert is_short("tests/text/calls/test_call_formats.py::test_one")
     assert not is_short("tests/transport/test_http_edge.py::test_one")
     assert not is_short("tests/test_house.py::test_one")
     shorts = [is_short(test.nodeid) for test in request.session.items]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
     [
         ("tailrace.text.stops", "tests/text/test_stops.py"),
         ("tailrace.streams.log", "tests/streams/test_index.py"),  # imports `Log` from the package
-        ("tailrace_outer.admin.keys", "tests/admin/test_keys.py"),  # by its name alone
+        ("tailrace_outer.admin.keys_command", "tests/admin/test_keys_command.py"),  # by its name alone
         ("tailrace_outer.apps.watch", "tests/apps"),  # replicas import it, and no test
         ("tailrace_plugins.llamacpp.llamacpp_model", "tests/plugins/llamacpp/test_llamacpp_engine.py"),
     ],

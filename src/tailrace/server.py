@@ -34,8 +34,8 @@ from tailrace.http.lane_streams import LaneStream, LaneTake
 from tailrace.http.linger import linger_of
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
-from tailrace.images.fetch import is_public
-from tailrace.records.service import Records
+from tailrace.images.image_fetch import is_public
+from tailrace.records.records_service import Records
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
 from tailrace.streams._index import LocalLogStore

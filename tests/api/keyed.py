@@ -16,7 +16,7 @@ from tailrace.api.lifecycle import build_app
 from tailrace.assembly.service import Service, start_service
 from tailrace.assembly.source import find_source
 from tailrace.models import NoProgress
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 from tailrace.server import Opened, Server, open_extensions
 from tailrace.settings import Settings
 

@@ -188,8 +188,8 @@ async def test_images_are_deleted_with_the_last_thing_that_has_them(house: House
 def _num_images(house: House) -> int:
     from sqlalchemy import func, select
 
+    from tailrace.records.database_tables import images
     from tailrace.records.record_database import RecordDatabase
-    from tailrace.records.tables import images
 
     database = RecordDatabase(house.database)
     with database.begin() as connection:

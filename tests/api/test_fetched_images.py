@@ -1,4 +1,4 @@
-"""Images that a server fetches: `--fetch-images`, over HTTP. The rules themselves: `tests/images/test_fetch.py`."""
+"""Images that a server fetches, `--fetch-images`, over HTTP. The rules: `tests/images/test_image_fetch.py`."""
 
 from __future__ import annotations
 

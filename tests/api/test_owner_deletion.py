@@ -10,8 +10,8 @@ from tests.api.keyed import House, serving_with_keys
 from tests.waiting import wait_until
 
 from tailrace.access.quota import Quota
+from tailrace.records.database_tables import METADATA
 from tailrace.records.record_database import RecordDatabase
-from tailrace.records.tables import METADATA
 
 _CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
 

@@ -16,7 +16,7 @@ from tests.api.keyed import House, serving_with_keys
 
 from tailrace.access.keys import hash_of
 from tailrace.access.sessions import LIFETIME_S, Sessions, cookie_name, new_session, session_token
-from tailrace.records import service, tables
+from tailrace.records import database_tables, records_service
 from tailrace.records.record_database import RecordDatabase
 
 _OWN = {"origin": "http://localhost"}
@@ -169,8 +169,8 @@ async def test_a_server_that_read_nothing_for_long_misses_no_ended_session(
     await slow.read_keys()
     house.records.sessions().end(hash_of(cookie.partition("=")[2]))
     with closing(RecordDatabase(house.database)) as database, database.begin() as connection:
-        connection.execute(delete(tables.sessions))
-    monkeypatch.setattr(service, "MISSED_S", -1.0)  # any time is long
+        connection.execute(delete(database_tables.sessions))
+    monkeypatch.setattr(records_service, "MISSED_S", -1.0)  # any time is long
     await slow.read_keys()
     assert slow.active_sessions.find(cookie.partition("=")[2], 0.0) is None
     slow.close()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message
 from tests.waiting import LONG_S
 
 from tailrace import serve
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 from tailrace.settings import Settings
 from tailrace.streams import MemoryLogStore
 from tailrace.streams.opening import for_apps

@@ -9,9 +9,9 @@ import click
 import pytest
 
 from tailrace.cli.late import LateCommand
-from tailrace_outer import commands
+from tailrace_outer import outer_commands
 
-_LATE = [getattr(commands, name) for name in commands.__all__]
+_LATE = [getattr(outer_commands, name) for name in outer_commands.__all__]
 # Small modules, of which `tailrace.cli.commands` gives commands of plugins what they share.
 _SHARED = {f"tailrace_outer.client{name}" for name in ("", ".plain_screen", ".servers")}
 _HELP = """
@@ -35,4 +35,4 @@ def test_each_stands_for_a_command_of_its_name(late: LateCommand) -> None:
 def test_help_imports_none_of_their_modules() -> None:
     done = subprocess.run([sys.executable, "-c", _HELP], capture_output=True, text=True, check=True)
     assert all(f"  {late.name} " in done.stdout for late in _LATE)
-    assert set(done.stderr.split()) - _SHARED == {"tailrace_outer.commands"}
+    assert set(done.stderr.split()) - _SHARED == {"tailrace_outer.outer_commands"}

@@ -19,7 +19,7 @@ from tailrace.types import Event, GenerateRequest, Message, Pooling, Sampling, T
 from tailrace_outer.responses import responses_wire
 from tailrace_outer.scripted.scripted_engine import tokenizer_json
 from tailrace_outer.scripted.scripted_models import find_scripted
-from tailrace_plugins.articles import plain
+from tailrace_plugins.articles import plain_text
 from tailrace_plugins.tgi import tgi_wire as tgi
 
 __all__ = [
@@ -169,7 +169,7 @@ def generate(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCal
 
 def tutorial(query: Mapping[str, str], *, server: FakeServer | None = None) -> GenerateCall:
     """POST /?prompt=…"""
-    return plain.parse_tutorial(parsed(query=query, server=server))
+    return plain_text.parse_tutorial(parsed(query=query, server=server))
 
 
 def view_of(call: GenerateCall | Following | Reply) -> View:

@@ -18,7 +18,7 @@ from tests.waiting import turn, wait_until
 
 from tailrace.errors import QueueFull, RequestError
 from tailrace.images.decode_one import MAX_PIXELS
-from tailrace.images.fetch import ImageFetcher
+from tailrace.images.image_fetch import ImageFetcher
 from tailrace.images.reader import MAX_IMAGES, ImageReader
 from tailrace.types import Image
 

@@ -11,8 +11,8 @@ from tailrace.conversations.items import MAX_CHARACTERS, MAX_ITEMS, Conversation
 from tailrace.conversations.turns import Spoken, Turn
 from tailrace.errors import ConversationLocked, RequestError, UnknownConversation
 from tailrace.records.conversation_store import ConversationStore
+from tailrace.records.database_tables import conversation_items
 from tailrace.records.record_database import RecordDatabase
-from tailrace.records.tables import conversation_items
 from tailrace.types import CallReading
 
 ME, YOU = "me", "you"

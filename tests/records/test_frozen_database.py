@@ -21,9 +21,9 @@ from tailrace.records import threads as database_threads
 from tailrace.records.conversation_store import ConversationStore
 from tailrace.records.key_store import KeyStore
 from tailrace.records.record_database import RecordDatabase
+from tailrace.records.records_service import Records
 from tailrace.records.request_rows import RequestRow
 from tailrace.records.request_store import RequestStore
-from tailrace.records.service import Records
 from tailrace.settings import Settings
 
 

@@ -14,11 +14,11 @@ from tailrace.conversations.items import Conversation, Item
 from tailrace.conversations.turns import Spoken, Turn
 from tailrace.errors import KeyRevoked, RequestError, UnknownConversation
 from tailrace.records.conversation_store import ConversationStore
+from tailrace.records.database_tables import image_uses, images
 from tailrace.records.kept_images import KeptImages
 from tailrace.records.kept_streams import KeptStreams
 from tailrace.records.key_store import KeyStore
 from tailrace.records.record_database import RecordDatabase
-from tailrace.records.tables import image_uses, images
 from tailrace.types import KeptImage
 
 ME, YOU = "me", "you"

@@ -19,10 +19,10 @@ from tailrace.access.principal import Principal
 from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.sessions import Sessions
 from tailrace.errors import ModelError, Unauthenticated, UnknownKey
+from tailrace.records.database_tables import keys
 from tailrace.records.key_store import KeyStore, find_forgotten, next_version
 from tailrace.records.record_database import RecordDatabase
-from tailrace.records.service import has_keys, open_database, open_records
-from tailrace.records.tables import keys
+from tailrace.records.records_service import has_keys, open_database, open_records
 from tailrace.settings import Settings
 
 

@@ -17,9 +17,9 @@ from tests.records.pgbouncer import in_front_of
 import tailrace.records
 from tailrace.errors import ModelError
 from tailrace.records.conversation_store import ConversationStore
+from tailrace.records.database_tables import METADATA
 from tailrace.records.key_store import KeyStore
 from tailrace.records.record_database import HEAD, RecordDatabase
-from tailrace.records.tables import METADATA
 
 
 def test_the_migrations_make_the_tables(database: RecordDatabase) -> None:

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import func, select
 
 from tailrace.access.quotas import Spending
+from tailrace.records.database_tables import requests, usage_days
 from tailrace.records.key_store import KeyStore
 from tailrace.records.record_database import RecordDatabase
 from tailrace.records.request_rows import RequestRow
 from tailrace.records.request_store import RequestStore
-from tailrace.records.tables import requests, usage_days
 
 _NOON_S = datetime(2026, 11, 23, 12, 0, 20, tzinfo=UTC).timestamp()
 _DAY_S = 86_400.0

@@ -271,7 +271,7 @@ DEFECTS = (
     # Of tool loops.
     Defect(
         "a call goes out before it is kept",
-        _LOOPS + "calls",
+        _LOOPS + "call_maker",
         "                await self._kept.announce(call.item_id, is_synced=not tool.may_repeat)\n",
         "",
         seeds=400,
@@ -280,7 +280,7 @@ DEFECTS = (
     ),
     Defect(
         "a call of which nobody knows what came of it is made again",
-        _LOOPS + "calls",
+        _LOOPS + "call_maker",
         "        if num_tries and (tool is None or not tool.may_repeat or num_tries >= _MOST_TRIES):\n",
         "        if num_tries >= _MOST_TRIES:\n",
         seeds=400,

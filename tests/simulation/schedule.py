@@ -26,7 +26,7 @@ from tests.simulation.servers import Server
 from tests.simulation.simulated_time import Process, Simulation, Violation
 from tests.simulation.tools import ToolClient, ToolWorld
 
-from tailrace_plugins.batches.keys import OPEN
+from tailrace_plugins.batches.batch_keys import OPEN
 
 __all__ = ["Outcome", "Schedule", "has_batch", "has_tools", "is_late", "is_outlived", "run"]
 

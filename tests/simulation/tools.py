@@ -31,13 +31,13 @@ from tailrace.settings import Settings
 from tailrace.streams import Reader
 from tailrace.types import ANONYMOUS, Claim, End, GenerateRequest, Released, Sampling
 from tailrace_plugins.tool_loop.asked import McpTool
-from tailrace_plugins.tool_loop.calls import CallLimits
-from tailrace_plugins.tool_loop.connections import McpConnection, McpConnections, unknown_outcome
-from tailrace_plugins.tool_loop.errors import UnknownLoop
+from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal
-from tailrace_plugins.tool_loop.keys import BEGUN
+from tailrace_plugins.tool_loop.loop_keys import BEGUN
+from tailrace_plugins.tool_loop.loop_records import Begun, Called, Needs, ToolFacts
 from tailrace_plugins.tool_loop.loops import Loops
-from tailrace_plugins.tool_loop.records import Begun, Called, Needs, ToolFacts
+from tailrace_plugins.tool_loop.mcp_connections import McpConnection, McpConnections, unknown_outcome
+from tailrace_plugins.tool_loop.mcp_errors import UnknownLoop
 from tailrace_plugins.tool_loop.tool_servers import Connect, ToolServers
 
 __all__ = ["ToolClient", "ToolWorld"]

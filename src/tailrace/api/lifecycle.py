@@ -35,7 +35,7 @@ from tailrace.http.access_log import AccessLog
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.near_paths import NearPaths
 from tailrace.http.wires import ServedWires
-from tailrace.records.service import Records, open_records
+from tailrace.records.records_service import Records, open_records
 from tailrace.server import Opened, Server, open_extensions
 from tailrace.settings import Settings
 from tailrace.transport.listening import BACKLOG, Signals, Uvicorn

@@ -52,7 +52,7 @@ from tailrace.http.asgi_answers import JsonAnswer, WholeAnswer, WithHeaders, unl
 from tailrace.http.body_budget import BodyBudget, BodyReader
 from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires, is_meant
-from tailrace.images.turns import OwnerTurns
+from tailrace.images.owner_turns import OwnerTurns
 from tailrace.server import Take
 from tailrace.settings import Settings
 from tailrace.types import Claim

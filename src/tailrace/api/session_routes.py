@@ -17,7 +17,7 @@ from tailrace.api.routes import route
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.errors import Forbidden, RequestError, Unauthenticated
 from tailrace.http.asgi_answers import JsonAnswer
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 
 __all__ = ["SessionRoutes"]
 

@@ -192,7 +192,7 @@ def _models_to_try() -> str:
 def _has_keys(settings: Settings) -> bool:
     """Return whether the server has keys. Raises: click.ClickException if the database cannot be read."""
     from tailrace.errors import ModelError
-    from tailrace.records.service import has_keys
+    from tailrace.records.records_service import has_keys
 
     try:
         return has_keys(settings)

@@ -11,8 +11,8 @@ from tailrace.engines.interface import Sight
 from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineLost, QueueTimeout, RequestRefused
 from tailrace.generation.blame import Blame
+from tailrace.images.owner_turns import OwnerTurns
 from tailrace.images.reader import BUSY
-from tailrace.images.turns import OwnerTurns
 from tailrace.types import Image
 
 __all__ = ["Eye"]

@@ -12,9 +12,9 @@ from tailrace.generation.eye import Eye
 from tailrace.generation.limits import Limits
 from tailrace.generation.prompts import images_of, with_images
 from tailrace.generation.run import Run
-from tailrace.images.fetch import ImageFetcher
+from tailrace.images.image_fetch import ImageFetcher
+from tailrace.images.owner_turns import OwnerTurns
 from tailrace.images.reader import BUSY, ImageReader
-from tailrace.images.turns import OwnerTurns
 from tailrace.types import GenerateRequest, Image, Record
 
 __all__ = ["ImageKeeper", "RequestImages"]

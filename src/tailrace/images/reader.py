@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tailrace.errors import EngineLost, RequestError
 from tailrace.images import decode_one
-from tailrace.images.fetch import ImageFetcher
-from tailrace.images.turns import OwnerTurns
+from tailrace.images.image_fetch import ImageFetcher
+from tailrace.images.owner_turns import OwnerTurns
 from tailrace.types import Image
 
 __all__ = ["BUSY", "CANONICAL_TYPE", "MAX_BYTES", "MAX_IMAGES", "ImageReader", "check_count"]

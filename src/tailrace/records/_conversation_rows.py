@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from tailrace.conversations.item_images import ItemImage
 from tailrace.conversations.items import MAX_CHARACTERS, MAX_ITEMS, Conversation, Item, title_from
 from tailrace.errors import RequestError, UnknownConversation
-from tailrace.records.tables import conversation_items, conversations
+from tailrace.records.database_tables import conversation_items, conversations
 
 __all__ = [
     "as_json",

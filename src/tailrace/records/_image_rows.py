@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Select, delete, exists, func, insert, select,
 from tailrace.conversations.item_images import MAX_BYTES, MAX_IMAGES
 from tailrace.conversations.items import Item
 from tailrace.errors import RequestError
-from tailrace.records.tables import image_uses, images
+from tailrace.records.database_tables import image_uses, images
 from tailrace.types import KeptImage
 
 __all__ = [

@@ -29,9 +29,9 @@ from tailrace.records._conversation_rows import (
     write,
 )
 from tailrace.records._image_rows import UNUSED_S, Contents, claim, digests_of, forget_images, hold, release
+from tailrace.records.database_tables import conversation_items, conversations, requests
 from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
-from tailrace.records.tables import conversation_items, conversations, requests
 from tailrace.types import NO_LIMIT, KeptImage
 
 __all__ = ["AnswerFacts", "ConversationStore"]

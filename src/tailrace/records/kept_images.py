@@ -20,9 +20,9 @@ from tailrace.records._image_rows import (
     release,
     unclaimed_before,
 )
+from tailrace.records.database_tables import image_uses, images
 from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
-from tailrace.records.tables import image_uses, images
 from tailrace.types import NO_LIMIT, KeptImage
 
 __all__ = ["KeptImages"]

@@ -6,9 +6,9 @@ import msgspec
 from sqlalchemy import delete, insert, select
 
 from tailrace.records._image_rows import RESPONSE, forget_images, release, release_responses_before
+from tailrace.records.database_tables import kept_streams
 from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
-from tailrace.records.tables import kept_streams
 from tailrace.streams import StreamLog
 from tailrace.types import Event, Record, TextDelta, is_stream_id
 

@@ -14,8 +14,8 @@ from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.sessions import Session
 from tailrace.access.shares import Share
 from tailrace.errors import UnknownKey
+from tailrace.records.database_tables import key_changes, keys, owners, sessions, shares
 from tailrace.records.record_database import RecordDatabase, struct_of
-from tailrace.records.tables import key_changes, keys, owners, sessions, shares
 
 __all__ = ["Changes", "KeyStore", "find_forgotten", "next_version"]
 

@@ -12,10 +12,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tailrace.access.quotas import Spending, month_start
 from tailrace.conversations.drafts import clean
+from tailrace.records.database_tables import requests, usage_days
 from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
 from tailrace.records.request_rows import REFUSED, RequestRow
-from tailrace.records.tables import requests, usage_days
 
 __all__ = ["GROUPS", "RequestStore", "UsageSum"]
 

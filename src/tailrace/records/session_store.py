@@ -8,9 +8,9 @@ import msgspec
 from sqlalchemy import delete, func, insert, select, update
 
 from tailrace.access.sessions import Session
+from tailrace.records.database_tables import sessions
 from tailrace.records.key_store import next_version
 from tailrace.records.record_database import RecordDatabase
-from tailrace.records.tables import sessions
 
 __all__ = ["SessionStore"]
 

@@ -11,9 +11,9 @@ from sqlalchemy import delete, func, insert, select, update
 
 from tailrace.access.shares import Share
 from tailrace.errors import KeyRevoked, RequestError, UnknownShare
+from tailrace.records.database_tables import shares
 from tailrace.records.key_store import find_forgotten, next_version
 from tailrace.records.record_database import RecordDatabase, struct_of
-from tailrace.records.tables import shares
 
 __all__ = ["ShareStore"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from itertools import product, takewhile
 from typing import Literal
 
+from tailrace.text.calls.call_formats import CallFormat
 from tailrace.text.calls.detect import detect, detect_by_markers
-from tailrace.text.calls.formats import CallFormat
 from tailrace.text.templates import ChatTemplate, TemplateError, Turn, turn_of
 from tailrace.types import IMAGE_MARK, Image, Message, ToolCall
 

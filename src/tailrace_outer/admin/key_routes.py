@@ -21,7 +21,7 @@ from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import ModelError, RequestError, StorageError
 from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 from tailrace.types import is_stream_id
 from tailrace_outer.admin.owner_deletion import OwnerDeletion
 

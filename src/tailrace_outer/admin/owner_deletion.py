@@ -7,7 +7,7 @@ import contextlib
 from tailrace.access.keys import check_owner
 from tailrace.access.quota import NO_LIMITS
 from tailrace.errors import StreamError
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 from tailrace.server import Server
 
 __all__ = ["OwnerDeletion"]

@@ -119,8 +119,8 @@ def _harmless(value: object) -> object:
 def _store(values: dict[str, Any]) -> Iterator[RequestStore]:  # Any: of each setting's type
     """Open the records in the database of the options. Converts its errors to errors of the command line."""
     from tailrace.errors import ModelError, StorageError
+    from tailrace.records.records_service import absent_database, open_database
     from tailrace.records.request_store import RequestStore
-    from tailrace.records.service import absent_database, open_database
 
     settings = Settings(**values)
     if (path := absent_database(settings)) is not None:  # opening would create it, and servers would record requests

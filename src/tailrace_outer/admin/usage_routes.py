@@ -19,7 +19,7 @@ from tailrace.access.quotas import month_start
 from tailrace.api.routes import route
 from tailrace.errors import RequestError
 from tailrace.http.asgi_answers import JsonAnswer
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 
 __all__ = ["UsageRoutes"]
 

@@ -16,7 +16,7 @@ from tailrace.access.principal import arrival_of, principal_of
 from tailrace.dialects import native
 from tailrace.errors import AppUnavailable, NotFound, QueueFull, RequestError, TailraceError
 from tailrace.http.asgi_answers import JsonAnswer, error_answer
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 from tailrace.settings import Settings
 from tailrace_outer.apps.app_metrics import AppMetrics
 from tailrace_outer.apps.app_streams import AppStreams

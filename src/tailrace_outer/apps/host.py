@@ -18,7 +18,7 @@ from tailrace.dialects import native
 from tailrace.errors import ModelError
 from tailrace.http.access_log import AccessLog
 from tailrace.http.edge import Edge, let_origins_read
-from tailrace.records.service import open_records
+from tailrace.records.records_service import open_records
 from tailrace.settings import Settings
 from tailrace.system import eventloop
 from tailrace.transport.listening import BACKLOG, Signals, Uvicorn

@@ -18,10 +18,10 @@ from tailrace.dialects.bodies import to_json
 from tailrace.errors import RequestError, UnknownConversation, UnsupportedMediaType
 from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
+from tailrace.images.owner_turns import OwnerTurns
 from tailrace.images.reader import ImageReader
-from tailrace.images.turns import OwnerTurns
 from tailrace.records.conversation_keeper import ConversationKeeper
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 from tailrace.types import Image, KeptImage
 
 __all__ = ["ConversationImageRoutes", "ImageIntake"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from tailrace.images.fetch import ImageFetcher
+from tailrace.images.image_fetch import ImageFetcher
 from tailrace.images.reader import ImageReader
 from tailrace.server import Opened, Options, Server
 from tailrace_outer.conversations.conversation_files import ConversationFileRoutes

@@ -29,7 +29,7 @@ from tailrace.errors import QueueFull, RequestError, UnknownShare
 from tailrace.http.asgi_answers import JsonAnswer
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.stream_actions import StreamActions
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 from tailrace.settings import Settings
 from tailrace.transport.addresses import is_loopback, network_of
 from tailrace_outer.conversations.conversation_routes import query_of, reader_of, writer_of

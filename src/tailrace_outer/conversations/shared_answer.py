@@ -26,7 +26,7 @@ from tailrace.dialects.wire import HEARTBEAT
 from tailrace.errors import StorageError, StreamError, TailraceError, UnknownConversation
 from tailrace.http.asgi_answers import NO_INDEX, STREAM_HEADERS, client_disconnected
 from tailrace.http.stream_actions import StreamActions
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 from tailrace.streams import Reader, StreamLog
 from tailrace.text import ToolCallReader
 from tailrace.types import CallReading, End, Released, TextDelta

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from tailrace.server import Opened, Options, Server
-from tailrace_outer.foreign_metrics.families import add_families
+from tailrace_outer.foreign_metrics.metric_families import add_families
 
 __all__ = ["open_foreign_metrics"]
 

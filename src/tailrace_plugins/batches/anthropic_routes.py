@@ -15,11 +15,11 @@ from starlette.routing import Route
 from tailrace.dialects import read_count
 from tailrace.errors import RequestError
 from tailrace.server import Sender, Server, read_query, require_plain_utf8
-from tailrace_plugins.batches.answers import json_answer, owner_with
+from tailrace_plugins.batches.batch_files import PIECE_BYTES, FileWriter
+from tailrace_plugins.batches.batch_keys import RESULTS, result_prefix
+from tailrace_plugins.batches.batch_records import RowBatch
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
-from tailrace_plugins.batches.files import PIECE_BYTES, FileWriter
-from tailrace_plugins.batches.keys import RESULTS, result_prefix
-from tailrace_plugins.batches.records import RowBatch
+from tailrace_plugins.batches.route_parts import json_answer, owner_with
 
 __all__ = ["AnthropicRoutes", "BatchRequest", "write_rows"]
 

@@ -13,9 +13,9 @@ import msgspec
 
 from tailrace.errors import LeaseLost, StorageError
 from tailrace.server import StreamLog, TableLease
-from tailrace_plugins.batches.errors import UnknownFile
-from tailrace_plugins.batches.files import Files, unused
-from tailrace_plugins.batches.keys import (
+from tailrace_plugins.batches.batch_errors import UnknownFile
+from tailrace_plugins.batches.batch_files import Files, unused
+from tailrace_plugins.batches.batch_keys import (
     BATCHES,
     CANCELLED,
     COUNTS,
@@ -26,10 +26,10 @@ from tailrace_plugins.batches.keys import (
     key_of_batch,
     result_prefix,
 )
-from tailrace_plugins.batches.records import LineError, RowBatch, Status, StoredFile
+from tailrace_plugins.batches.batch_records import LineError, RowBatch, Status, StoredFile
+from tailrace_plugins.batches.batch_rows import Outcome, RowError, RowReader, model_of, read_row
 from tailrace_plugins.batches.results import RESULT_NAMES, Results, result_file_id, result_of, unrun_line
 from tailrace_plugins.batches.row_runner import RowRunner, RowsInProgress
-from tailrace_plugins.batches.rows import Outcome, RowError, RowReader, model_of, read_row
 
 __all__ = ["KEPT_S", "RowBatchRun", "RowLimits", "encode"]
 

@@ -13,10 +13,9 @@ import msgspec
 
 from tailrace.errors import RequestError, StorageError
 from tailrace.server import look_at_changes, row_key
-from tailrace_plugins.batches.batch_run import KEPT_S, RowBatchRun, RowLimits, encode
-from tailrace_plugins.batches.errors import TooMany, UnknownBatch
-from tailrace_plugins.batches.files import Files, new_id
-from tailrace_plugins.batches.keys import (
+from tailrace_plugins.batches.batch_errors import TooMany, UnknownBatch
+from tailrace_plugins.batches.batch_files import Files, new_id
+from tailrace_plugins.batches.batch_keys import (
     BATCHES,
     CANCELLED,
     COUNTS,
@@ -28,7 +27,8 @@ from tailrace_plugins.batches.keys import (
     key_of_batch,
     result_prefix,
 )
-from tailrace_plugins.batches.records import RowBatch, StoredFile
+from tailrace_plugins.batches.batch_records import RowBatch, StoredFile
+from tailrace_plugins.batches.batch_run import KEPT_S, RowBatchRun, RowLimits, encode
 from tailrace_plugins.batches.row_runner import RowRunner
 
 __all__ = ["RowBatches", "new_batch_id"]

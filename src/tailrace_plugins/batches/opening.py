@@ -12,13 +12,13 @@ from starlette.routing import Route
 
 from tailrace.server import Opened, Options, Server
 from tailrace_plugins.batches.anthropic_routes import AnthropicRoutes
+from tailrace_plugins.batches.batch_errors import NoBatches
+from tailrace_plugins.batches.batch_files import Files
+from tailrace_plugins.batches.batch_openapi import BATCHES_TAG, batch_paths
 from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches
-from tailrace_plugins.batches.errors import NoBatches
 from tailrace_plugins.batches.extension import EXTENSION
-from tailrace_plugins.batches.files import Files
 from tailrace_plugins.batches.openai_routes import OpenAIRoutes
-from tailrace_plugins.batches.openapi import BATCHES_TAG, batch_paths
 from tailrace_plugins.batches.row_runner import RowRunner
 
 __all__ = ["open_batches"]

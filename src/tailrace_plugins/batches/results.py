@@ -10,10 +10,10 @@ import msgspec
 
 from tailrace.errors import LeaseLost, StorageError
 from tailrace.server import InnerAnswer, TableLease
-from tailrace_plugins.batches.files import Files, new_id
-from tailrace_plugins.batches.keys import COUNTS, ERRORS, RESULTS, key_of_batch, piece_key, result_prefix
-from tailrace_plugins.batches.records import RowBatch
-from tailrace_plugins.batches.rows import Outcome
+from tailrace_plugins.batches.batch_files import Files, new_id
+from tailrace_plugins.batches.batch_keys import COUNTS, ERRORS, RESULTS, key_of_batch, piece_key, result_prefix
+from tailrace_plugins.batches.batch_records import RowBatch
+from tailrace_plugins.batches.batch_rows import Outcome
 
 __all__ = ["RESULT_NAMES", "Results", "result_file_id", "result_of", "unrun_line"]
 

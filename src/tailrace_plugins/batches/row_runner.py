@@ -16,8 +16,8 @@ import msgspec
 from tailrace.dialects import failure_of
 from tailrace.errors import RequestError, StorageError, TailraceError
 from tailrace.server import InnerAnswer, Server, StreamLog
-from tailrace_plugins.batches.records import RowBatch
-from tailrace_plugins.batches.rows import BatchRow, body_of
+from tailrace_plugins.batches.batch_records import RowBatch
+from tailrace_plugins.batches.batch_rows import BatchRow, body_of
 from tailrace_plugins.batches.slots import RowQueue, Slots
 
 __all__ = ["RowRunner", "RowsInProgress"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 
+from tailrace_plugins.durable_streams.durable_records import DurableRecord
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import DurableStream
-from tailrace_plugins.durable_streams.records import DurableRecord
 
 __all__ = ["DraftStore"]
 

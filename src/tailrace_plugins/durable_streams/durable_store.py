@@ -24,6 +24,15 @@ from tailrace.errors import JournalDamaged, RequestError, StreamExpired, Unknown
 from tailrace.server import missing_stream_error
 from tailrace_plugins.durable_streams.append_body import read_pieces
 from tailrace_plugins.durable_streams.durable_errors import StreamClosed, StreamConflict, StreamsFull
+from tailrace_plugins.durable_streams.durable_records import (
+    Appended,
+    Created,
+    Dropped,
+    DurableRecord,
+    Hidden,
+    Stamp,
+    Used,
+)
 from tailrace_plugins.durable_streams.durable_stream import DurableStream, is_json
 from tailrace_plugins.durable_streams.operations import (
     Creation,
@@ -34,7 +43,6 @@ from tailrace_plugins.durable_streams.operations import (
     matches_creation,
     media_type,
 )
-from tailrace_plugins.durable_streams.records import Appended, Created, Dropped, DurableRecord, Hidden, Stamp, Used
 
 __all__ = ["DurableStore"]
 

@@ -10,8 +10,8 @@ import msgspec
 
 from tailrace.errors import SeqOutOfRange, StorageError, TailraceError, UnknownStream
 from tailrace.server import Follower
+from tailrace_plugins.durable_streams.durable_records import Created, Stamp
 from tailrace_plugins.durable_streams.page import offset_text
-from tailrace_plugins.durable_streams.records import Created, Stamp
 
 __all__ = ["Chunk", "DurableReader", "DurableStream", "is_json"]
 

@@ -10,9 +10,9 @@ import msgspec
 
 from tailrace.errors import JournalDamaged
 from tailrace.server import LocalNotes
+from tailrace_plugins.durable_streams.durable_records import Appended, Created, Dropped, DurableRecord
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import DurableStream
-from tailrace_plugins.durable_streams.records import Appended, Created, Dropped, DurableRecord
 
 __all__ = ["LocalDurableStreams", "open_local"]
 

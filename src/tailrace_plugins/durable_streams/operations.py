@@ -7,9 +7,9 @@ from typing import Literal
 
 from tailrace.errors import RequestError, SeqOutOfRange
 from tailrace_plugins.durable_streams.durable_errors import SequenceGap, StaleEpoch
+from tailrace_plugins.durable_streams.durable_records import Fork, Stamp
 from tailrace_plugins.durable_streams.durable_stream import DurableStream, is_json
 from tailrace_plugins.durable_streams.page import position_of
-from tailrace_plugins.durable_streams.records import Fork, Stamp
 
 __all__ = ["Creation", "ProducerBatch", "Receipt", "fork_of", "is_duplicate", "matches_creation", "media_type"]
 

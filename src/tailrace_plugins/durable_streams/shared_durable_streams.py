@@ -32,9 +32,9 @@ import msgspec
 from tailrace.errors import JournalDamaged, JournalFull, StorageError, StreamError, UnknownStream
 from tailrace.server import SHUTTING_DOWN, AppendResult, Entry, EntryId, LogListener, SharedLog
 from tailrace_plugins.durable_streams.draft import DraftStore
+from tailrace_plugins.durable_streams.durable_records import Appended, Created, Dropped, DurableRecord
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import DurableStream
-from tailrace_plugins.durable_streams.records import Appended, Created, Dropped, DurableRecord
 from tailrace_plugins.durable_streams.snapshot import snapshot
 
 __all__ = ["SharedDurableStreams"]

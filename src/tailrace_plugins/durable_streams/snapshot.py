@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tailrace_plugins.durable_streams.durable_records import Appended, Created, DurableRecord, Hidden, Stamp
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import Chunk, DurableStream
-from tailrace_plugins.durable_streams.records import Appended, Created, DurableRecord, Hidden, Stamp
 
 __all__ = ["snapshot"]
 

@@ -26,10 +26,10 @@ from tailrace import __version__, serve
 from tailrace.dialects import to_json
 from tailrace.errors import BodyTooLarge, RequestError, TailraceError, UnknownModel
 from tailrace.serve.folders import first_of
-from tailrace_plugins.inferless.errors import InferFailed, OutputError
+from tailrace_plugins.inferless.app_class import InferlessAnswer, InferlessModel
+from tailrace_plugins.inferless.inferless_errors import InferFailed, OutputError
 from tailrace_plugins.inferless.inferless_wire import InferRequest, read, tensors_of, values_of
 from tailrace_plugins.inferless.loading import Loaded, load
-from tailrace_plugins.inferless.model import InferlessAnswer, InferlessModel
 from tailrace_plugins.inferless.schema import instance_of
 from tailrace_plugins.triton.triton_models import VERSION
 from tailrace_plugins.triton.triton_tensors import read_tensors

@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from tailrace.serve.folders import pip_install, set_requirements
-from tailrace_plugins.inferless.errors import AppError
+from tailrace_plugins.inferless.inferless_errors import AppError
 
 __all__ = ["read_configuration"]
 

@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.dialects import JsonBody, read_fields
 from tailrace.errors import RequestError
-from tailrace_plugins.inferless.errors import OutputError
+from tailrace_plugins.inferless.inferless_errors import OutputError
 from tailrace_plugins.inferless.schema import DATATYPES, Schema, family
 from tailrace_plugins.triton.triton_tensors import TritonTensor
 from tailrace_plugins.triton.triton_wire import RequestedOutput

@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from types import FunctionType, ModuleType
 from typing import Any, TypeAlias
 
-from tailrace_plugins.inferless.errors import StreamCancelled
+from tailrace_plugins.inferless.inferless_errors import StreamCancelled
 
 __all__ = ["Marks", "Threads", "unwatch", "watch"]
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from tailrace_plugins.inferless import shim
 from tailrace_plugins.inferless.configuration import read_configuration
-from tailrace_plugins.inferless.errors import AppError
+from tailrace_plugins.inferless.inferless_errors import AppError
 from tailrace_plugins.inferless.schema import Schema, read_fields, read_schema
 
 __all__ = ["InferlessSettings", "Loaded", "load", "positional"]

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
-from tailrace_plugins.inferless.errors import InferFailed, OutputError, StreamCancelled
+from tailrace_plugins.inferless.inferless_errors import InferFailed, OutputError, StreamCancelled
 from tailrace_plugins.inferless.inferless_wire import values_of
 from tailrace_plugins.inferless.leftovers import Threads
 

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from tailrace.dialects import printable
 from tailrace.errors import RequestError
-from tailrace_plugins.inferless.errors import AppError
+from tailrace_plugins.inferless.inferless_errors import AppError
 
 __all__ = ["DATATYPES", "Input", "Schema", "family", "instance_of", "read_fields", "read_schema"]
 

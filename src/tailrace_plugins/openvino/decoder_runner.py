@@ -19,8 +19,8 @@ from tailrace_kit.scratch import scratch_directory
 from tailrace_kit.vectors import Rows
 from tailrace_plugins.openvino.blocks import BLOCK_TOKENS
 from tailrace_plugins.openvino.decoder import build
-from tailrace_plugins.openvino.model import ENGINE, device_of, say
 from tailrace_plugins.openvino.model_files import vector_bits
+from tailrace_plugins.openvino.model_loading import ENGINE, device_of, say
 from tailrace_plugins.openvino.openvino_adapters import Branches
 from tailrace_plugins.openvino.prepared import prepare
 from tailrace_plugins.openvino.runner import Piece, Runner

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 from tailrace_plugins.openvino.blocks import BLOCK_TOKENS
 from tailrace_plugins.openvino.costs import Costs, Gain
-from tailrace_plugins.openvino.drafts import Drafted
 from tailrace_plugins.openvino.runner import Piece, Runner
 from tailrace_plugins.openvino.scheduler import GAP_S, SequenceState
+from tailrace_plugins.openvino.speculation import Drafted
 
 __all__ = ["DraftModel"]
 

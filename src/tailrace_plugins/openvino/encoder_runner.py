@@ -16,7 +16,7 @@ from tailrace.models import ModelCard, Pooling
 from tailrace.models.gguf_header import read_parts
 from tailrace_plugins.openvino.encoder import EncoderWeights, build
 from tailrace_plugins.openvino.encoder_families import EncoderShape, read_encoder, read_gguf_encoder
-from tailrace_plugins.openvino.model import ENGINE, device_of
+from tailrace_plugins.openvino.model_loading import ENGINE, device_of
 
 __all__ = ["EncoderRunner"]
 

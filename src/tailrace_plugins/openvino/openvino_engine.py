@@ -33,10 +33,10 @@ from tailrace_kit.sampler import Logits, Row, check_ids
 from tailrace_kit.vectors import card_of
 from tailrace_plugins.openvino.blocks import BLOCK_TOKENS
 from tailrace_plugins.openvino.draft_model import DraftModel
-from tailrace_plugins.openvino.drafts import PromptLookup
-from tailrace_plugins.openvino.model import ENGINE, images_of, load_eye, load_runner, reason_of, say
+from tailrace_plugins.openvino.model_loading import ENGINE, images_of, load_eye, load_runner, reason_of, say
 from tailrace_plugins.openvino.runner import Piece, Runner
 from tailrace_plugins.openvino.scheduler import Scheduler, SequenceState, Work
+from tailrace_plugins.openvino.speculation import PromptLookup
 
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 

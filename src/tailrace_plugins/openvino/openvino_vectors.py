@@ -8,8 +8,8 @@ from tailrace.errors import ModelError
 from tailrace_kit.vectors import VectorEngine, card_of
 from tailrace_plugins.openvino.decoder_runner import DecoderRunner
 from tailrace_plugins.openvino.encoder_runner import EncoderRunner
-from tailrace_plugins.openvino.model import reason_of
 from tailrace_plugins.openvino.model_files import is_encoder
+from tailrace_plugins.openvino.model_loading import reason_of
 
 __all__ = ["OpenVINOVectors"]
 

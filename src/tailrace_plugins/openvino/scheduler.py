@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from tailrace.engines import Schedule
 from tailrace_kit.sampler import Row
 from tailrace_plugins.openvino.blocks import BLOCK_TOKENS, Blocks, digests
-from tailrace_plugins.openvino.drafts import Drafted, Guesser, PromptLookup
-from tailrace_plugins.openvino.eye import Pictures
+from tailrace_plugins.openvino.image_thread import Pictures
 from tailrace_plugins.openvino.runner import Piece
+from tailrace_plugins.openvino.speculation import Drafted, Guesser, PromptLookup
 
 __all__ = ["GAP_S", "Scheduler", "SequenceState", "StepPlan", "Work"]
 

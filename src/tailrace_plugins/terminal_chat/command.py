@@ -121,8 +121,8 @@ async def _chat(
     url: str | None,
     key: str,
 ) -> int:
+    from tailrace_plugins.terminal_chat.mcp_answer import Tools
     from tailrace_plugins.terminal_chat.session import Chat, ask_at_terminal, converse, new_screen
-    from tailrace_plugins.terminal_chat.tools import Tools
 
     with server_failures():
         try:

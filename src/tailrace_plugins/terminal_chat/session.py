@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from tailrace.cli.commands import PlainScreen, printable_text, until_interrupted
 from tailrace.client import AnswerFailed, Client, Turn
+from tailrace_plugins.terminal_chat.mcp_answer import Tools
 from tailrace_plugins.terminal_chat.screen import MarkdownScreen, Screen
-from tailrace_plugins.terminal_chat.tools import Tools
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

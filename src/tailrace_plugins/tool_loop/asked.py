@@ -12,9 +12,9 @@ import msgspec
 
 from tailrace.dialects import JsonBody, Other, read_fields
 from tailrace.errors import RequestError
-from tailrace_plugins.tool_loop.errors import ApprovalConflict, UnknownApproval
 from tailrace_plugins.tool_loop.journal import LOOP_ID
-from tailrace_plugins.tool_loop.records import Called, Planned, ToolFacts, call_item, output_item
+from tailrace_plugins.tool_loop.loop_records import Called, Planned, ToolFacts, call_item, output_item
+from tailrace_plugins.tool_loop.mcp_errors import ApprovalConflict, UnknownApproval
 from tailrace_plugins.tool_loop.servers_file import LABEL
 
 __all__ = ["McpTool", "ToolRequest", "loop_id_of", "names_mcp"]

@@ -16,11 +16,11 @@ from tailrace.errors import Forbidden, IdempotencyConflict, RequestError
 from tailrace.server import Sender, Server
 from tailrace_plugins.tool_loop.asked import ToolRequest, loop_id_of
 from tailrace_plugins.tool_loop.asking import Asking
-from tailrace_plugins.tool_loop.errors import ApprovalConflict, LoopsFull, ToolServerMissing, UnknownLoop
 from tailrace_plugins.tool_loop.journal import Journal, new_loop_id
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.loop import Loop
-from tailrace_plugins.tool_loop.records import Begun, Needs, Planned, ToolFacts
+from tailrace_plugins.tool_loop.loop_records import Begun, Needs, Planned, ToolFacts
+from tailrace_plugins.tool_loop.mcp_errors import ApprovalConflict, LoopsFull, ToolServerMissing, UnknownLoop
 from tailrace_plugins.tool_loop.tool_servers import ToolServers
 
 __all__ = ["KEPT_OF_OWNER", "RUNNING_OF_OWNER", "Beginnings"]

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp
 from tailrace.dialects import JsonBody
 from tailrace.server import LaneStream, LaneTake, Take, owner_of
 from tailrace_plugins.tool_loop.asked import loop_id_of
-from tailrace_plugins.tool_loop.errors import ToolServerMissing
 from tailrace_plugins.tool_loop.journal import Journal
+from tailrace_plugins.tool_loop.mcp_errors import ToolServerMissing
 
 __all__ = ["Elsewhere"]
 

@@ -17,7 +17,7 @@ import msgspec
 from tailrace.errors import JournalDamaged, RequestError
 from tailrace.server import Table, row_key
 from tailrace_plugins.tool_loop.kept import KeptLoop
-from tailrace_plugins.tool_loop.keys import (
+from tailrace_plugins.tool_loop.loop_keys import (
     BEGUN,
     CANCELLED,
     CLAIMS,
@@ -27,7 +27,7 @@ from tailrace_plugins.tool_loop.keys import (
     STEPS,
     USED,
 )
-from tailrace_plugins.tool_loop.records import Begun, Needs, Planned
+from tailrace_plugins.tool_loop.loop_records import Begun, Needs, Planned
 
 __all__ = ["LOOP_ID", "Journal", "new_loop_id"]
 

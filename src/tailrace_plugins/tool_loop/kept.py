@@ -11,8 +11,8 @@ import msgspec
 
 from tailrace.errors import JournalDamaged, LeaseLost, StorageError
 from tailrace.server import Table, TableLease, row_key
-from tailrace_plugins.tool_loop.keys import CANCELLED, OPEN, READ, step_key
-from tailrace_plugins.tool_loop.records import Begun, Called, Calling, Ended, Step, TurnEnded
+from tailrace_plugins.tool_loop.loop_keys import CANCELLED, OPEN, READ, step_key
+from tailrace_plugins.tool_loop.loop_records import Begun, Called, Calling, Ended, Step, TurnEnded
 
 __all__ = ["KeptLoop"]
 

@@ -11,12 +11,12 @@ from starlette.requests import HTTPConnection
 from tailrace.dialects import JsonBody
 from tailrace.errors import TailraceError
 from tailrace.server import LaneStream, LaneTake, owner_of
-from tailrace_plugins.tool_loop.answers import WRITE_EVENTS, has_begun, keepalive
 from tailrace_plugins.tool_loop.asked import names_mcp
 from tailrace_plugins.tool_loop.journal import LOOP_ID
 from tailrace_plugins.tool_loop.loop import Loop
 from tailrace_plugins.tool_loop.loops import Loops
-from tailrace_plugins.tool_loop.model import IGNORED
+from tailrace_plugins.tool_loop.model_requests import IGNORED
+from tailrace_plugins.tool_loop.response_answers import WRITE_EVENTS, has_begun, keepalive
 
 __all__ = ["LoopLanes"]
 

@@ -19,20 +19,20 @@ import msgspec
 from tailrace.dialects import JsonBody
 from tailrace.errors import LeaseLost, StorageError, TailraceError
 from tailrace.server import Server
-from tailrace_plugins.tool_loop.calls import CallLimits, Calls
-from tailrace_plugins.tool_loop.connections import protocol_error, unknown_outcome
+from tailrace_plugins.tool_loop.call_maker import CallLimits, Calls
 from tailrace_plugins.tool_loop.kept import KeptLoop
-from tailrace_plugins.tool_loop.model import LoopModel, body_of_turn
-from tailrace_plugins.tool_loop.output import ModelTurn, Output
-from tailrace_plugins.tool_loop.records import (
+from tailrace_plugins.tool_loop.loop_output import ModelTurn, Output
+from tailrace_plugins.tool_loop.loop_records import (
     Called,
     Ended,
     Planned,
     call_item,
     output_item,
 )
+from tailrace_plugins.tool_loop.mcp_connections import protocol_error, unknown_outcome
+from tailrace_plugins.tool_loop.model_requests import LoopModel, body_of_turn
+from tailrace_plugins.tool_loop.model_turns import Turns
 from tailrace_plugins.tool_loop.tool_servers import Connect
-from tailrace_plugins.tool_loop.turns import Turns
 
 __all__ = ["Loop"]
 

@@ -14,12 +14,12 @@ from typing import Any
 from tailrace.errors import JournalDamaged, LeaseLost, StorageError
 from tailrace.server import SHUTTING_DOWN, Server, look_at_changes
 from tailrace_plugins.tool_loop.beginnings import Beginnings
-from tailrace_plugins.tool_loop.calls import CallLimits
-from tailrace_plugins.tool_loop.errors import NotBegun, ToolServerMissing, UnknownLoop
+from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.loop import Loop
-from tailrace_plugins.tool_loop.records import Needs
+from tailrace_plugins.tool_loop.loop_records import Needs
+from tailrace_plugins.tool_loop.mcp_errors import NotBegun, ToolServerMissing, UnknownLoop
 from tailrace_plugins.tool_loop.tool_servers import ToolServers
 
 __all__ = ["Loops"]

@@ -13,13 +13,13 @@ from starlette.types import ASGIApp
 from tailrace.dialects import JsonBody
 from tailrace.errors import SeqOutOfRange
 from tailrace.server import Options, Server, Table, Take, owner_of, read_query
-from tailrace_plugins.tool_loop.answers import EventsAnswer, begun_answer, deleted, response_of
 from tailrace_plugins.tool_loop.asked import loop_id_of, names_mcp
-from tailrace_plugins.tool_loop.calls import CallLimits
+from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal
 from tailrace_plugins.tool_loop.lanes import LoopLanes
 from tailrace_plugins.tool_loop.loop import Loop
 from tailrace_plugins.tool_loop.loops import Loops
+from tailrace_plugins.tool_loop.response_answers import EventsAnswer, begun_answer, deleted, response_of
 from tailrace_plugins.tool_loop.servers_file import McpServer
 from tailrace_plugins.tool_loop.tool_servers import ToolServers
 

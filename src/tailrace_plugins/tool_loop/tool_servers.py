@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from tailrace.errors import Forbidden
 from tailrace.server import Server
 from tailrace_plugins.tool_loop.asked import McpTool
-from tailrace_plugins.tool_loop.connections import McpConnection, McpConnections
-from tailrace_plugins.tool_loop.errors import ServerUnreachable
 from tailrace_plugins.tool_loop.guarded_http import check_url
-from tailrace_plugins.tool_loop.records import Begun, Needs, ToolFacts
+from tailrace_plugins.tool_loop.loop_records import Begun, Needs, ToolFacts
+from tailrace_plugins.tool_loop.mcp_connections import McpConnection, McpConnections
+from tailrace_plugins.tool_loop.mcp_errors import ServerUnreachable
 from tailrace_plugins.tool_loop.servers_file import McpServer
 
 __all__ = ["Connect", "ToolServers"]

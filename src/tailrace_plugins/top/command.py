@@ -29,7 +29,7 @@ def top(every: float, once: bool, url: str | None, key: str) -> None:
     from rich.live import Live
 
     from tailrace_plugins.top.looks import Looks, NoLook
-    from tailrace_plugins.top.screen import screen
+    from tailrace_plugins.top.top_screen import screen
 
     console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
     with Looks(url or default_url(), key) as looks:

@@ -14,9 +14,9 @@ from tests.waiting import LONG_S, turn
 
 from tailrace.access.quota import Quota
 from tailrace.server import LocalNotes, LocalTable
+from tailrace_plugins.batches.batch_files import Files, FileWriter
 from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches
-from tailrace_plugins.batches.files import Files, FileWriter
 from tailrace_plugins.batches.row_runner import RowRunner
 from tailrace_plugins.batches.slots import RowQueue
 

@@ -17,8 +17,8 @@ from tests.waiting import LONG_S
 
 from tailrace.server import LocalNotes
 from tailrace.streams.disk import DiskJournal
+from tailrace_plugins.batches.batch_keys import RESULTS
 from tailrace_plugins.batches.extension import EXTENSION
-from tailrace_plugins.batches.keys import RESULTS
 
 _SOURCE = "scripted:tokens_per_s=200"
 _NUM_ROWS = 400

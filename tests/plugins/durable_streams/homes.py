@@ -7,9 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from tailrace_outer.redis.redis_store import open_redis
 from tailrace_plugins.durable_streams.durable_opening import open_durable
+from tailrace_plugins.durable_streams.durable_records import Stamp
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch, Receipt
-from tailrace_plugins.durable_streams.records import Stamp
 
 __all__ = ["BUDGET_BYTES", "LEASE_S", "append", "content", "create", "servers"]
 

@@ -18,10 +18,10 @@ from tailrace.errors import (
     StreamError,
 )
 from tailrace_plugins.durable_streams.draft import DraftStore
+from tailrace_plugins.durable_streams.durable_records import DurableRecord
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 from tailrace_plugins.durable_streams.page import position_of
-from tailrace_plugins.durable_streams.records import DurableRecord
 from tailrace_plugins.durable_streams.snapshot import snapshot
 
 TEXT = Creation("text/plain")

@@ -17,10 +17,10 @@ from tailrace_plugins.durable_streams.durable_errors import (
     StreamConflict,
     StreamsFull,
 )
+from tailrace_plugins.durable_streams.durable_records import Stamp
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 from tailrace_plugins.durable_streams.page import page_of, position_of
-from tailrace_plugins.durable_streams.records import Stamp
 
 TEXT = Creation("text/plain")
 JSON = Creation("application/json")

@@ -18,10 +18,10 @@ from tests.waiting import wait_until
 
 from tailrace.errors import StreamExpired, UnknownStream
 from tailrace_plugins.durable_streams.durable_errors import SequenceGap, StreamClosed, StreamConflict
+from tailrace_plugins.durable_streams.durable_records import Stamp
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.operations import Creation
-from tailrace_plugins.durable_streams.records import Stamp
 
 
 @pytest.fixture

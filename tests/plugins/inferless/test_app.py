@@ -11,7 +11,7 @@ import pytest
 from tests.plugins.inferless.apps import STREAMING, UNARY, Make, Reader, apps, events_of, served
 from tests.waiting import LONG_S, wait_until
 
-from tailrace_plugins.inferless import model as model_module
+from tailrace_plugins.inferless import app_class as model_module
 
 HEX = "0123456789abcdef" * 2
 ECHO = """

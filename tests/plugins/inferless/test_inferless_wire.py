@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from tailrace.errors import RequestError
-from tailrace_plugins.inferless.errors import OutputError
+from tailrace_plugins.inferless.inferless_errors import OutputError
 from tailrace_plugins.inferless.inferless_wire import read, tensors_of, values_of
 from tailrace_plugins.inferless.schema import Input, Schema
 

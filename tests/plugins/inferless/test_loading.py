@@ -10,7 +10,7 @@ import pytest
 from tests.plugins.inferless.apps import STREAMING, UNARY, Make, apps, events_of, served
 
 from tailrace_plugins.inferless.app import load_app
-from tailrace_plugins.inferless.errors import AppError
+from tailrace_plugins.inferless.inferless_errors import AppError
 from tailrace_plugins.inferless.shim import REMOTE_NOTE
 
 ECHO = """

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from tailrace.errors import RequestError
-from tailrace_plugins.inferless.errors import AppError
+from tailrace_plugins.inferless.inferless_errors import AppError
 from tailrace_plugins.inferless.schema import DATATYPES, Input, Schema, instance_of, read_fields, read_schema
 
 

@@ -20,9 +20,9 @@ from tailrace.testing import Law, laws
 from tailrace.types import Grammar, Sampling
 from tailrace_kit.sampler import Row
 from tailrace_plugins.openvino.draft_model import DraftModel
-from tailrace_plugins.openvino.drafts import Drafted
-from tailrace_plugins.openvino.model import load_runner
+from tailrace_plugins.openvino.model_loading import load_runner
 from tailrace_plugins.openvino.scheduler import SequenceState
+from tailrace_plugins.openvino.speculation import Drafted
 
 PROMPT = tuple(range(20, 120))
 ITSELF, OTHER = "itself", "other"

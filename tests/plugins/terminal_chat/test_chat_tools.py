@@ -19,8 +19,8 @@ from tests.waiting import until
 
 from tailrace.cli.commands import PlainScreen
 from tailrace.client import AnswerFailed, Client, connect
+from tailrace_plugins.terminal_chat.mcp_answer import Tools as ChatTools
 from tailrace_plugins.terminal_chat.session import Chat
-from tailrace_plugins.terminal_chat.tools import Tools as ChatTools
 
 pytest.importorskip("mcp")
 

@@ -15,8 +15,8 @@ from tests.waiting import LONG_S
 pytest.importorskip("mcp")
 
 from tailrace.errors import RequestError
-from tailrace_plugins.tool_loop.answers import EventsAnswer
 from tailrace_plugins.tool_loop.asking import Asking
+from tailrace_plugins.tool_loop.response_answers import EventsAnswer
 
 
 @pytest.mark.parametrize(

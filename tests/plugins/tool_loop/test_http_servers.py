@@ -25,7 +25,7 @@ from tests.waiting import LONG_S, until
 
 pytest.importorskip("mcp")
 
-from tailrace_plugins.tool_loop.connections import McpConnection, http_transport
+from tailrace_plugins.tool_loop.mcp_connections import McpConnection, http_transport
 
 SUMS = Path(__file__).with_name("sums_server.py")
 

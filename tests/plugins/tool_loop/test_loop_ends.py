@@ -33,13 +33,13 @@ import mcp_types
 
 from tailrace.access.principal import PRINCIPAL, Principal
 from tailrace.server import LocalTable
-from tailrace_plugins.tool_loop.answers import begun_answer
 from tailrace_plugins.tool_loop.asked import ToolRequest
 from tailrace_plugins.tool_loop.beginnings import RUNNING_OF_OWNER
-from tailrace_plugins.tool_loop.connections import McpConnection, McpConnections
-from tailrace_plugins.tool_loop.errors import LoopsFull
+from tailrace_plugins.tool_loop.loop_records import Called
 from tailrace_plugins.tool_loop.loops import Loops
-from tailrace_plugins.tool_loop.records import Called
+from tailrace_plugins.tool_loop.mcp_connections import McpConnection, McpConnections
+from tailrace_plugins.tool_loop.mcp_errors import LoopsFull
+from tailrace_plugins.tool_loop.response_answers import begun_answer
 from tailrace_plugins.tool_loop.servers_file import McpServer
 
 _CALL_S = 3  # long enough for a cancel

@@ -24,14 +24,14 @@ from tailrace.errors import TailraceError
 from tailrace.server import InnerStream, Sender, Server, Table, row_key
 from tailrace.types import ANONYMOUS
 from tailrace_outer.redis.redis_store import open_redis
-from tailrace_plugins.tool_loop.answers import begun_answer, has_begun
-from tailrace_plugins.tool_loop.calls import CallLimits
-from tailrace_plugins.tool_loop.errors import NotBegun, UnknownLoop
+from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal, new_loop_id
-from tailrace_plugins.tool_loop.keys import READ
 from tailrace_plugins.tool_loop.loop import Loop
+from tailrace_plugins.tool_loop.loop_keys import READ
+from tailrace_plugins.tool_loop.loop_records import Begun, Needs
 from tailrace_plugins.tool_loop.loops import Loops
-from tailrace_plugins.tool_loop.records import Begun, Needs
+from tailrace_plugins.tool_loop.mcp_errors import NotBegun, UnknownLoop
+from tailrace_plugins.tool_loop.response_answers import begun_answer, has_begun
 from tailrace_plugins.tool_loop.tool_servers import ToolServers
 
 _SLOW = "tokens_per_s=0.001"  # so that a turn of the model does not end by itself

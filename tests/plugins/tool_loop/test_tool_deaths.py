@@ -26,10 +26,10 @@ from tests.waiting import LONG_S
 pytest.importorskip("mcp")
 
 from tailrace.server import LocalNotes, LocalTable, Note, row_key
-from tailrace_plugins.tool_loop.calls import CallLimits
+from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal
-from tailrace_plugins.tool_loop.keys import CLAIMS
 from tailrace_plugins.tool_loop.loop import Loop
+from tailrace_plugins.tool_loop.loop_keys import CLAIMS
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.servers_file import McpServer
 from tailrace_plugins.tool_loop.tool_servers import ToolServers

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from tailrace.records.tables import METADATA
+from tailrace.records.database_tables import METADATA
 
 context.configure(
     connection=context.config.attributes["connection"],

@@ -3,9 +3,9 @@ the text."""
 
 from __future__ import annotations
 
-from tailrace.text.calls.formats import FORMATS, UNKNOWN, CallFormat
+from tailrace.text.calls.call_formats import FORMATS, UNKNOWN, CallFormat
+from tailrace.text.calls.call_reader import CallPart, ToolCallReader, WholeCall, WholeCallReader
 from tailrace.text.calls.parameters import parameters_of
-from tailrace.text.calls.reader import CallPart, ToolCallReader, WholeCall, WholeCallReader
 
 __all__ = [
     "FORMATS",

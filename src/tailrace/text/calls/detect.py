@@ -7,8 +7,8 @@ from itertools import product
 
 import msgspec
 
-from tailrace.text.calls.formats import FORMATS, CallFormat
-from tailrace.text.calls.reader import WholeCall, WholeCallReader
+from tailrace.text.calls.call_formats import FORMATS, CallFormat
+from tailrace.text.calls.call_reader import WholeCall, WholeCallReader
 from tailrace.types import CallReading, ToolCall
 
 __all__ = ["detect", "detect_by_markers"]

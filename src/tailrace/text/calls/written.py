@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from tailrace.text.calls.formats import CallFormat
+from tailrace.text.calls.call_formats import CallFormat
 from tailrace.text.calls.parameters import parameters_of
 from tailrace.text.calls.syntaxes import JsonCalls, NamedCalls, PythonCalls, TaggedCalls
 

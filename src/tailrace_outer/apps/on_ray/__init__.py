@@ -28,7 +28,7 @@ def serve_on_ray(spec: ServerSpec) -> int:
     """Deploy the built-in server, and wait for a signal. Returns the exit status."""
 
     def serve() -> None:
-        from tailrace_outer.apps.on_ray.deployment import serve_models
+        from tailrace_outer.apps.on_ray.ray_deployment import serve_models
 
         serve_models(spec)
 
@@ -67,7 +67,7 @@ def server(args: Mapping[str, Any]) -> Any:  # Any: of a YAML file; Ray's applic
 
     Raises: ValueError for invalid arguments.
     """
-    from tailrace_outer.apps.on_ray.deployment import server_application
+    from tailrace_outer.apps.on_ray.ray_deployment import server_application
     from tailrace_outer.apps.on_ray.spec import ServerSpec
 
     return server_application(ServerSpec.of_args(args))

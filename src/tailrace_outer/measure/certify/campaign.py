@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from tailrace.engines import EngineSpec
 from tailrace.engines.certificate import Finding
+from tailrace_outer.measure.certify.killed_worker import RestartedWorker, SequenceTranscript, continuation_of, replay_of
 from tailrace_outer.measure.certify.prompt_maker import PromptMaker
 from tailrace_outer.measure.certify.situations import Situation, situations
-from tailrace_outer.measure.certify.worker import RestartedWorker, SequenceTranscript, continuation_of, replay_of
 
 __all__ = ["Tally", "certify"]
 

@@ -16,8 +16,8 @@ from tests.http.certificates import write_certificate
 from tests.seeing import picture
 
 from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.images import fetch
-from tailrace.images.fetch import ImageFetcher, is_public
+from tailrace.images import image_fetch
+from tailrace.images.image_fetch import ImageFetcher, is_public
 from tailrace.types import Image
 
 _PICTURE = picture(1)
@@ -223,7 +223,7 @@ def test_the_bytes_and_the_time_of_a_request_have_limits(monkeypatch: pytest.Mon
     with _site() as (port, _):
         fetcher = ImageFetcher("a.example", resolve=_Names(["127.0.0.1"]), is_allowed=_local, transport=_ToPort(port))
         url = "http://a.example/picture/1"
-        monkeypatch.setattr(fetch, "MAX_BYTES", 2 * len(_PICTURE) - 1)
+        monkeypatch.setattr(image_fetch, "MAX_BYTES", 2 * len(_PICTURE) - 1)
         assert _fetched(fetcher, url) == [_PICTURE]
         with pytest.raises(RequestError, match="MiB"):
             _fetched(fetcher, url, url)
@@ -233,7 +233,7 @@ def test_the_bytes_and_the_time_of_a_request_have_limits(monkeypatch: pytest.Mon
             await asyncio.Event().wait()
             raise AssertionError
 
-    monkeypatch.setattr(fetch, "TIMEOUT_S", 0.01)
+    monkeypatch.setattr(image_fetch, "TIMEOUT_S", 0.01)
     slow = ImageFetcher("a.example", resolve=_Names(["127.0.0.1"]), is_allowed=_local, transport=Slow())
     with pytest.raises(RequestError, match="too long"):
         _fetched(slow, url)

@@ -13,7 +13,7 @@ import click
 from tailrace.cli.config_file import file_options
 from tailrace.cli.console import print_json, print_table, say
 from tailrace.settings import Settings
-from tailrace_outer.admin.quotas import describe_quota, quota_options, quota_with
+from tailrace_outer.admin.limit_options import describe_quota, quota_options, quota_with
 from tailrace_outer.admin.times import Duration, date_of
 from tailrace_outer.client.servers import default_url, server_failures, server_options
 
@@ -228,7 +228,7 @@ def _store(
     from tailrace.access.audit import open_audit_log
     from tailrace.errors import ModelError, StorageError, UnknownKey
     from tailrace.records.key_store import KeyStore
-    from tailrace.records.service import absent_database, open_database
+    from tailrace.records.records_service import absent_database, open_database
 
     try:
         settings = Settings(**values)

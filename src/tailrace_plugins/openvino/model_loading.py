@@ -19,8 +19,8 @@ from tailrace_kit.scratch import scratch_directory
 from tailrace_plugins.openvino.blocks import BLOCK_TOKENS
 from tailrace_plugins.openvino.decoder import Images, build, layer_names
 from tailrace_plugins.openvino.exports import read_export
-from tailrace_plugins.openvino.eye import VisionTower
 from tailrace_plugins.openvino.eye_files import open_eye
+from tailrace_plugins.openvino.image_thread import VisionTower
 from tailrace_plugins.openvino.model_files import has_lone_form, has_plain_form, sees
 from tailrace_plugins.openvino.openvino_adapters import Branches, split_fused
 from tailrace_plugins.openvino.prepared import Weights, prepare

@@ -11,7 +11,7 @@ import msgspec
 
 from tailrace.dialects import JsonBody
 from tailrace_plugins.tool_loop.inner_events import FINAL
-from tailrace_plugins.tool_loop.records import Begun, Called, Planned, ToolFacts
+from tailrace_plugins.tool_loop.loop_records import Begun, Called, Planned, ToolFacts
 
 __all__ = ["ModelTurn", "OutEvent", "Output"]
 

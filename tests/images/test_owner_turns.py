@@ -8,7 +8,7 @@ import random
 import pytest
 from tests.waiting import turn
 
-from tailrace.images.turns import OwnerTurns
+from tailrace.images.owner_turns import OwnerTurns
 
 
 async def test_owners_take_turns() -> None:

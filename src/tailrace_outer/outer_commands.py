@@ -25,7 +25,7 @@ DEMO = LateCommand(
 DOCTOR = LateCommand(
     "doctor", "Check this machine, its engines, and how fast a model could be.", "tailrace_outer.measure.doctor:doctor"
 )
-KEYS = LateCommand("keys", "Create, show and revoke the keys of a server.", "tailrace_outer.admin.keys:keys")
+KEYS = LateCommand("keys", "Create, show and revoke the keys of a server.", "tailrace_outer.admin.keys_command:keys")
 LS = LateCommand("ls", "List the models on this machine.", "tailrace_outer.measure.ls:ls")
 RESTORE = LateCommand("restore", "Make a data directory of a backup.", "tailrace_outer.admin.backup:restore")
 RM = LateCommand("rm", "Delete downloaded models.", "tailrace_outer.measure.rm:rm")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.errors import AdmissionError, QueueFull, TailraceError
-from tailrace_plugins.inferless.errors import InferFailed, OutputError, StreamCancelled
+from tailrace_plugins.inferless.inferless_errors import InferFailed, OutputError, StreamCancelled
 from tailrace_plugins.inferless.inferless_wire import values_of
 from tailrace_plugins.inferless.leftovers import Marks, unwatch, watch
 from tailrace_plugins.inferless.loading import Loaded, positional

@@ -10,7 +10,7 @@ from tailrace.assembly.source import find_named
 from tailrace.errors import ModelError
 from tailrace.models.progress import NoProgress
 from tailrace_outer.apps.on_ray.cluster import deploy, joins_cluster, on_cluster, say, wait_for_signal
-from tailrace_outer.apps.on_ray.replica import RayReplica
+from tailrace_outer.apps.on_ray.ray_replica import RayReplica
 from tailrace_outer.apps.on_ray.spec import RayError, ServerSpec, check_redis
 
 __all__ = ["NAME", "serve_models", "server_application"]

@@ -18,7 +18,7 @@ from tailrace.dialects import JsonBody
 from tailrace.errors import StreamError, TailraceError
 from tailrace.server import InnerStream, Server, StreamLog
 from tailrace_plugins.tool_loop.inner_events import FINAL, read_events
-from tailrace_plugins.tool_loop.records import Begun, ToolFacts
+from tailrace_plugins.tool_loop.loop_records import Begun, ToolFacts
 
 __all__ = ["IGNORED", "LoopModel", "body_of_turn"]
 

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.dialects import SSE, to_json
 from tailrace.errors import Cancelled
 from tailrace.server import HEARTBEAT, STREAM_HEADERS, client_disconnected, unless_left
-from tailrace_plugins.tool_loop.errors import UnknownLoop
 from tailrace_plugins.tool_loop.loop import Loop
-from tailrace_plugins.tool_loop.output import OutEvent
+from tailrace_plugins.tool_loop.loop_output import OutEvent
+from tailrace_plugins.tool_loop.mcp_errors import UnknownLoop
 
 __all__ = ["WRITE_EVENTS", "EventsAnswer", "begun_answer", "deleted", "has_begun", "keepalive", "response_of"]
 

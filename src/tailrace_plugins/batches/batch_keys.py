@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.server import row_key
-from tailrace_plugins.batches.records import RowBatch
+from tailrace_plugins.batches.batch_records import RowBatch
 
 __all__ = [
     "BATCHES", "CANCELLED", "COUNTS", "ERRORS", "FILES", "KINDS", "OPEN", "PIECES", "RESULTS", "UNUSED",

@@ -13,9 +13,9 @@ import msgspec
 
 from tailrace.errors import StorageError
 from tailrace.server import Table, TableLease, account_of, row_key
-from tailrace_plugins.batches.errors import SpaceFull, TooMany, UnknownFile
-from tailrace_plugins.batches.keys import FILES, PIECES, UNUSED, piece_key
-from tailrace_plugins.batches.records import StoredFile
+from tailrace_plugins.batches.batch_errors import SpaceFull, TooMany, UnknownFile
+from tailrace_plugins.batches.batch_keys import FILES, PIECES, UNUSED, piece_key
+from tailrace_plugins.batches.batch_records import StoredFile
 
 __all__ = ["PIECE_BYTES", "FileWriter", "Files", "new_id", "unused"]
 

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from tailrace_plugins.batches.records import LineError
+from tailrace_plugins.batches.batch_records import LineError
 
 __all__ = ["BatchRow", "Outcome", "RowError", "RowReader", "body_of", "model_of", "seconds_of"]
 

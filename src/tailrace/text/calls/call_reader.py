@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.text.calls.formats import FORMATS, UNKNOWN, CallFormat
+from tailrace.text.calls.call_formats import FORMATS, UNKNOWN, CallFormat
 from tailrace.text.calls.incoming import Incoming, Wait, run
 from tailrace.text.calls.literals import LiteralReader, json_string
 from tailrace.text.calls.syntaxes import JsonCalls, NotACall, Syntax

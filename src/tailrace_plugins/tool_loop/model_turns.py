@@ -14,9 +14,9 @@ import msgspec
 
 from tailrace.dialects import JsonBody
 from tailrace_plugins.tool_loop.kept import KeptLoop
-from tailrace_plugins.tool_loop.model import LoopModel
-from tailrace_plugins.tool_loop.output import ModelTurn, Output
-from tailrace_plugins.tool_loop.records import TurnEnded
+from tailrace_plugins.tool_loop.loop_output import ModelTurn, Output
+from tailrace_plugins.tool_loop.loop_records import TurnEnded
+from tailrace_plugins.tool_loop.model_requests import LoopModel
 
 __all__ = ["Turns"]
 

@@ -19,9 +19,9 @@ from mcp.client.streamable_http import streamable_http_client
 
 from tailrace.dialects import JsonBody
 from tailrace.server import is_deeper
-from tailrace_plugins.tool_loop.errors import ServerUnreachable
 from tailrace_plugins.tool_loop.guarded_http import GuardedTransport, is_public
-from tailrace_plugins.tool_loop.records import Called, ToolFacts
+from tailrace_plugins.tool_loop.loop_records import Called, ToolFacts
+from tailrace_plugins.tool_loop.mcp_errors import ServerUnreachable
 from tailrace_plugins.tool_loop.servers_file import McpServer
 from tailrace_plugins.tool_loop.stdio import program_transport
 

@@ -15,7 +15,7 @@ from tailrace.assembly.source import find_source
 from tailrace.errors import ModelError, StorageError
 from tailrace.models import NoProgress
 from tailrace.records import conversation_keeper
-from tailrace.records.service import Records
+from tailrace.records.records_service import Records
 from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings
 from tailrace.types import Record
