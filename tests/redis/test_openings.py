@@ -204,3 +204,28 @@ async def test_a_server_that_keeps_the_key_of_an_ended_stream_too_late_changes_n
         assert await claims.find(ANONYMOUS, _CLAIM) == record.stream_id
         assert 60_000 < await connection.client.pttl(connection.keys.claim(ANONYMOUS, _CLAIM.key)) <= 100_000
     delete_keys(prefix_of(tmp_path))
+
+
+async def test_a_key_whose_stream_was_stored_meanwhile_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server sees that the stream is not stored, and is frozen before it takes the key."""
+    monkeypatch.setattr("tailrace_outer.redis._claims.CATCH_UP_S", -1.0)
+    first, other = new_record(claim=_CLAIM), new_record(claim=_CLAIM)
+    async with Connection.open(f"{shared_url()}?prefix={prefix_of(tmp_path)}") as connection:
+        claims, client = Claims(connection), connection.client
+        await claims.take(first, _CLAIM)
+        exists = client.exists
+
+        async def exists_and_is_stored_then(key: str) -> int:
+            found: int = await exists(key)
+            if key == connection.keys.stream(first.stream_id):
+                await client.hset(key, "epoch", 1)
+                assert await claims.keep(first)
+            return found
+
+        monkeypatch.setattr(client, "exists", exists_and_is_stored_then)
+        with pytest.raises(ClaimTaken):
+            await claims.take(other, _CLAIM)
+        assert await claims.find(ANONYMOUS, _CLAIM) == first.stream_id
+    delete_keys(prefix_of(tmp_path))

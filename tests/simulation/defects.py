@@ -40,6 +40,15 @@ _STORE = "tailrace_outer.redis."
 _SCRIPTS = _STORE + "_scripts"
 _LOOPS = "tailrace_plugins.tool_loop."
 
+_FIRST_DEAD = '        await self._command("set", keys.lease(epoch), "dead", px=DAY_MS)\n'
+_THEN_UNLISTED = """\
+        await self._command("srem", keys.servers, str(epoch))
+        await self._command("hdel", keys.models, str(epoch))
+        for shard in range(keys.num_shards):
+            await self._connection.run(UNLIST, [keys.owned(shard, epoch), keys.writers(shard)], epoch)
+            await self._command("delete", keys.inbox(shard, epoch))
+"""
+
 DEFECTS = (
     # What random deaths of real servers have found.
     Defect(
@@ -129,7 +138,7 @@ DEFECTS = (
     Defect(
         "two servers begin a stream with one key",
         _SCRIPTS,
-        "if has and has ~= ARGV[1] and has ~= ARGV[3] then return has end\n",
+        "if has and has ~= ARGV[1] and has ~= ARGV[2] and has ~= ARGV[4] then return has end\n",
         "",
         seeds=5,
     ),
@@ -150,8 +159,8 @@ DEFECTS = (
     Defect(
         "a late command takes away the end of an idempotency key",
         _SCRIPTS,
-        "if has == ARGV[2] then return false end\n",
-        "if has == ARGV[2] then has = ARGV[1] end\n",
+        "  if has == ARGV[row] then return false end\n",
+        "  if has == ARGV[row] then has = ARGV[1] end\n",
         seeds=4000,
     ),
     Defect(
@@ -249,6 +258,30 @@ DEFECTS = (
         seeds=400,
         first=FIRST_WITH_BATCH,
         step=EVERY_BATCH,
+    ),
+    Defect(
+        "an idempotency key is replaced although its stream was stored meanwhile",
+        _STORE + "_claims",
+        "_RUNNING_MS, _STORED) is None",
+        "_RUNNING_MS, _TAKEN) is None",
+        seeds=20,
+        first=2_900_003_575,
+    ),
+    Defect(
+        "a server takes what another writer has added for its own",
+        _STORE + "_writer",
+        "        if stored.epoch != self._members.epoch:  #",
+        "        if False:  #",
+        seeds=20,
+        first=2_900_006_292,
+    ),
+    Defect(
+        "a server that leaves gives its lease back last",
+        _STORE + "_members",
+        _FIRST_DEAD + _THEN_UNLISTED,
+        _THEN_UNLISTED + _FIRST_DEAD,
+        seeds=20,
+        first=2_900_008_785,
     ),
     Defect(
         "nobody takes the batches of a dead server",

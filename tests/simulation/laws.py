@@ -14,7 +14,7 @@
 11. No call is lost in silence: its response shows it, with its result or as one of which nobody knows what came of it.
 
 Where Redis itself loses what it has confirmed (`may_lose`), law 4 and those on ids cannot hold, and a stream may end in
-another way than some have seen. The other events that a reader has seen still do not change.
+another way than some have seen, or after fewer events. The other events that a reader has seen still do not change.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Stream:
     num_seen: int = 0
     epochs: list[int] = field(default_factory=list)  # of its writers, in order
     writers: list[Process | None] = field(default_factory=list)
-    former_ends: set[tuple[int, Event]] = field(default_factory=set)  # that Redis had kept, has lost, and has no more
+    former: set[tuple[int, Event]] = field(default_factory=set)  # what Redis had kept and lost, before another end
     expected: Expected | None = None
     is_deleted: bool = False  # as a client was told
 
@@ -134,10 +134,10 @@ class Ledger:
                     raise Violation(
                         f"law 2: event {seq} of {stream_id} has changed: {event} was {stream.events[seq - 1]}"
                     )
-                stream.former_ends |= {
+                stream.former |= {
                     (at, _known(former))
                     for at, former in enumerate(stream.events[seq - 1 :], seq)
-                    if isinstance(former, End)
+                    if isinstance(event, End) or isinstance(former, End)
                 }
                 del stream.events[seq - 1 :], stream.num_tokens[seq:]
                 self._add(stream_id, stream, event)
@@ -168,17 +168,20 @@ class Ledger:
     def on_seen(self, stream_id: str, seq: int, event: Event) -> None:
         self._note("seen", stream_id, seq)
         stream = self.of(stream_id)
+        if (seq, _known(event)) not in stream.former:
+            self._check_kept(stream_id, stream, seq, event)
+        stream.num_seen = max(stream.num_seen, seq)
+        if isinstance(event, End):
+            self._check_end(stream_id, stream, event)
+
+    def _check_kept(self, stream_id: str, stream: _Stream, seq: int, event: Event) -> None:
         if seq > len(stream.events):
             raise Violation(
                 f"law 4: a reader has seen event {seq} of {stream_id}, of which {len(stream.events)} are kept"
             )
         kept = stream.events[seq - 1]
-        is_former_end = isinstance(event, End) and (seq, _known(event)) in stream.former_ends
-        if event != kept and not is_former_end and not (self.may_lose and _known(event) == _known(kept)):
+        if event != kept and not (self.may_lose and _known(event) == _known(kept)):
             raise Violation(f"law 2: a reader has seen {event} as event {seq} of {stream_id}, and kept is {kept}")
-        stream.num_seen = max(stream.num_seen, seq)
-        if isinstance(event, End):
-            self._check_end(stream_id, stream, event)
 
     def _check_end(self, stream_id: str, stream: _Stream, end: End) -> None:
         expected = stream.expected

@@ -19,6 +19,7 @@ __all__ = ["TAKEN", "Claims"]
 TAKEN = "Another server began a stream with this Idempotency-Key."
 
 _UNUSED_MS = 60_000  # lifetime of a key whose stream is not stored yet
+_TAKEN, _STORED, _ENDED = 1, 2, 3  # the rows of a stream: before it is stored, while it runs, and then
 _RUNNING_MS = 30 * DAY_MS  # of one whose stream runs; not forever: if its opening was given up, nobody ends it
 
 
@@ -32,7 +33,8 @@ _decode = msgspec.msgpack.Decoder(_Row).decode
 
 
 class Claims:
-    """A key is taken before its stream is stored, so two servers cannot begin a stream with one key."""
+    """A key is taken before its stream is stored, so two servers cannot begin a stream with one key. When the stream is
+    stored, the key's row changes: who saw that it was not stored, and replaces that row late, fails."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -61,7 +63,7 @@ class Claims:
         client, ask = self._connection.client, self._connection.ask
         seen, until_s = b"", 0.0
         unused = b""  # the row of a stream that is not there
-        while (other := await self._claim(record, claim, _UNUSED_MS, unused)) is not None:
+        while (other := await self._claim(record, claim, _UNUSED_MS, _TAKEN, unused)) is not None:
             if other != seen:
                 seen, until_s = other, time.monotonic() + CATCH_UP_S
             stream_id = _decode(other).stream_id
@@ -80,19 +82,22 @@ class Claims:
         may have taken it before the stream was stored. Raises: StorageError."""
         if record.claim is None:
             return True
-        return await self._claim(record, record.claim, _RUNNING_MS) is None
+        return await self._claim(record, record.claim, _RUNNING_MS, _STORED) is None
 
     async def end(self, record: Record, lifetime_s: float) -> None:
         """Keep the key of a stream that has ended: from the first such call on, for this time. Raises: StorageError."""
         if record.claim is not None:
-            await self._claim(record, record.claim, max(1, int(1000 * lifetime_s)), has_ended=True)
+            await self._claim(record, record.claim, max(1, int(1000 * lifetime_s)), _ENDED)
 
     async def _claim(
-        self, record: Record, claim: Claim, lifetime_ms: int, unused: bytes = b"", *, has_ended: bool = False
+        self, record: Record, claim: Claim, lifetime_ms: int, which: int, unused: bytes = b""
     ) -> bytes | None:
-        """Return the row of another stream that has the key and is not `unused`. Raises: StorageError."""
+        """Write the row `which` of a stream. Return the row of another one that has the key and is not `unused`.
+
+        Raises: StorageError.
+        """
         fields = claim.fingerprint, record.stream_id
-        rows = _encode(fields), _encode((*fields, True))  # while the stream runs, and then
+        rows = _encode(fields), _encode((*fields, False)), _encode((*fields, True))
         keys = [self._keys.claim(record.owner, claim.key)]
-        other: bytes | None = await self._connection.run(CLAIM, keys, *rows, unused, lifetime_ms, 1 + has_ended)
+        other: bytes | None = await self._connection.run(CLAIM, keys, *rows, unused, lifetime_ms, which)
         return other

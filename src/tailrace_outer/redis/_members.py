@@ -140,12 +140,13 @@ class Members:
     async def forget(self, epoch: int) -> None:
         """Nothing of a server is left. Raises: StorageError."""
         keys = self._connection.keys
+        # First: nobody looks at the lease of an unlisted server, and if Redis's clock was set, it may last for long.
+        await self._command("set", keys.lease(epoch), "dead", px=DAY_MS)
         await self._command("srem", keys.servers, str(epoch))
         await self._command("hdel", keys.models, str(epoch))
         for shard in range(keys.num_shards):
             await self._connection.run(UNLIST, [keys.owned(shard, epoch), keys.writers(shard)], epoch)
             await self._command("delete", keys.inbox(shard, epoch))
-        await self._command("set", keys.lease(epoch), "dead", px=DAY_MS)
         self.dead -= {epoch}
 
     async def find_dead(self) -> None:

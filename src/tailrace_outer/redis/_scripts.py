@@ -203,14 +203,17 @@ redis.call('DEL', KEYS[1], KEYS[2])
 return 1
 """)
 
-# Keys: `claim`. Arguments: the rows of a stream that runs and that has ended; the row of another one, which it may
-# replace; how long in ms the key is kept; 1 or 2: which row. The row of an ended stream stays as it is: a server may
-# hear too late that it has lost the stream. Returns the row of another stream; nil if the key is this one's.
+# Keys: `claim`. Arguments: the rows of a stream that is not stored yet, that runs and that has ended; the row of
+# another one, which it may replace; how long in ms the key is kept; 1, 2 or 3: which row. A row of the stream is not
+# replaced by an earlier one: a command may be late, and a server may hear too late that it has lost the stream. Returns
+# the row of another stream; nil if the key is this one's.
 CLAIM = script("""
-local has = redis.call('GET', KEYS[1])
-if has == ARGV[2] then return false end
-if has and has ~= ARGV[1] and has ~= ARGV[3] then return has end
-redis.call('SET', KEYS[1], ARGV[tonumber(ARGV[5])], 'PX', ARGV[4])
+local has, which = redis.call('GET', KEYS[1]), tonumber(ARGV[6])
+for row = math.min(which + 1, 3), 3 do
+  if has == ARGV[row] then return false end
+end
+if has and has ~= ARGV[1] and has ~= ARGV[2] and has ~= ARGV[4] then return has end
+redis.call('SET', KEYS[1], ARGV[which], 'PX', ARGV[5])
 return false
 """)
 

@@ -200,6 +200,9 @@ class Writer:
         stored = await load(self._connection, log.stream_id)
         if not isinstance(stored, Stored):
             return
+        if stored.epoch != self._members.epoch:  # it was taken over since then
+            await self._on_other_writer(log)
+            return
         try:
             new = stored.events(self._rows, log.stream_id)[log.last_seq :]
         except JournalDamaged:  # of this stream alone
