@@ -199,6 +199,13 @@ class Journal:
         else:
             await self._delete(owner, loop_id)
 
+    async def delete_damaged(self, owner: str, loop_id: str) -> bool:
+        """Forget a response that cannot be read, if there is one and no server that lives goes on with it."""
+        if await self.table.take(row_key(BEGUN, owner, loop_id)) is None:
+            return False
+        await self.delete_id(owner, loop_id)
+        return True
+
     async def forget(self, owner: str) -> int:
         """Forget all that an owner has. Returns how many responses there were."""
         num_loops = len(await self.of(owner))

@@ -27,7 +27,7 @@ from tailrace_outer.redis.redis_store import open_redis
 from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal, new_loop_id
 from tailrace_plugins.tool_loop.loop import Loop
-from tailrace_plugins.tool_loop.loop_keys import READ
+from tailrace_plugins.tool_loop.loop_keys import READ, step_key
 from tailrace_plugins.tool_loop.loop_records import Begun, Needs
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.mcp_errors import NotBegun, UnknownLoop
@@ -276,6 +276,21 @@ async def test_a_server_does_not_count_itself_as_another_reader(tmp_path: Path) 
             assert not await journal.is_read(begun)
     finally:
         delete_keys(prefix)
+
+
+async def test_a_response_that_has_lost_steps_is_deleted_when_its_server_has_gone(tmp_path: Path) -> None:
+    """Redis has lost steps that it had confirmed, and the server wrote the next one."""
+    async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
+        begun, table = _begun(), pair.tables[0]
+        async with open_redis(pair.url, lease_s=_LEASE_S) as store:
+            gone = Journal(await store.table_of("mcp"))
+            assert await gone.begin(begun, b"", Needs(owner=ANONYMOUS))
+            await table.change({step_key(ANONYMOUS, begun.loop_id, 2): b""})
+            assert await gone.load(ANONYMOUS, begun.loop_id) is None
+            assert not await Journal(table).delete_damaged(ANONYMOUS, begun.loop_id)
+        while begun.loop_id in await Journal(table).unfinished():
+            await table.refresh()  # as after each tick: then the servers look
+            await turn()
 
 
 def _begun() -> Begun:
