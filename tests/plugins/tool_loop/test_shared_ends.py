@@ -24,6 +24,7 @@ from tailrace.errors import TailraceError
 from tailrace.server import InnerStream, Sender, Server, Table, row_key
 from tailrace.types import ANONYMOUS
 from tailrace_outer.redis.redis_store import open_redis
+from tailrace_outer.redis.shared_table import RedisTable
 from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal, new_loop_id
 from tailrace_plugins.tool_loop.loop import Loop
@@ -288,6 +289,7 @@ async def test_a_response_that_has_lost_steps_is_deleted_when_its_server_has_gon
             await table.change({step_key(ANONYMOUS, begun.loop_id, 2): b""})
             assert await gone.load(ANONYMOUS, begun.loop_id) is None
             assert not await Journal(table).delete_damaged(ANONYMOUS, begun.loop_id)
+        assert isinstance(table, RedisTable)
         while begun.loop_id in await Journal(table).unfinished():
             await table.refresh()  # as after each tick: then the servers look
             await turn()
