@@ -23,7 +23,7 @@ from tests.faults.laws import seq_of, status_of
 from tests.faults.team import Team, team
 from tests.http.wire import as_json, sse_data
 
-pytestmark = [pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(1200)]
 
 _LONG_S = 400.0  # servers of many tests share the processors
 _PATH = "/v1/chat/completions"
@@ -197,8 +197,7 @@ def _cases() -> list[object]:
     cases = list[object]()
     for name, feature in FEATURES.items():
         for die in (*_DEATHS, *(_MORE_DEATHS if name in _HARD else ())):
-            marks = [] if (name, die) == ("schema", _engine) else [pytest.mark.deep]
-            cases.append(pytest.param(feature.source, name, die, id=f"{name}-{die.__name__[1:]}", marks=marks))
+            cases.append(pytest.param(feature.source, name, die, id=f"{name}-{die.__name__[1:]}"))
     return cases
 
 
@@ -219,7 +218,6 @@ def test_an_answer_is_the_one_without_a_death(alone: Ground, name: str, die: Dea
         assert found.continuity == ("" if die is _connection else "replayed"), "it died too late"
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("source", SOURCES)
 def test_answers_are_the_same_on_the_server_that_takes_them_over(
     source: str, request: pytest.FixtureRequest, tmp_path: Path

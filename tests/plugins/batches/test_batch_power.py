@@ -103,6 +103,7 @@ async def _run(machine: _Machine, directory: Path) -> str:
     return batch_id
 
 
+@pytest.mark.deep
 def test_each_row_has_one_result_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the system has not been told to sync is gone, the rest is there."""
     machine = _Machine(tmp_path / "live", tmp_path)

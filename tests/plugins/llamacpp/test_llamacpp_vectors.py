@@ -23,6 +23,7 @@ from tailrace.text import Tokenizer
 pytestmark = [pytest.mark.timeout(300), needs("torch", "transformers", "xllamacpp")]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("mode", MODES)
 def test_a_decoder(tmp_path: Path, mode: str) -> None:
     model = make(TINY["qwen3"], tmp_path / "plain")

@@ -46,6 +46,7 @@ def test_a_merged_adapter_equals_the_separate_branch(tiny_gpt2_dir: Path, tmp_pa
     assert (expected - before).abs().max() > 0.1
 
 
+@pytest.mark.deep
 def test_an_engine_with_one(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     directory = save(tmp_path / "adapter", random_pairs({"transformer.h.0.attn.c_attn": (96, 32)}, 5.0))
     spec = EngineSpec("transformers", str(tiny_gpt2_dir), context_tokens=64, kv_tokens=512, max_sequences=2, threads=1)

@@ -34,10 +34,8 @@ def _libraries() -> None:
     pytest.importorskip("transformers")
 
 
-# One architecture in `make test`: the others differ only inside the library.
-@pytest.mark.parametrize(
-    "architecture", [one if one == "llava" else pytest.param(one, marks=pytest.mark.deep) for one in ARCHITECTURES]
-)
+@pytest.mark.deep
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_answers_equal_those_of_generate(architecture: str, seeing_dir: Callable[[str], Path]) -> None:
     """For one image, another, two at once, and a text without any."""
     path = seeing_dir(architecture)
