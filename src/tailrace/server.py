@@ -271,6 +271,7 @@ class Opened:
     returns how much of each kind. `drain` is called when the server stops, before its connections are closed. `takes`
     are asked before the wires, by method and path, such as ("POST", "/v1/responses"); `lane_takes` those of a WebSocket
     with lanes, by its path. `on_metrics` is called with the server's metrics, whose `registry` takes collectors.
+    `single_headers` are those of requests that have one value: the server refuses a request that repeats one.
     """
 
     routes: Sequence[BaseRoute] = ()
@@ -282,6 +283,7 @@ class Opened:
     takes: Mapping[tuple[str, str], Take] = field(default_factory=dict)
     lane_takes: Mapping[str, LaneTake] = field(default_factory=dict)
     on_metrics: Callable[[Any], None] = lambda metrics: None  # Any: `Metrics` of `api`, which is above this module
+    single_headers: Sequence[str] = ()
 
 
 Open: TypeAlias = Callable[[Server, Options], AbstractAsyncContextManager[Opened]]

@@ -265,7 +265,8 @@ async def serve(
                 sock.listen(BACKLOG)
             except OSError as error:  # another process listens there now
                 raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
-            server = Uvicorn(running.app, settings, native.encode_error)
+            single_headers = [name for one in running.extensions for name in one.single_headers]
+            server = Uvicorn(running.app, settings, native.encode_error, single_headers)
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))
                 on_ready(running)

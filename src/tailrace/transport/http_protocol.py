@@ -29,6 +29,7 @@ import asyncio
 import enum
 import math
 import re
+from collections.abc import Container
 from typing import Any, cast
 
 import httptools
@@ -39,7 +40,7 @@ from tailrace.errors import AdmissionError, RequestError, TailraceError
 from tailrace.settings import Settings
 from tailrace.transport.connections import Connections, EncodeError
 
-__all__ = ["HttpProtocol"]
+__all__ = ["SINGLE_HEADERS", "HttpProtocol"]
 
 _MAX_TARGET_BYTES = 65_535  # the limit of httptools' URL parser
 _MAX_HEADERS = 100
@@ -49,10 +50,9 @@ _PIECE_BYTES = 4096  # what the parser gets at once; its progress is checked bet
 _VERSIONS = ("1.0", "1.1")
 _MAX_PIPELINED = 64
 _MAX_HANDSHAKE_LINE_BYTES = 8_000  # `websockets` allows lines of 8,192 bytes
-_SINGLE_HEADERS = frozenset(
+SINGLE_HEADERS = frozenset(  # of a request to any server; extensions have others
     b"content-encoding content-type idempotency-key last-event-id origin referer sec-fetch-site "
-    b"x-tailrace-continuity x-tailrace-linger stream-ttl stream-expires-at stream-closed stream-seq "
-    b"producer-id producer-epoch producer-seq".split()
+    b"x-tailrace-continuity x-tailrace-linger".split()
 )
 _TARGET = re.compile(rb"(?:https?://([^/?#]+))?(/[^#]*|)|\*", re.IGNORECASE)
 _DISCARD_S = 1.0
@@ -88,6 +88,7 @@ class HttpProtocol(HttpConnection):
         "_num_idle_bytes",
         "_part",
         "_recent",
+        "_single_headers",
         "slot",
     )
 
@@ -101,12 +102,14 @@ class HttpProtocol(HttpConnection):
         settings: Settings,
         connections: Connections,
         encode_error: EncodeError,
+        single_headers: Container[bytes],
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.timeout_keep_alive = settings.keep_alive_s
         self._header_s = settings.header_s
         self._connections = connections
         self._encode_error = encode_error
+        self._single_headers = single_headers
         self._part = _Part.NOTHING
         self._num_head_bytes = 0  # of the complete headers
         self._num_idle_bytes = 0  # received since the parser's last callback with progress
@@ -271,7 +274,7 @@ class HttpProtocol(HttpConnection):
                     raise _refusal(400, "The only supported transfer coding is chunked.")
                 if self.parser.get_http_version() == "1.0":
                     raise _refusal(400, "HTTP/1.0 does not have chunked bodies.")
-            if name in _SINGLE_HEADERS:
+            if name in self._single_headers:
                 if name in seen:
                     raise _refusal(400, f"There is more than one {name.decode()} header.")
                 seen.add(name)

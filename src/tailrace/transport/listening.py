@@ -7,6 +7,7 @@ import contextlib
 import functools
 import signal
 import socket
+from collections.abc import Iterable
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp
 from tailrace.compat.uvicorn import ServerWithoutSignals
 from tailrace.settings import Settings
 from tailrace.transport.connections import Connections, EncodeError
-from tailrace.transport.http_protocol import HttpProtocol
+from tailrace.transport.http_protocol import SINGLE_HEADERS, HttpProtocol
 from tailrace.transport.tls import Tls
 from tailrace.transport.websocket_protocol import WebSocketProtocol
 
@@ -26,14 +27,17 @@ _CLOSE_S = 2.0  # for complete answers to reach their clients
 
 
 class Uvicorn(ServerWithoutSignals):
-    """uvicorn; `Signals` has the signal handlers, which drain. `encode_error` writes the errors of connections.
+    """uvicorn; `Signals` has the signal handlers, which drain. `encode_error` writes the errors of connections. A
+    request that repeats one of `single_headers` is refused.
 
     Raises: ModelError for an invalid certificate.
     """
 
-    def __init__(self, app: ASGIApp, settings: Settings, encode_error: EncodeError) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: Settings, encode_error: EncodeError, single_headers: Iterable[str] = ()
+    ) -> None:
         self._tls = Tls(settings) if settings.tls_cert else None
-        super().__init__(_config(app, settings, encode_error, self._tls))
+        super().__init__(_config(app, settings, encode_error, single_headers, self._tls))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on listening sockets."""
@@ -74,10 +78,16 @@ class Signals:
         self.stop_requested.set()
 
 
-def _config(app: ASGIApp, settings: Settings, encode_error: EncodeError, tls: Tls | None) -> uvicorn.Config:
+def _config(
+    app: ASGIApp, settings: Settings, encode_error: EncodeError, single_headers: Iterable[str], tls: Tls | None
+) -> uvicorn.Config:
     """Return uvicorn's configuration with our protocol classes."""
     http = functools.partial(
-        HttpProtocol, settings=settings, connections=Connections(settings), encode_error=encode_error
+        HttpProtocol,
+        settings=settings,
+        connections=Connections(settings),
+        encode_error=encode_error,
+        single_headers=SINGLE_HEADERS.union(name.lower().encode() for name in single_headers),
     )
     websocket = functools.partial(WebSocketProtocol, message_s=settings.ws_message_s, encode_error=encode_error)
     return uvicorn.Config(

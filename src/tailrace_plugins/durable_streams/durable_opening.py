@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from tailrace.server import LocalNotes, Opened, Options, Server, SharedLog
 from tailrace_plugins.durable_streams.durable_answers import EXPOSED_HEADERS
 from tailrace_plugins.durable_streams.durable_openapi import DURABLE_TAG, durable_paths
-from tailrace_plugins.durable_streams.durable_requests import owned_key
+from tailrace_plugins.durable_streams.durable_requests import SINGLE_HEADERS, owned_key
 from tailrace_plugins.durable_streams.durable_routes import DurableRoutes
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.extension import EXTENSION
@@ -33,7 +33,15 @@ async def open_streams(server: Server, options: Options) -> AsyncIterator[Opened
             yield Opened(forget=forget, drain=streams.close)
             return
         routes = DurableRoutes(streams, server, poll_s=options["durable_poll_s"]).table()
-        yield Opened(routes, durable_paths(), DURABLE_TAG, EXPOSED_HEADERS, forget, streams.close)
+        yield Opened(
+            routes,
+            durable_paths(),
+            DURABLE_TAG,
+            EXPOSED_HEADERS,
+            forget,
+            streams.close,
+            single_headers=SINGLE_HEADERS,
+        )
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 
 __all__ = [
     "ROOT",
+    "SINGLE_HEADERS",
     "Reading",
     "key_of",
     "owned_key",
@@ -36,6 +37,9 @@ __all__ = [
 ]
 
 ROOT = "/v1/durable/"
+SINGLE_HEADERS = (
+    "stream-ttl", "stream-expires-at", "stream-closed", "stream-seq", "producer-id", "producer-epoch", "producer-seq",
+)  # fmt: skip
 
 _MAX_PATH_BYTES = 1024
 _BAD_SEGMENT = re.compile(r"\.{0,2}|.*[\x00-\x1f\x7f\ufffd].*", re.DOTALL)
