@@ -38,7 +38,6 @@ from tailrace.images.image_fetch import is_public
 from tailrace.records.records_service import Records
 from tailrace.settings import Settings
 from tailrace.streams import Reader, StreamLog
-from tailrace.streams._index import LocalLogStore
 from tailrace.streams.damage import missing_stream_error
 from tailrace.streams.notes import AppendResult, Entry, EntryId, LoadedLog, LocalNotes, LogListener, Note, SharedLog
 from tailrace.streams.opening import Store
@@ -162,13 +161,9 @@ class Server:
 
     async def drop(self, log: StreamLog) -> None:
         """Cancel a stream if it runs, and delete it: now, or with others later. Raises: StorageError."""
-        owner = log.record.owner
         with contextlib.suppress(StreamError):  # it has expired
             await self.stop(log)
-            if isinstance(self.store, LocalLogStore):
-                self.store.expire(log)
-            else:
-                await self.store.delete(owner, log.stream_id)
+            await self.store.drop(log)
 
     async def stop(self, log: StreamLog) -> None:
         """Cancel a stream if it runs. Raises: StreamError if it has expired, StorageError."""

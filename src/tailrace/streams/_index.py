@@ -279,9 +279,8 @@ class LocalLogStore:
     async def newest(self, owner: str, wire: str, topic: str, *, has_ended: bool = False) -> StreamLog | None:
         return self.index.newest(owner, wire, topic, has_ended=has_ended)
 
-    def expire(self, log: StreamLog) -> None:
-        """End the retention of a finished stream. It is deleted from the disk later, together with others."""
-        self.index.delete(log)
+    async def drop(self, log: StreamLog) -> None:
+        self.index.delete(log)  # from the disk later, as if its retention had ended
 
     async def streams_of(self, owner: str) -> list[str]:
         return self.index.ids_of(owner)

@@ -18,6 +18,7 @@ from tailrace.errors import ModelError
 from tailrace.packages.plugins import load_plugins
 from tailrace.packages.requirements import install_command
 from tailrace.settings import Settings
+from tailrace.streams.log import StreamLog
 from tailrace.streams.log_store import LogStore
 from tailrace.streams.memory_store import MemoryLogStore
 from tailrace.streams.notes import LocalNotes, SharedLog
@@ -34,7 +35,10 @@ _REDIS = "redis"
 
 
 class Store(LogStore, Protocol):
-    """A log store that keeps notes of extensions (`notes.py`), too."""
+    """A log store that has methods for extensions, and keeps their notes (`notes.py`), too."""
+
+    async def drop(self, log: StreamLog) -> None:
+        """Delete a finished stream: now, or with others later, which costs less. Raises: as `delete`."""
 
     async def notes_of(self, name: str) -> LocalNotes | SharedLog:
         """Return what an extension keeps. Raises: StorageError."""

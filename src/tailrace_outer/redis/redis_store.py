@@ -261,6 +261,9 @@ class RedisLogStore:
         if not await self._finished.delete(stream_id):
             raise StorageError("The log store has lost the end of this stream, which goes on.")
 
+    async def drop(self, log: StreamLog) -> None:
+        await self.delete(log.record.owner, log.stream_id)
+
     async def streams_of(self, owner: str) -> list[str]:
         return await self._lookup.streams_of(owner)
 
