@@ -16,6 +16,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from typing import assert_never
 
 from starlette.types import Receive, Scope, Send
 
@@ -157,6 +158,8 @@ class SharedAnswer:
                     await asyncio.sleep(_SOON_S)
                     found = await self._streams.find(self._share.owner, log.stream_id)
                     log, reader = found, Reader(found, min(reader.cursor, found.last_seq))
+                case never:
+                    assert_never(never)
 
     # A conversation
 
