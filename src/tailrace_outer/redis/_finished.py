@@ -15,6 +15,7 @@ from tailrace.types import Record
 from tailrace_outer.redis._claims import Claims
 from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis._members import Members
+from tailrace_outer.redis._patience import COMPACT_AFTER_S, TIDY_S
 from tailrace_outer.redis._redis_keys import DAY_MS
 from tailrace_outer.redis._scripts import COMPACT, DELETE
 from tailrace_outer.redis._topics import Topics
@@ -22,8 +23,6 @@ from tailrace_outer.redis._topics import Topics
 __all__ = ["FinishedStreams", "lifetimes_ms"]
 
 _CACHED_BYTES = 64 * 2**20
-_COMPACT_AFTER_S = 2.0  # so that other servers have read the end
-_PAUSE_S = 0.5
 _AT_ONCE = 16  # streams that are compacted at the same time
 
 
@@ -145,9 +144,9 @@ class FinishedStreams:
     async def run(self) -> None:
         """Tidy up until cancelled."""
         while True:
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(TIDY_S)
             with contextlib.suppress(StorageError):
-                await self.tidy_up(ended_before_s=time.monotonic() - _COMPACT_AFTER_S)
+                await self.tidy_up(ended_before_s=time.monotonic() - COMPACT_AFTER_S)
 
     async def tidy_up(self, *, ended_before_s: float | None = None) -> None:
         """Compact the streams that ended before that time (monotonic), or all. Raises: StorageError."""

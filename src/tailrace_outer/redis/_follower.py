@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 
 from tailrace.errors import StorageError
 from tailrace_outer.redis._connection import Connection
-from tailrace_outer.redis._patience import LATE_S, RETRY_S
+from tailrace_outer.redis._patience import BLOCK_S, LATE_S, RETRY_S
 
 __all__ = ["Followers", "KeyFollower"]
 
-_BLOCK_MS = 1_000
 _PAUSE_S = 5e-6  # after each read, for each key: a read names them all, so its cost grows with them
 _ENTRIES = 256  # of each key in one answer
 
@@ -53,8 +52,8 @@ class KeyFollower:
             self._is_reading = True
             try:
                 answer = await self._connection.ask(
-                    self._connection.client.xread(asked, count=_ENTRIES, block=_BLOCK_MS),
-                    within_s=_BLOCK_MS / 1000 + LATE_S,
+                    self._connection.client.xread(asked, count=_ENTRIES, block=round(1000 * BLOCK_S)),
+                    within_s=BLOCK_S + LATE_S,
                 )
             except StorageError:
                 self._on_failure()
