@@ -1,10 +1,12 @@
-"""docs/architecture.md: its table of the modules that a chat uses is what `bench/hops.py` measures."""
+"""docs/architecture.md: its table of the modules that a chat uses is what `bench/hops.py` measures, and its table of
+packages has the order that import-linter checks."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from tests.waiting import LONG_S
@@ -31,6 +33,20 @@ def _listed() -> set[str]:
             folder = "" if package == "top level" else package.strip("`") + "/"
             found |= {folder + name for name in re.findall(r"`(\w+)`", names)}
     return found
+
+
+def test_the_packages_are_in_the_order_that_is_checked() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one.get("containers") == ["tailrace"])
+    heights = {name.strip(): height for height, layer in enumerate(layers) for name in layer.split("|")}
+    (table,) = re.findall(
+        r"^\| package \| holds \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE.split("`src/tailrace_kit`")[0], re.M
+    )
+    listed = [
+        name for cell in re.findall(r"^\| (.*?) \|", table, re.M) for name in re.findall(r"`(\w+)(?:\.py)?`", cell)
+    ]
+    assert set(listed) == heights.keys() - {"__main__"}
+    assert [heights[name] for name in listed] == sorted(heights[name] for name in listed)
 
 
 def test_the_table_names_the_modules_that_a_chat_uses() -> None:

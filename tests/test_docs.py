@@ -176,10 +176,11 @@ def test_every_decision_is_named_on_the_architecture_page() -> None:
 
 
 def test_files_that_pages_name_exist() -> None:
-    """Check paths with a folder: `tailrace_kit/sampler.py` in the source, `tests/golden` in the checkout."""
+    """Check paths with a folder: `tailrace_kit/sampler.py` in the source, `text/stops.py` in the core, `tests/golden`
+    in the checkout."""
     pages = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "decisions").glob("*.md")]
     named = {(page.name, name) for page in pages for name in re.findall(r"`([a-z_.]+/[\w/.-]*\w)`", page.read_text())}
-    there = (ROOT, *(ROOT / "src" / name for name in ("", "tailrace", "tailrace_outer")))
+    there = (ROOT, *(ROOT / "src" / name for name in ("", "tailrace")))
     assert ("CONTRIBUTING.md", "tailrace_kit/sampler.py") in named
     assert not [
         pair for pair in named if "NAME" not in pair[1] and not any((base / pair[1]).exists() for base in there)

@@ -1,5 +1,7 @@
-"""Every use of a name that a library does not document, in one module for each library.
+"""Names of libraries that they do not document, in one module for each library.
 
-Any release of a library may change such a name. So the rest of tailrace uses only the classes and functions of these
-modules; `tests/compat` names the releases with which each module was checked, and pyproject.toml excludes later ones.
+Any release of a library may change such a name. So the rest of the core uses no private names (`_x`) and nothing of
+`uvicorn.protocols` except through these modules. `tests/compat` names the releases with which each module was checked,
+and pyproject.toml excludes later ones. Subclasses use attributes, too: those of uvicorn's connection, which
+`transport/http_protocol.py` uses, are in `tests/compat/test_uvicorn.py`.
 """
