@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from scripts.check_versions import TESTS
 from tests.defined import defined
 
 SOURCE = Path(__file__).parents[2] / "src" / "tailrace"
@@ -73,3 +74,13 @@ def test_every_module_has_its_versions_checked() -> None:
     checked = {(path.parent.name, path.name) for path in Path(__file__).parents[1].rglob("test_*_names.py")}
     assert {("apps", "anyio_names.py"), ("vllm", "vllm_names.py")} <= around
     assert {(folder, f"test_{name}") for folder, name in around} == checked - {("compat", "test_private_names.py")}
+
+
+def test_the_environments_of_other_versions_run_what_guards_name() -> None:
+    """Of engines whose packages they do not have, and of Ray, they run nothing."""
+    guards = "".join(path.read_text("utf-8") for path in Path(__file__).parents[1].rglob("test_*.py"))
+    named = {folder for tests in re.findall(r'check_versions\(.*tests="(.*)"\)', guards) for folder in tests.split()}
+    left_out = {"tests/apps/on_ray", "tests/plugins/transformers", "tests/plugins/vllm"}
+    assert left_out < named
+    assert {folder for folder in named if not any(f"tests/{place}".startswith(folder) for place in TESTS)} == left_out
+    assert all((Path(__file__).parents[1] / place).exists() for place in TESTS)
