@@ -1,5 +1,5 @@
-"""Prints the coverage of each package of [tool.coverage.run], and fails if one is below its floor. It runs after pytest in
-`make coverage`. `fail_under` there is the floor of all packages together.
+"""Prints the coverage of each package of [tool.coverage.run], and fails if one is below its floor. It runs after pytest
+in `make coverage`. `fail_under` there is the floor of all packages together.
 """
 
 from __future__ import annotations
