@@ -132,6 +132,11 @@ class Observers:
     def on_followed(self, record: Record, after: int) -> None:
         self._tell(lambda observer: observer.on_followed(record, after))
 
+    @property
+    def hear_of_reads(self) -> bool:
+        """Whether one of them has its own `on_read`. Else nobody needs to measure how long clients read."""
+        return any(type(observer).on_read is not Observer.on_read for observer in self._observers)
+
     def on_read(self, record: Record, after: int, read_s: float, trace: str) -> None:
         self._tell(lambda observer: observer.on_read(record, after, read_s, trace))
 

@@ -9,7 +9,7 @@ second path for the same thing could pass a proxy that forbids the first one; th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator
 from urllib.parse import quote
 
 from starlette.routing import BaseRoute, Route, compile_path
@@ -26,7 +26,10 @@ _SAFE = "/:@!$&'()*+,;=-._~"
 
 
 class NearPaths:
-    """ASGI middleware around the whole application, which has these routes."""
+    """ASGI middleware around the whole application, which has these routes.
+
+    It returns the application's coroutine, and has none of its own, which would stay while a stream is read.
+    """
 
     def __init__(self, app: ASGIApp, wires: ServedWires, routes: Iterable[BaseRoute]) -> None:
         self._app = app
@@ -38,13 +41,13 @@ class NearPaths:
         self._wire_patterns = [compile_path(path)[0] for path in of_wires if "{" in path]
         self._sockets = {path for wire in wires.all for path in (*wire.sockets, *wire.lanes)}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] == "http" and scope["path"] not in self._literals:
             scope = _with_path(scope, self._meant(scope["path"]))
         elif scope["type"] == "websocket" and scope["path"] not in self._sockets:
             meant = (path for path in _candidates(scope["path"]) if path in self._sockets)
             scope = _with_path(scope, next(meant, scope["path"]))
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
     def _meant(self, path: str) -> str:
         """Return the path of the wire that a request means, or its own path."""

@@ -92,6 +92,7 @@ def _config(
     websocket = functools.partial(WebSocketProtocol, message_s=settings.ws_message_s, encode_error=encode_error)
     return uvicorn.Config(
         app,
+        interface="asgi3",  # it recognises only coroutine functions
         log_config=None,
         access_log=False,
         lifespan="off",
