@@ -62,18 +62,20 @@ SECONDS ?= 60
 simulate: install-dev
 	$(BIN)/python -m tests.simulation --seconds $(SECONDS) $(ARGS)
 
-# Line coverage of the packages that tests call in their own process, with a floor (pyproject.toml). It is no part of `test`:
+# Line coverage of the packages that tests call in their own process, with a floor for all (pyproject.toml) and one for each
+# package (scripts/coverage_floors.py). It is no part of `test`:
 # Python 3.11 traces every line, which makes these tests take 1.8 times the processor time, and the other tests mostly
 # wait for servers, which run in processes that are not measured. From 3.12 on COVERAGE_CORE=sysmon takes an eighth more instead.
 # The tests of `models` would be measured, too, but take 38 s of a processor; those of the other packages wait for servers.
 COVERED := $(addprefix tests/,access admission conversations dialects generation responses \
-	$(addprefix plugins/,anthropic articles durable_streams foreign_chats front_ends ollama tgi triton) \
-	schemas streams text \
-	engines/test_schedule.py kit/test_adapters.py packages/test_requirements.py system/test_file_systems.py \
+	$(addprefix plugins/,anthropic articles durable_streams foreign_chats front_ends llama_server ollama tei tgi triton) \
+	images packages records redis schemas streams text \
+	engines/test_schedule.py kit/test_adapters.py system/test_file_systems.py \
 	$(addprefix test_,errors.py types.py wording.py))
 
 coverage: install-dev
 	$(BIN)/pytest -n 2 --dist loadfile $(TRIES) -m "not deep" --cov --cov-report=term $(COVERED) $(ARGS)
+	$(BIN)/python -m scripts.coverage_floors
 
 # The tests of what depends on libraries, with their lowest and their newest releases, and on each Python of this machine. It
 # is no part of `test`: each environment takes minutes. `make check-versions ARGS="--resolution highest tests/transport"`
