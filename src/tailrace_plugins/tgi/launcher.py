@@ -39,7 +39,7 @@ FLAGS: dict[str, Flag] = {
     "model-id": Flag(note="becomes the MODEL: a directory, hf:ORG/NAME, or a name of `tailrace ls --available`"),
     "revision": Flag(note="main is fetched; of another, `hf download`, and serve its directory", is_refused=True),
     "tokenizer-config-path": Flag(note="has no counterpart: put the file into the model's directory", is_refused=True),
-    "sharded": Flag(note="false becomes --gpus 1"),
+    "sharded": Flag(note="false becomes --gpus 1; true needs --num-shard, which says how many"),
     "num-shard": Flag(note="becomes --engine vllm --gpus N, if larger than 1"),
     "quantize": Flag(note="left out: files state it; openvino takes others in eight bits, or in four with --weights 4"),
     "dtype": Flag("--dtype", "for vllm and transformers", engines=("vllm", "transformers")),
@@ -106,6 +106,9 @@ VARIABLES = {
     "HF_API_TOKEN": "not read: HF_TOKEN is",
     "HF_HUB_ENABLE_HF_TRANSFER": "not needed: large files are fetched without hf_transfer",
 }
+
+
+_REPEATED = "cors-allow-origin"  # the only flag that may be there more than once
 
 
 class Translation(NamedTuple):
@@ -199,6 +202,7 @@ def _options() -> list[click.Parameter]:
         click.Option(
             [f"--{name}", *([f"-{flag.short}"] if flag.short else []), name.replace("-", "_")],
             is_flag=not flag.has_value,
+            multiple=name == _REPEATED,
             metavar="VALUE" if flag.has_value else None,
             envvar=_variable(name),
             help=": ".join(text for text in (flag.becomes, flag.note) if text) + ".",
@@ -208,7 +212,7 @@ def _options() -> list[click.Parameter]:
 
 
 @click.pass_context
-def _from_tgi(context: click.Context, /, run: bool, **values: str | bool | None) -> None:
+def _from_tgi(context: click.Context, /, run: bool, **values: str | bool | tuple[str, ...] | None) -> None:
     """Show the command of tailrace for a command line of Text Generation Inference.
 
     \b
@@ -219,9 +223,9 @@ def _from_tgi(context: click.Context, /, run: bool, **values: str | bool | None)
     standard output, remarks to standard error. docs/from-tgi.md says what changes for clients, and what does not.
     """
     given = {
-        name: "" if value is True else str(value)
+        name: "" if value is True else ",".join(value) if isinstance(value, tuple) else str(value)
         for name in FLAGS
-        if (value := values[name.replace("-", "_")]) not in (None, False)
+        if (value := values[name.replace("-", "_")]) not in (None, False, ())
     }
     if not given.get("model-id"):
         raise click.UsageError("--model-id is missing: the model that TGI serves.", context)

@@ -204,6 +204,12 @@ def test_what_would_change_answers_is_refused(given: str, reason: str) -> None:
     assert reason in result.stderr
 
 
+def test_origins_may_be_given_one_by_one() -> None:
+    flags = ("--cors-allow-origin", "https://a.example", "--cors-allow-origin", "https://b.example")
+    words = command("--model-id", "org/name", *flags)
+    assert words[words.index("--allowed-origins") + 1] == "https://a.example,https://b.example"
+
+
 def test_a_model_is_needed() -> None:
     assert "--model-id is missing" in ran().stderr
 
