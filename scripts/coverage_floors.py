@@ -19,10 +19,10 @@ FLOOR = 80  # percent of the lines of a package
 def measured() -> dict[str, tuple[int, int]]:
     """Return how many lines of each package tests reach, and how many there are."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["coverage"]["run"]
-    data = coverage.Coverage()
-    data.load()
+    measurement = coverage.Coverage()
+    measurement.load()
     with tempfile.NamedTemporaryFile("r", suffix=".json") as report:
-        data.json_report(outfile=report.name)
+        measurement.json_report(outfile=report.name)
         files = json.load(report)["files"]
     counts = dict.fromkeys(settings["source_pkgs"], (0, 0))
     for path, found in files.items():

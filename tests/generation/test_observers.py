@@ -8,6 +8,7 @@ from tests.generation.harness import Harness, greedy
 from tailrace.assembly.served import Served
 from tailrace.errors import EngineLost, TailraceError, UnknownModel
 from tailrace.generation import Observer, Times
+from tailrace.generation.observers import Observers
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import Arrival, End, Record
@@ -127,3 +128,14 @@ async def test_a_request_without_a_stream_is_refused() -> None:
         raise UnknownModel("There is no such model here.")
     assert served.num_arriving == 0
     assert notes.calls == [("arrived", "scripted"), ("refused", "model_not_found")]
+
+
+def test_who_wants_to_hear_of_reads() -> None:
+    class Reads(Observer):
+        def on_read(self, record: Record, after: int, read_s: float, trace: str) -> None: ...
+
+    observers = Observers()
+    observers.add(Observer())
+    assert not observers.hear_of_reads
+    observers.add(Reads())
+    assert observers.hear_of_reads

@@ -131,8 +131,8 @@ DEFECTS = (
     Defect(
         "an opening overwrites what is there",
         _SCRIPTS,
-        "if epoch then return epoch == ARGV[1] and 1 or 0 end\n",
-        "",
+        "if epoch then\n  if epoch ~= ARGV[1] then return 0 end\n",
+        "if false then\n",
         seeds=4000,
     ),
     Defect(
@@ -258,6 +258,14 @@ DEFECTS = (
         seeds=400,
         first=FIRST_WITH_BATCH,
         step=EVERY_BATCH,
+    ),
+    Defect(
+        "a late deletion takes a stream that was opened once more",
+        _SCRIPTS,
+        "if at and tonumber(at) > tonumber(ARGV[3]) then return false end\n",
+        "",
+        seeds=20,
+        first=2_910_000_087,
     ),
     Defect(
         "an idempotency key is replaced although its stream was stored meanwhile",

@@ -275,6 +275,10 @@ class RedisModel:
     def zcard(self, key: bytes) -> Reply:
         return len(self._get(key) or ())
 
+    def zscore(self, key: bytes, member: bytes) -> Reply:
+        score = (self._get(key) or {}).get(member)
+        return None if score is None else b"%.17g" % score
+
     def zrange(self, key: bytes, first: bytes, last: bytes, *options: bytes) -> Reply:
         assert (first, last, options) == (b"0", b"-1", (b"WITHSCORES",))
         ordered = sorted((self._get(key) or {}).items(), key=lambda pair: (pair[1], pair[0]))
@@ -349,6 +353,7 @@ _COMMANDS: Mapping[str, Callable[..., Reply]] = {
     "ZADD": RedisModel.zadd,
     "ZREM": RedisModel.zrem,
     "ZCARD": RedisModel.zcard,
+    "ZSCORE": RedisModel.zscore,
     "ZRANGE": RedisModel.zrange,
     "ZRANGEBYLEX": RedisModel.zrangebylex,
     "XADD": RedisModel.xadd,

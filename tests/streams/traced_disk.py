@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import re
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -109,8 +108,9 @@ class TracedDisk:
                 self._syncs[file].append(span)
             else:
                 assert name in ("pwrite64", "ftruncate"), (name, path)
-                place = int(arguments.rpartition(", ")[2])
-                self._writes[file].append(_Write(span, place, strings[0] if name == "pwrite64" else None))
+                *_, length, place = arguments.rsplit(", ", 2)
+                assert name != "pwrite64" or len(strings[0]) == int(length), "strace has shortened a write"
+                self._writes[file].append(_Write(span, int(place), strings[0] if name == "pwrite64" else None))
         self.times.append(span.begin)
 
     def last_sync(self, name: str, at: int) -> int:
@@ -136,8 +136,7 @@ class TracedDisk:
 
     def _content(self, file: int, at: int, loss: Loss, chance: random.Random) -> bytes:
         synced = self._synced(file, at)
-        writes = self._writes[file]
-        writes = writes[: bisect_left(writes, at, key=lambda write: write.span.begin)]
+        writes = [write for write in self._writes[file] if write.span.begin < at]
         unsynced = [write for write in writes if write.span.end >= synced]
         num_left = {"all": 0, "end": chance.randint(0, len(unsynced))}.get(loss, len(unsynced))
         content = bytearray()

@@ -97,7 +97,8 @@ class Claims:
         Raises: StorageError.
         """
         fields = claim.fingerprint, record.stream_id
-        rows = _encode(fields), _encode((*fields, False)), _encode((*fields, True))
+        # The second one is as earlier versions write it, which may take the stream over.
+        rows = _encode((*fields, False)), _encode(fields), _encode((*fields, True))
         keys = [self._keys.claim(record.owner, claim.key)]
         other: bytes | None = await self._connection.run(CLAIM, keys, *rows, unused, lifetime_ms, which)
         return other

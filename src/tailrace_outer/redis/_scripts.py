@@ -50,10 +50,16 @@ MISSING = -2  # Redis does not have this stream
 
 # Keys: `of_opening`. Arguments: epoch, record, owner, model, stream id, its position in `owned`. Returns 1; 0 if this
 # came too late: there is such a stream of another epoch, or it has ended and was deleted, or DELETE_UNANSWERED has a
-# later position. Lists the server: Redis may have lost that it was there, and then it may die before it knows.
+# later position. A stream that is opened once more gets the later position. Lists the server: Redis may have lost that
+# it was there, and then it may die before it knows.
 OPEN = script("""
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
-if epoch then return epoch == ARGV[1] and 1 or 0 end
+if epoch then
+  if epoch ~= ARGV[1] then return 0 end
+  local at = redis.call('ZSCORE', KEYS[4], ARGV[5])
+  if at and tonumber(at) < tonumber(ARGV[6]) then redis.call('ZADD', KEYS[4], ARGV[6], ARGV[5]) end
+  return 1
+end
 local gone = redis.call('GET', KEYS[3])
 local deleted = gone and tonumber(string.match(gone, '^%z(%d+)$'))
 if gone and not (deleted and deleted < tonumber(ARGV[6])) then return 0 end
@@ -172,9 +178,12 @@ return 1
 
 # Keys: `of_owned`. Arguments: epoch, stream id, the next position in `owned`, time of tombstones in ms. Deletes a
 # stream of this server that nobody writes. An OPEN that is still on its way then does nothing: perhaps nobody is left
-# to find that stream. One that somebody knows goes on: then this returns the epoch of the server that gave its id to a
-# client, or that of this server if it has events or was taken over: a TAKE may have got no answer.
+# to find that stream. If an OPEN with a later position was faster, this does nothing. A stream that somebody knows goes
+# on: then this returns the epoch of the server that gave its id to a client, or that of this server if it has events or
+# was taken over: a TAKE may have got no answer.
 DELETE_UNANSWERED = script("""
+local at = redis.call('ZSCORE', KEYS[4], ARGV[2])
+if at and tonumber(at) > tonumber(ARGV[3]) then return false end
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'recalled', 'last', 'events', 'takes')
 if has[1] == ARGV[1] and not has[4] then
   if has[2] then return has[2] end

@@ -203,9 +203,10 @@ class RedisLogStore:
             log = await self.read(owner, stream_id)
         except StreamError:
             return None
-        if log.end is not None or self._own.owns(log) or await self._claims.recall(stream_id, self.epoch):
+        if log.end is not None or self._own.owns(log):
             return log
-        return None
+        is_kept = await self._claims.recall(stream_id, self.epoch) and await self._claims.keep(log.record)
+        return log if is_kept else None
 
     # Reading
 

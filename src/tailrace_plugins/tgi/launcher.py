@@ -29,6 +29,7 @@ class Flag(NamedTuple):
     short: str = ""
     is_refused: bool = False
     engines: tuple[str, ...] = ()
+    is_repeated: bool = False  # it may be there more than once
 
 
 _BATCHING = "not needed: prompts are computed in pieces beside the running streams"
@@ -39,7 +40,7 @@ FLAGS: dict[str, Flag] = {
     "model-id": Flag(note="becomes the MODEL: a directory, hf:ORG/NAME, or a name of `tailrace ls --available`"),
     "revision": Flag(note="main is fetched; of another, `hf download`, and serve its directory", is_refused=True),
     "tokenizer-config-path": Flag(note="has no counterpart: put the file into the model's directory", is_refused=True),
-    "sharded": Flag(note="false becomes --gpus 1; true needs --num-shard, which says how many"),
+    "sharded": Flag(note="false becomes --gpus 1; true alone has no effect: --num-shard says how many"),
     "num-shard": Flag(note="becomes --engine vllm --gpus N, if larger than 1"),
     "quantize": Flag(note="left out: files state it; openvino takes others in eight bits, or in four with --weights 4"),
     "dtype": Flag("--dtype", "for vllm and transformers", engines=("vllm", "transformers")),
@@ -69,7 +70,7 @@ FLAGS: dict[str, Flag] = {
     "port": Flag("--port", short="p"),
     "prometheus-port": Flag(note="/metrics is at --port; with keys, --public-metrics shows it without one"),
     "api-key": Flag(note="becomes a new key, of `tailrace keys create NAME`; clients send it in the same header"),
-    "cors-allow-origin": Flag("--allowed-origins"),
+    "cors-allow-origin": Flag("--allowed-origins", is_repeated=True),
     "graceful-termination-timeout": Flag("--drain-s", "streams that take longer continue after the restart", short="g"),
     "json-output": Flag(note="becomes --log-format json", has_value=False),
     "otlp-endpoint": Flag(note="`--otlp`, which takes OTLP over HTTP (port 4318) and needs tailrace[otlp]"),
@@ -106,9 +107,6 @@ VARIABLES = {
     "HF_API_TOKEN": "not read: HF_TOKEN is",
     "HF_HUB_ENABLE_HF_TRANSFER": "not needed: large files are fetched without hf_transfer",
 }
-
-
-_REPEATED = "cors-allow-origin"  # the only flag that may be there more than once
 
 
 class Translation(NamedTuple):
@@ -202,7 +200,7 @@ def _options() -> list[click.Parameter]:
         click.Option(
             [f"--{name}", *([f"-{flag.short}"] if flag.short else []), name.replace("-", "_")],
             is_flag=not flag.has_value,
-            multiple=name == _REPEATED,
+            multiple=flag.is_repeated,
             metavar="VALUE" if flag.has_value else None,
             envvar=_variable(name),
             help=": ".join(text for text in (flag.becomes, flag.note) if text) + ".",

@@ -199,11 +199,15 @@ class Journal:
         else:
             await self._delete(owner, loop_id)
 
-    async def delete_damaged(self, owner: str, loop_id: str) -> bool:
-        """Forget a response that cannot be read, if there is one and no server that lives goes on with it."""
-        if await self.table.take(row_key(BEGUN, owner, loop_id)) is None:
+    async def close_damaged(self, owner: str, loop_id: str) -> bool:
+        """Let no server look any more for a response that cannot be read, if none that lives goes on with it. Returns
+        whether it is so now. Its Idempotency-Key stays until it expires: a repeated request must not make its calls
+        again. Raises: LeaseLost, StorageError."""
+        lease = await self.table.take(row_key(BEGUN, owner, loop_id))
+        if lease is None:
             return False
-        await self.delete_id(owner, loop_id)
+        await self.table.change({}, [row_key(kind, owner, loop_id) for kind in (OPEN, CANCELLED)], lease=lease)
+        await self._erase(row_key(READ, owner, f"{loop_id}/"))
         return True
 
     async def forget(self, owner: str) -> int:

@@ -256,13 +256,13 @@ class Loops:
         kept = loop.kept if loop is not None else await self._journal.load(needs.owner, loop_id)
         if self._is_closing or loop_id in self._beginnings.starting:
             return
-        if kept is None:
-            if await self._journal.delete_damaged(needs.owner, loop_id):
-                logger.error("A response with MCP tools cannot be read, and is deleted: some of its steps are lost.")
-            return
         if loop is not None and is_cancelled:
             loop.is_cancelled = True
         try:
+            if kept is None:
+                if await self._journal.close_damaged(needs.owner, loop_id):
+                    logger.error("A response with MCP tools does not go on: a step of it is damaged or lost.")
+                return
             if not await self._journal.take(kept):
                 return
         except (LeaseLost, JournalDamaged):

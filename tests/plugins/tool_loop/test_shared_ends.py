@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
@@ -279,20 +280,24 @@ async def test_a_server_does_not_count_itself_as_another_reader(tmp_path: Path) 
         delete_keys(prefix)
 
 
-async def test_a_response_that_has_lost_steps_is_deleted_when_its_server_has_gone(tmp_path: Path) -> None:
-    """Redis has lost steps that it had confirmed, and the server wrote the next one."""
+async def test_a_response_that_has_lost_steps_is_over_when_its_server_has_gone(tmp_path: Path) -> None:
+    """Redis has lost steps that it had confirmed, and the server wrote the next one. A repeated request does not begin
+    the response once more: that would make its calls again."""
     async with asyncio.timeout(LONG_S), _pair(tmp_path) as pair:
-        begun, table = _begun(), pair.tables[0]
+        begun, table = msgspec.structs.replace(_begun(), claim="key"), pair.tables[0]
         async with open_redis(pair.url, lease_s=_LEASE_S) as store:
             gone = Journal(await store.table_of("mcp"))
-            assert await gone.begin(begun, b"", Needs(owner=ANONYMOUS))
+            assert await gone.begin(begun, b"digest", Needs(owner=ANONYMOUS))
             await table.change({step_key(ANONYMOUS, begun.loop_id, 2): b""})
             assert await gone.load(ANONYMOUS, begun.loop_id) is None
-            assert not await Journal(table).delete_damaged(ANONYMOUS, begun.loop_id)
+            assert not await Journal(table).close_damaged(ANONYMOUS, begun.loop_id)
         assert isinstance(table, RedisTable)
         while begun.loop_id in await Journal(table).unfinished():
             await table.refresh()  # as after each tick: then the servers look
             await turn()
+        assert await Journal(table).claimed(ANONYMOUS, "key") == (begun.loop_id, b"digest")
+        with pytest.raises(UnknownLoop):
+            await pair.first.find(ANONYMOUS, begun.loop_id)
 
 
 def _begun() -> Begun:
