@@ -454,8 +454,10 @@ def test_a_digest_changes_with_the_model() -> None:
 
 def test_quantizations_have_the_names_that_llama_cpp_gives_them() -> None:
     gguf = pytest.importorskip("gguf")
-    for number, name in ollama_models.QUANTIZATIONS.items():
-        assert gguf.LlamaFileType(number).name.removeprefix("ALL_").removeprefix("MOSTLY_").removesuffix("_MOE") == name
+    known = {one.value: one.name.removeprefix("ALL_").removeprefix("MOSTLY_") for one in gguf.LlamaFileType}
+    named = {number: name for number, name in ollama_models.QUANTIZATIONS.items() if number in known}
+    assert len(named) > 25  # earlier releases of gguf know fewer
+    assert {number: known[number].removesuffix("_MOE") for number in named} == named
 
 
 def test_errors() -> None:
