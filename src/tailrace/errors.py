@@ -252,7 +252,7 @@ class UnknownResponse(RequestError):
 
 
 class InvalidLane(RequestError):
-    """A client's name for a place on a WebSocket is not valid."""
+    """A client's name for a lane of a WebSocket is not valid."""
 
     code = "invalid_stream_id"
 

@@ -297,11 +297,11 @@ class Settings:
     tls_client_ca: str = _setting("", "File with CA certificates (PEM), one of which must have signed each client's.")
     database: str = _setting(
         "",
-        "Database for keys, conversations and request records: sqlite:///… or postgresql+psycopg://…. Empty is "
+        "Database for keys, conversations and requests: sqlite:///… or postgresql+psycopg://…. Empty is "
         "records.sqlite in the data directory.",
     )
-    record_text: bool = _setting(False, "Store prompts and answers in the request records, not only counts.")
-    record_days: float = _setting(90.0, "How long request records are kept. Sums per day stay. 0 is forever.")
+    record_text: bool = _setting(False, "Store prompts and answers with requests, not only counts.")
+    record_days: float = _setting(90.0, "How long the rows of requests are kept. Sums per day stay. 0 is forever.")
     kept_image_bytes: int = _setting(
         2**30,
         "Size of all images in one owner's conversations and stored responses. With 0, they keep none.",

@@ -107,7 +107,7 @@ class ToolCall:
     arguments: str
 
 
-# The place of an image in the content of a message. It is random, so no text of a client contains it; nothing keeps it.
+# Stands for an image in the content of a message. It is random, so no text of a client contains it; nothing keeps it.
 IMAGE_MARK = f"\ufdd0image {os.urandom(8).hex()}\ufdd1"
 
 

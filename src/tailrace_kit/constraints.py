@@ -116,7 +116,7 @@ class Constraints:
         if not waiting:
             return
         masks = np.zeros((len(waiting), self._num_words), np.int32)
-        pairs = [(one.matcher, place) for place, one in enumerate(waiting)]
+        pairs = [(one.matcher, index) for index, one in enumerate(waiting)]
         self._executor.unsafe_compute_mask_ptr(pairs, masks.ctypes.data, self._num_words * 4, len(waiting))
         for one, mask in zip(waiting, masks, strict=True):
             one.mask = mask.view(np.uint8)

@@ -18,7 +18,7 @@ _NEW_S = 60.0  # a younger directory may not be locked yet
 
 @contextmanager
 def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Make a temporary directory with this prefix, in `parent` or the default place. It is removed at the end. After a
+    """Make a temporary directory with this prefix, in `parent` or the default one. It is removed at the end. After a
     kill, the next call with the same prefix removes it.
 
     Raises: OSError.

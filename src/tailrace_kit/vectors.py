@@ -29,7 +29,7 @@ _STEP_TOKENS = 256  # where the engine's kind has no number of its own
 
 
 def card_of(spec: EngineSpec) -> ModelCard:
-    """Return the facts of the model that is to be loaded. Raises: ModelError."""
+    """Return the card of the model that is to be loaded. Raises: ModelError."""
     return read_card(Path(spec.path), "")
 
 

@@ -90,7 +90,7 @@ def read_journal(directory: Path, *, key: bytes | None = None) -> Kept:
 
 
 async def _read(directory: Path, key: bytes | None) -> Kept:
-    journal = DiskJournal(directory, key=key)
+    journal = DiskJournal(directory, journal_key=key)
     try:
         streams: dict[str, Sequence[Event]] = {
             log.stream_id: [*log.events, *([end] if end is not None else [])] for log, end in journal.unfinished()

@@ -22,7 +22,7 @@ from tests.processes import freeze
 from tests.waiting import until
 
 from tailrace.errors import ModelError, StreamExpired
-from tailrace.streams import Reader, open_sqlite, read_key
+from tailrace.streams import Reader, open_sqlite, read_journal_key
 from tailrace.streams.disk import DiskJournal
 from tailrace.types import ANONYMOUS, Claim, End, Prompt, Record, Sampling, TextDelta, Usage
 
@@ -430,7 +430,7 @@ def test_an_encrypted_journal_has_no_plain_text(tmp_path: Path) -> None:
     answer = Answer(LONG_SECRET, 100, seed=1)
     texts = [SECRET, "3998, 3999", "the-key-of-a-client", *{text for text in answer.texts if len(text) > 4}]
     with House(data, PACED, "--journal-key-file", str(key_file)) as house:
-        house.key = read_key(key_file)
+        house.key = read_journal_key(key_file)
         stream = house.begin(answer, key="the-key-of-a-client")
         stream.seen(20)
         assert not _found(data, *texts)
@@ -448,9 +448,9 @@ def test_an_encrypted_journal_has_no_plain_text(tmp_path: Path) -> None:
 def test_a_key_has_to_be_there_and_long_enough(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("k" * 31)
     with pytest.raises(ModelError, match="too short"):
-        read_key(tmp_path / "short")
+        read_journal_key(tmp_path / "short")
     with pytest.raises(ModelError, match="Cannot read"):
-        read_key(tmp_path / "nowhere")
+        read_journal_key(tmp_path / "nowhere")
 
 
 # Whose directory it is

@@ -494,7 +494,7 @@ async def test_servers_with_different_keys_do_not_mix(prefix: str) -> None:
     try:
         async with server(prefix):
             with pytest.raises(ModelError, match="--journal-key-file"):
-                async with open_redis(f"{shared_url()}?prefix={prefix}", key=b"k" * 32):
+                async with open_redis(f"{shared_url()}?prefix={prefix}", journal_key=b"k" * 32):
                     pass
     finally:
         delete_keys(prefix)
@@ -502,7 +502,7 @@ async def test_servers_with_different_keys_do_not_mix(prefix: str) -> None:
 
 async def test_what_is_stored_is_encrypted(prefix: str) -> None:
     try:
-        async with open_redis(f"{shared_url()}?prefix={prefix}", key=b"k" * 32) as store:
+        async with open_redis(f"{shared_url()}?prefix={prefix}", journal_key=b"k" * 32) as store:
             writer = await begin(store, delta(1))
             with redis.Redis.from_url(shared_url()) as client:
                 kept = [client.dump(key) or b"" for key in client.scan_iter(match=f"{prefix}:*")]

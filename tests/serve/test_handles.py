@@ -141,7 +141,7 @@ async def test_what_a_call_raises(front: _Front, handle: Any) -> None:
     with pytest.raises(BackPressureError) as refused:
         await handle.fail.remote(BackPressureError("full", status=503, retry_after_s=4))
     assert (refused.value.status, refused.value.retry_after_s) == (503, 4)
-    with pytest.raises(DeploymentUnavailableError, match="no answer"):
+    with pytest.raises(DeploymentUnavailableError, match="no result"):
         await handle.end.remote()
     with pytest.raises(TypeError, match="pickle"):
         await handle.double.remote(asyncio.get_running_loop())

@@ -23,10 +23,10 @@ from tailrace.types import ANONYMOUS, Claim, End, GenerateRequest, Released, Sam
 from tailrace_outer.scripted.scripted_engine import scripted_token
 from tailrace_plugins.batches.batch_errors import UnknownBatch
 from tailrace_plugins.batches.batch_files import Files, FileWriter, new_id
-from tailrace_plugins.batches.batch_records import RowBatch
 from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
 from tailrace_plugins.batches.row_runner import RowRunner
+from tailrace_plugins.batches.stored_batches import RowBatch
 
 __all__ = ["BatchClient", "open_batches"]
 

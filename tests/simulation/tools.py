@@ -34,7 +34,7 @@ from tailrace_plugins.tool_loop.asked import McpTool
 from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal
 from tailrace_plugins.tool_loop.loop_keys import BEGUN
-from tailrace_plugins.tool_loop.loop_records import Begun, Called, Needs, ToolFacts
+from tailrace_plugins.tool_loop.loop_rows import Begun, Called, DescribedTool, Needs
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.mcp_connections import McpConnection, McpConnections, unknown_outcome
 from tailrace_plugins.tool_loop.mcp_errors import UnknownLoop
@@ -47,7 +47,7 @@ _UNSAFE, _SAFE = "append", "look"
 _MOST_SAFE = 3  # calls of a tool that may be repeated
 _CALL_S = 8.0
 _UNKNOWN = -32000  # the code of a call whose outcome is not known
-_TOOLS = [ToolFacts(name=_UNSAFE), ToolFacts(name=_SAFE, annotations={"readOnlyHint": True})]
+_TOOLS = [DescribedTool(name=_UNSAFE), DescribedTool(name=_SAFE, annotations={"readOnlyHint": True})]
 _TOOL: JsonBody = {"type": "mcp", "server_label": _LABEL, "require_approval": "never"}
 
 
@@ -246,7 +246,7 @@ class _Tools(ToolServers):
     def lacks(self, needs: Needs) -> str:
         return ""
 
-    async def tools_of(self, owner: str, key_id: str, tool: McpTool) -> list[ToolFacts]:
+    async def tools_of(self, owner: str, key_id: str, tool: McpTool) -> list[DescribedTool]:
         return [msgspec.structs.replace(one, needs_approval=tool.needs_approval(one)) for one in _TOOLS]
 
     def connect(self, begun: Begun, headers: Mapping[str, Mapping[str, str]]) -> Connect:

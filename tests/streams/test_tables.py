@@ -35,14 +35,14 @@ async def _on_disk(path: Path) -> AsyncIterator[Table]:
 
 @contextlib.asynccontextmanager
 async def _encrypted(path: Path) -> AsyncIterator[Table]:
-    async with open_sqlite(path, key=b"k" * 32) as store:
+    async with open_sqlite(path, journal_key=b"k" * 32) as store:
         yield await store.table_of("parrot")
 
 
 @contextlib.asynccontextmanager
 async def _in_redis(path: Path) -> AsyncIterator[Table]:
     with own_redis(path / "redis") as (url, _):
-        async with open_redis(url, key=b"k" * 32) as store:
+        async with open_redis(url, journal_key=b"k" * 32) as store:
             yield await store.table_of("parrot")
 
 

@@ -35,7 +35,7 @@ async def on_disk(directory: Path) -> AsyncIterator[LogStore]:
 
 @asynccontextmanager
 async def sealed(directory: Path) -> AsyncIterator[LogStore]:
-    async with open_sqlite(directory, key=b"k" * 32) as store:
+    async with open_sqlite(directory, journal_key=b"k" * 32) as store:
         yield store
 
 

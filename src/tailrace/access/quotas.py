@@ -24,11 +24,11 @@ __all__ = ["LIMIT_HEADERS", "Account", "Metered", "Quotas", "Spending", "month_s
 _MINUTE_S = 60.0
 _STREAM_RETRY_S = 1.0
 
-_FACTS = ("limit", "remaining", "reset")
+_PARTS = ("limit", "remaining", "reset")
 LIMIT_HEADERS = (
     "ratelimit",
     "ratelimit-policy",
-    *(f"x-ratelimit-{fact}-{unit}" for fact in _FACTS for unit in ("requests", "tokens")),
+    *(f"x-ratelimit-{part}-{unit}" for part in _PARTS for unit in ("requests", "tokens")),
 )
 
 _NO_ALLOWANCE = Allowance()
@@ -309,7 +309,7 @@ def _limits(holder: str, quota: Quota) -> Iterator[_Limit]:
 
 
 def _limit(name: str, most: int, unit: str, rate: Rate | None) -> _Limit:
-    headers = [f"x-ratelimit-{fact}-{rate.unit}".encode() for fact in _FACTS] if rate is not None else ()
+    headers = [f"x-ratelimit-{part}-{rate.unit}".encode() for part in _PARTS] if rate is not None else ()
     return _Limit(name, most, rate, f'"{name}";q={most}{unit}', f'"{name}";r=', tuple(headers))
 
 

@@ -34,11 +34,11 @@ class FairQueue(Generic[_T]):
     def num_ahead(self, ticket: _T) -> int:
         """Return how many tickets have their turn before a queued one. Raises: KeyError, ValueError if it is not
         queued."""
-        place = self._by_owner[ticket.owner].index(ticket)
+        index = self._by_owner[ticket.owner].index(ticket)
         before, is_behind = 0, False
         for owner, tickets in self._by_owner.items():
             is_behind = is_behind or owner == ticket.owner
-            before += place if owner == ticket.owner else min(len(tickets), place + (not is_behind))
+            before += index if owner == ticket.owner else min(len(tickets), index + (not is_behind))
         return before
 
     def append(self, ticket: _T) -> None:

@@ -110,10 +110,10 @@ def _row(name: str, rows: Mapping[str, Setting], where: str = "") -> Setting:
     key = name.replace("_", "-")
     if key in rows:
         return rows[key]
-    place = f"{where}.{name}" if where else name
+    shown = f"{where}.{name}" if where else name
     if key in _rows():
-        raise ValueError(f"{place} cannot be set for a single model.")
-    raise ValueError(f"{place} is not a setting.{hint_of_setting(key, (*rows, _MODEL, _MODELS))}")
+        raise ValueError(f"{shown} cannot be set for a single model.")
+    raise ValueError(f"{shown} is not a setting.{hint_of_setting(key, (*rows, _MODEL, _MODELS))}")
 
 
 def _plain(value: object, name: str) -> object:

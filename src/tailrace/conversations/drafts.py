@@ -50,12 +50,12 @@ def draft_of(
 
 
 def as_shape(value: object, shape: type[T], where: str) -> T:
-    """Convert a value to a type. Raises: RequestError with the place in the file, without its content."""
+    """Convert a value to a type. Raises: RequestError with the position in the file, without its content."""
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
-        place = _LOCATION.search(str(error))
-        param = re.sub(r"\[[^]0-9][^]]*\]", "[…]", f"{where}{place[1] if place else ''}")  # keys are content
+        location = _LOCATION.search(str(error))
+        param = re.sub(r"\[[^]0-9][^]]*\]", "[…]", f"{where}{location[1] if location else ''}")  # keys are content
         reason = re.sub(r"'.*'", "", str(error).partition(" - at ")[0])
         raise RequestError(f"{param}: {reason[:200].rstrip()}.", param=param[:100]) from None
 

@@ -18,9 +18,9 @@ class ConversationFormat:
     name: str  # of the format in requests
     title: str  # in messages
     fits: Callable[[object], bool]  # whether a parsed value is a conversation in this format
-    # Reads such a value; the text is its place in the file, for errors. Raises: RequestError.
+    # Reads such a value; the text is its position in the file, for errors. Raises: RequestError.
     read: Callable[[object, str], Draft]
     write: Callable[[Conversation, Sequence[Item]], Json]
     frame: tuple[bytes, bytes] = (b"[", b"]")  # the text before and after the conversations, which commas separate
-    # Of a format with images, the text before and after them: they follow the conversations. None: it has no place.
+    # Of a format with images, the text before and after them: they follow the conversations. None: it has no images.
     images: tuple[bytes, bytes] | None = None

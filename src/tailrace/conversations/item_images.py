@@ -1,4 +1,4 @@
-"""The images of items: their places in a text, and which of them a model sees again in the next turn."""
+"""The images of items: their positions in a text, and which of them a model sees again in the next turn."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def digest_in(text: str) -> str:
 
 
 def marked(text: str, images: Sequence[ItemImage]) -> str:
-    """Return a text with marks in the places of its images."""
+    """Return a text with marks where its images are."""
     pieces, start = [], 0
     for image in images:
         pieces.append(text[start : image.at])
@@ -58,7 +58,7 @@ def marked(text: str, images: Sequence[ItemImage]) -> str:
 
 
 def unmarked(text: str) -> tuple[str, tuple[ItemImage, ...]]:
-    """Return a text without its marks, and images in their places."""
+    """Return a text without its marks, and images at their positions."""
     if IMAGE_MARK not in text:
         return text, ()
     *before, last = text.split(IMAGE_MARK)
@@ -99,9 +99,9 @@ def _with_placeholders(content: str, num_images: int) -> str:
     """Return a text with placeholders for its first marks, each on a line of its own."""
     first, *rest = content.split(IMAGE_MARK, num_images)
     pieces = [first]
-    for place, piece in enumerate(rest, 1):
+    for index, piece in enumerate(rest, 1):
         if pieces[-1] and not pieces[-1].endswith("\n"):
             pieces.append("\n")
-        is_end = place == len(rest) and not piece
+        is_end = index == len(rest) and not piece
         pieces += [PLACEHOLDER, piece if is_end or piece.startswith("\n") else "\n" + piece]
     return "".join(pieces)

@@ -154,7 +154,7 @@ def items_of(messages: Iterable[Message]) -> tuple[Item, ...]:
 
 
 def without_marks(item: Item) -> Item:
-    """Return an item of a request with its images beside its text, in which marks have their places."""
+    """Return an item of a request with its images beside its text, which has no marks."""
     text, images = unmarked(item.text)
     return msgspec.structs.replace(item, text=text, images=images) if images else item
 

@@ -32,7 +32,7 @@ def bare_sampling(server: ServerFacts, fields: SamplingFields) -> Sampling:
 def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> GenerateRequest:
     """Return a request for a plain prompt. It is put into `--prompt-template` if that is set; otherwise it is a chat of
     one turn if the model has a chat template; otherwise it is used unchanged. Reasoning is a part of the answer: these
-    wires have no other place for it. Raises: RequestError if the prompt is empty."""
+    wires have no field for it. Raises: RequestError if the prompt is empty."""
     if not prompt:
         raise RequestError("The prompt is empty.", param="prompt")
     if server.prompt_template:
@@ -44,7 +44,7 @@ def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> Genera
 
 @dataclass(frozen=True, slots=True)
 class BareTextView:
-    """The text of an answer, and nothing else. There is no place for an error, so a failed answer is cut off."""
+    """The text of an answer, and nothing else. It cannot have an error, so a failed answer is cut off."""
 
     media_type: str = "text/plain; charset=utf-8"
     heartbeat = b""  # a client would read it as text

@@ -1,4 +1,4 @@
-"""Tokens in OpenAI's completions: their names, and the logprobs and places of those of a prompt."""
+"""Tokens in OpenAI's completions: their names, and the logprobs and offsets of those of a prompt."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def read_messages(
     if len(before) + len(messages) > MAX_MESSAGES:  # on some wires a turn becomes several messages
         raise RequestError(f"{name} has more than {MAX_MESSAGES} entries.", param=name)
     asked_from = first_asked(["tool" if one.role == "function" else one.role for one in messages])
-    calls = _UnansweredCalls()
+    calls = _OpenCalls()
     read = list(before)
     for index, message in enumerate(messages):
         where = f"{name}[{index}]"
@@ -101,9 +101,9 @@ def read_messages(
         # `developer` is a newer name of the role system, which templates do not know; `function` an older one of tool.
         role = {"developer": "system", "function": "tool"}.get(message.role, message.role)
         called = tuple(calls.add(call) for call in _calls_of(message)) if is_answer else ()
-        answered = calls.answered_by(message) if role == "tool" else ""
+        ended = calls.ended_by(message) if role == "tool" else ""
         reasoning = _reasoning_of(message) if is_answer else ""
-        read.append(Message(role, text, called, answered, reasoning))
+        read.append(Message(role, text, called, ended, reasoning))
     require_question(read, param=name)
     return with_images(read, images or ())
 
@@ -156,7 +156,7 @@ def _calls_of(message: ChatMessage) -> list[ToolCall]:
     return calls
 
 
-class _UnansweredCalls:
+class _OpenCalls:
     """The calls of a chat that have no result yet, the oldest first. Some APIs have no ids of calls, which templates
     need: calls without one get an id, and a result without one belongs to the oldest call of its tool. The time is
     linear in the length of the chat."""
@@ -165,7 +165,7 @@ class _UnansweredCalls:
         self._num_calls = 0
         self._all: deque[str] = deque()
         self._by_name: dict[str, deque[str]] = {}
-        self._answered: set[str] = set()
+        self._ended: set[str] = set()
 
     def add(self, call: ToolCall) -> ToolCall:
         """Return the call with an id."""
@@ -175,15 +175,15 @@ class _UnansweredCalls:
         self._by_name.setdefault(call.name, deque()).append(call_id)
         return ToolCall(call_id, call.name, call.arguments)
 
-    def answered_by(self, message: ChatMessage) -> str:
+    def ended_by(self, message: ChatMessage) -> str:
         """Return the id of the call to which a result belongs; "" if there is none."""
         if message.tool_call_id:
-            self._answered.add(message.tool_call_id)
+            self._ended.add(message.tool_call_id)
             return message.tool_call_id
         ids = self._all if message.name is None else self._by_name.get(message.name, deque())
         while ids:
             call_id = ids.popleft()
-            if call_id not in self._answered:
-                self._answered.add(call_id)
+            if call_id not in self._ended:
+                self._ended.add(call_id)
                 return call_id
         return ""

@@ -107,7 +107,7 @@ _UNUSED_IN_TEXTS = _UNUSED | {
     "tools": ignored([]),
     "top_logprobs": ignored(0),
 }
-# Its answer has no place for them.
+# Its answer has no fields for them.
 _UNUSED_IN_INFILLS = {"echo": ignored(False), "logprobs": ignored(), "prompt_logprobs": ignored()}
 
 
@@ -320,7 +320,7 @@ def _reasoning_budget(fields: OpenAIChatBody, server: ServerFacts, notes: list[s
 
 def _sampling(fields: _Body, server: ServerFacts, notes: list[str]) -> Sampling:
     """Return the parameters that chats and texts share. Raises: RequestError."""
-    if fields.prompt_logprobs is not None and fields.stream:  # vLLM's chunks have no place for them
+    if fields.prompt_logprobs is not None and fields.stream:  # vLLM's chunks have no field for them
         notes.append("prompt_logprobs")
         fields.prompt_logprobs = None
     if fields.max_tokens is None:

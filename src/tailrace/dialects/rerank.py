@@ -20,7 +20,7 @@ from tailrace.types import VectorRequest, Vectors
 __all__ = ["OPERATIONS", "Count", "RerankBody", "Score", "parse_ranking", "ranked", "sigmoid"]
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-Score = tuple[int, float]  # the place of a document in the request, and its score
+Score = tuple[int, float]  # the index of a document in the request, and its score
 
 
 class RankedDocument(msgspec.Struct):

@@ -270,7 +270,7 @@ def _shown(offers: Sequence[Offer]) -> tuple[JsonBody, ...]:
     """Return tools as templates expect them: `type` comes first, as in the data on which models were trained."""
     shown = []
     for one in offers:
-        facts = (("description", one.description), ("parameters", one.parameters), ("strict", one.strict))
-        function = {"name": one.name} | {name: value for name, value in facts if value is not None}
+        fields = (("description", one.description), ("parameters", one.parameters), ("strict", one.strict))
+        function = {"name": one.name} | {name: value for name, value in fields if value is not None}
         shown.append({"type": "function", "function": function})
     return tuple(shown)

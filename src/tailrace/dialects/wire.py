@@ -206,7 +206,7 @@ class VectorView(Protocol):
 class OnSocket:
     """What a request on a WebSocket has beside its body."""
 
-    lane: str | None  # the client's name for its place on the socket; None is the lane without a name
+    lane: str | None  # the client's name for its lane on the socket; None is the lane without a name
     begun: Mapping[str, bytes]  # `GenerateCall.unkept` of the last streams that the socket has begun, by id
 
 

@@ -47,7 +47,7 @@ def _resident() -> Iterator[int]:
                 continue
             start, end = -(-int(mapping["start"], 16) // _HUGE_BYTES) * _HUGE_BYTES, int(mapping["end"], 16)
             for address in range(start, end - _HUGE_BYTES + 1, _HUGE_BYTES):
-                place = address // mmap.PAGESIZE * entry_bytes
-                entries = os.pread(pagemap.fileno(), num_entries * entry_bytes, place)
+                offset = address // mmap.PAGESIZE * entry_bytes
+                entries = os.pread(pagemap.fileno(), num_entries * entry_bytes, offset)
                 if min(entries[entry_bytes - 1 :: entry_bytes], default=0) >= _PRESENT:
                     yield address

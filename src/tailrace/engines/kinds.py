@@ -93,7 +93,7 @@ class Kind:
     packages: tuple[str, ...] = ()  # that must be importable
     extra: str = ""  # the pip extra that installs them; "" if tailrace depends on them
     settings: tuple[str, ...] = ()  # the supported ones among the settings that not every engine has
-    # Of tailrace's own engines: the place in the order in which `auto` prefers them. Those of others have none.
+    # Of tailrace's own engines: the rank in the order in which `auto` prefers them. Those of others have none.
     preference: int = 0
     is_for_gpus: bool = False  # slower than the others without a GPU
     is_for_intel: bool = False  # its GPUs are Intel's; those of the others are NVIDIA's, AMD's and Apple's

@@ -133,7 +133,7 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, gc=False):
 
 
 class Seen(msgspec.Struct, tag="seen", array_like=True, gc=False):
-    """The answer to a `See`. `sight` is None if the model cannot read the image."""
+    """The reply to a `See`. `sight` is None if the model cannot read the image."""
 
     number: int
     sight: Sight | None = None

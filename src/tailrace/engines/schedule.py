@@ -34,9 +34,9 @@ class Schedule:
 
     def is_alone(self, index: int) -> bool | None:
         """Return whether token `index` must be computed alone (True) or in a batch (False); None if it is free."""
-        for place, end in enumerate(accumulate(self.lengths)):
+        for run, end in enumerate(accumulate(self.lengths)):
             if index < end:
-                return place % 2 == 1
+                return run % 2 == 1
         return None
 
 

@@ -162,11 +162,11 @@ class WorkerProcess(asyncio.Protocol):
             raise EngineLost("The engine is not running.", retry_after_s=1.0)
         self.has_given = True
         number = next(self._number)
-        answer: asyncio.Future[Sight] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[Sight] = asyncio.get_running_loop().create_future()
         self.expect_progress()
-        self._questions[number] = answer
+        self._questions[number] = reply
         self.send(See(number, image))
-        return await answer
+        return await reply
 
     async def exit_reason(self) -> tuple[str, bool]:
         """Return why the worker ended (its own message or its exit status), and whether it crashed."""

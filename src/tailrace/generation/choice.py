@@ -216,7 +216,7 @@ class Choice:
         return tuple(self._tokenizer.encode(end_of_reasoning(self.reasoning_format), special=True))
 
     def _push_log(self, token_ids: Ids[int]) -> tuple[_Shown, int]:
-        """Read the ids of the log again. Also returns how many of them come before the place where the reasoning was
+        """Read the ids of the log again. Also returns how many of them come before the position where the reasoning was
         ended, with the tokens that ended it; 0 if it was not."""
         shown = self._push_tokens(token_ids)
         if not self.is_spent or shown.num_taken == len(token_ids):

@@ -25,11 +25,11 @@ class PairTemplate:
         known = re.compile("|".join(["({query}|{document})", *map(re.escape, longest_first)]))
         self._tokenizer = tokenizer
         self._parts: list[str | int] = []
-        place = 0
+        position = 0
         for found in known.finditer(text):
-            self._parts += [text[place : found.start()], found[1] or control[found[0]]]
-            place = found.end()
-        self._parts.append(text[place:])
+            self._parts += [text[position : found.start()], found[1] or control[found[0]]]
+            position = found.end()
+        self._parts.append(text[position:])
 
     def encode(self, query: str, document: str) -> list[int]:
         """Raises: RequestError for text with lone surrogates."""

@@ -70,7 +70,7 @@ class PromptEncoder:
                 raise UnsupportedParameter("This model takes images only in chats.", param=image.param)
             if not self.chat_facts.shows_images:
                 raise UnsupportedParameter(
-                    f"{image.param}: this model's chat template has no place for images.", param=image.param
+                    f"{image.param}: this model's chat template has no images.", param=image.param
                 )
         for name in request.template_values:
             if self.chat is None or not self.chat.knows(name):
@@ -233,7 +233,7 @@ def images_of(request: GenerateRequest) -> tuple[Image, ...]:
 
 
 def with_images(request: GenerateRequest, images: Iterable[Image]) -> GenerateRequest:
-    """Return a request with other images in the places of its own."""
+    """Return a request with other images instead of its own."""
     if request.images:
         return msgspec.structs.replace(request, images=tuple(images))
     rest = iter(images)

@@ -98,7 +98,7 @@ class Run(Producer):
     _awaits_token: bool = field(init=False, default=True)  # its first one, or a new one after a loss
     _has_begun: bool = field(init=False, default=False)  # the engine had its sequences before
     _left_s: float | None = field(init=False, default=None)  # when it left the engine to others; None if it has it
-    _entry: QueueEntry | None = field(init=False, default=None)  # its place in the queue, then its slot
+    _entry: QueueEntry | None = field(init=False, default=None)  # in the queue, then with its slot
     _on_engine: dict[int, Choice] = field(init=False, default_factory=dict)  # by the ids of their sequences
     _reading: PromptReading = field(init=False)
     _check: asyncio.Task[None] | None = field(init=False, default=None)  # of the whole answers

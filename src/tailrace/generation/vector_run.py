@@ -179,7 +179,7 @@ class VectorRun:
             self._observers.on_first_token(self.record, self.times)
         self._vectors[index] = delta.vector
         if len(self._vectors) == len(self.record.prompts):
-            self._done.set_result(tuple(self._vectors[place] for place in range(len(self._vectors))))
+            self._done.set_result(tuple(self._vectors[index] for index in range(len(self._vectors))))
         else:
             self._submit()
 

@@ -14,7 +14,7 @@ import msgspec
 
 from tailrace.errors import ModelError
 from tailrace.models._tokenizer import tokenizer_json
-from tailrace.models._vector_facts import VectorFacts, read_vector_facts
+from tailrace.models._vector_card import VectorCard, read_vector_card
 from tailrace.models._vocabulary import CONTROL, NORMAL, Vocabulary, parse_merges
 from tailrace.models.card import ModelCard, recommended
 from tailrace.models.pre_tokenizers import GPT2
@@ -105,7 +105,7 @@ def read(path: Path, name: str) -> ModelCard:
     starts = config.add_bos_token
     model = _decode(path / "config.json", _Config)
     generation = _decode(path / "generation_config.json", _GenerationConfig)
-    vectors = read_vector_facts(path) or VectorFacts("generate")
+    vectors = read_vector_card(path) or VectorCard("generate")
     context_tokens = _context_tokens(path, config)
     return ModelCard(
         name=name,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tailrace.errors import ModelError
 from tailrace.models._tokenizer import WORDPIECE, read_scheme, tokenizer_json
-from tailrace.models._vector_facts import ENCODERS, VectorFacts
+from tailrace.models._vector_card import ENCODERS, VectorCard
 from tailrace.models._vocabulary import CONTROL, Vocabulary, is_end, read_vocabulary
 from tailrace.models.card import ModelCard, Pooling, recommended
 from tailrace.models.gguf_header import Metadata, read_parts
@@ -79,14 +79,14 @@ def read(path: Path, name: str) -> ModelCard:
     )
 
 
-def _vectors(path: Path, metadata: Metadata, architecture: str) -> VectorFacts:
+def _vectors(path: Path, metadata: Metadata, architecture: str) -> VectorCard:
     number = metadata.get(f"{architecture}.pooling_type", int)
     if number == _RANKS:
-        return VectorFacts("rank", "first" if architecture in ENCODERS else "last")
+        return VectorCard("rank", "first" if architecture in ENCODERS else "last")
     if number in _POOLINGS or architecture in ENCODERS:
         size = metadata.get(f"{architecture}.embedding_length", int) or 0
-        return VectorFacts("embed", _POOLINGS.get(number or 0, "mean"), size)
-    return VectorFacts("generate")
+        return VectorCard("embed", _POOLINGS.get(number or 0, "mean"), size)
+    return VectorCard("generate")
 
 
 def _behind(path: Path, metadata: Metadata, vocabulary: Vocabulary, *, is_default: bool) -> str:

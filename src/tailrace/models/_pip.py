@@ -49,8 +49,8 @@ def pip_command() -> list[str] | None:
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
     ensurepip = importlib.util.find_spec("ensurepip")
-    for place in (ensurepip.submodule_search_locations or []) if ensurepip else []:
-        for wheel in sorted(Path(place).glob("_bundled/pip-*.whl")):
+    for folder in (ensurepip.submodule_search_locations or []) if ensurepip else []:
+        for wheel in sorted(Path(folder).glob("_bundled/pip-*.whl")):
             return [sys.executable, str(wheel / "pip")]
     found = shutil.which("pip3") or shutil.which("pip")
     return [found] if found else None

@@ -233,7 +233,7 @@ class _Reader:
 
 
 def read_parts(path: Path) -> Metadata:
-    """Read the metadata of a model, and the places of the tensors of all its parts. Raises: ModelError."""
+    """Read the metadata of a model, and the offsets of the tensors of all its parts. Raises: ModelError."""
     metadata = read_metadata(path)
     count = metadata.get("split.count", int) or 1
     if count == 1:

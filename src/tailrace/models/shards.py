@@ -69,8 +69,8 @@ def projector_of(model: str, names: Iterable[str]) -> str | None:
         kind = _TYPE.search(path.stem)
         own = _PROJECTOR.sub(" ", _TYPE.sub("", path.stem)).strip().lower()
         if own in ("", "model") or wanted.stem.lower().startswith(own):
-            place = _TYPES.index(kind[1].lower()) if kind and kind[1].lower() in _TYPES else len(_TYPES)
-            found.append((-len(own), place, str(path)))
+            rank = _TYPES.index(kind[1].lower()) if kind and kind[1].lower() in _TYPES else len(_TYPES)
+            found.append((-len(own), rank, str(path)))
     return min(found)[2] if found else None
 
 

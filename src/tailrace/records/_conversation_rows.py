@@ -106,9 +106,9 @@ def write(connection: Connection, conversation_id: str, items: Sequence[Item]) -
             **msgspec.structs.asdict(item),
             "images": msgspec.json.encode(item.images).decode(),
             "conversation_id": conversation_id,
-            "number": first + place,
+            "number": first + index,
         }
-        for place, item in enumerate(items)
+        for index, item in enumerate(items)
     ]
     for start in range(0, len(rows), _AT_ONCE):
         connection.execute(insert(conversation_items), rows[start : start + _AT_ONCE])

@@ -34,13 +34,13 @@ from tailrace.records.key_store import find_forgotten
 from tailrace.records.record_database import RecordDatabase
 from tailrace.types import NO_LIMIT, KeptImage
 
-__all__ = ["AnswerFacts", "ConversationStore"]
+__all__ = ["AnswerRow", "ConversationStore"]
 
 NO_IMAGES: Contents = {}
 
 
-class AnswerFacts(Struct, frozen=True):
-    """The recorded facts of the stream that wrote an answer. Times are seconds since the request."""
+class AnswerRow(Struct, frozen=True):
+    """What is kept of the request that an answer belongs to. Times are seconds since the request."""
 
     model: str
     status: str
@@ -255,10 +255,10 @@ class ConversationStore:
         with self._database.begin() as connection:
             return find(connection, owner, conversation_id), read_items(connection, conversation_id)
 
-    def answers(self, owner: str, conversation_id: str) -> dict[str, AnswerFacts]:
-        """Return the records of the streams that wrote a conversation's answers, by stream id. Running streams have
+    def answers(self, owner: str, conversation_id: str) -> dict[str, AnswerRow]:
+        """Return the rows of the requests with a conversation's answers, by stream id. Running streams have
         none."""
-        columns = [requests.c[name] for name in AnswerFacts.__struct_fields__]
+        columns = [requests.c[name] for name in AnswerRow.__struct_fields__]
         query = (
             select(requests.c.request_id, *columns)
             .join(conversation_items, conversation_items.c.stream_id == requests.c.request_id)
@@ -267,8 +267,7 @@ class ConversationStore:
         with self._database.begin() as connection:
             rows = connection.execute(query).mappings().all()
         return {
-            row["request_id"]: AnswerFacts(**{name: row[name] for name in AnswerFacts.__struct_fields__})
-            for row in rows
+            row["request_id"]: AnswerRow(**{name: row[name] for name in AnswerRow.__struct_fields__}) for row in rows
         }
 
     # Turns

@@ -186,7 +186,7 @@ conversation_items = Table(
     Column("stream_id", String(64), nullable=False),
     Column("created_s", Float(53), nullable=False),
     Column("reasoning", Text, nullable=False, server_default=""),  # what was thought before it
-    Column("images", Text, nullable=False, server_default="[]"),  # JSON: their places in the text, and their digests
+    Column("images", Text, nullable=False, server_default="[]"),  # JSON: their positions in the text, and their digests
     Index(None, "conversation_id", "number"),
     Index(None, "status"),
 )

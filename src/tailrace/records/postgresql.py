@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 
-from tailrace.compat.psycopg import BoundedConnection, NoAnswer
+from tailrace.compat.psycopg import BoundedConnection, NoReply
 
 __all__ = ["is_late", "limit_transaction", "postgresql_engine"]
 
@@ -24,8 +24,8 @@ _MARGIN = 1.3  # the client's limit for a statement, as a multiple of the server
 _LATE = ("25P03", "55P03", "57014")  # idle in a transaction, a lock is not available, a statement was cancelled
 
 
-def postgresql_engine(url: URL, *, answer_s: float) -> Engine:
-    """`answer_s` is the time for an exchange outside of a transaction, such as the check of a pooled connection."""
+def postgresql_engine(url: URL, *, reply_s: float) -> Engine:
+    """`reply_s` is the time for an exchange outside of a transaction, such as the check of a pooled connection."""
     limits = {"connect_timeout": CONNECT_S, "tcp_user_timeout": 1000 * CONNECT_S}  # the latter in ms
     engine = create_engine(url, pool_pre_ping=True, connect_args={**limits, "prepare_threshold": None})
 
@@ -33,13 +33,13 @@ def postgresql_engine(url: URL, *, answer_s: float) -> Engine:
     @event.listens_for(engine, "do_connect")
     def connect(_: object, record: object, given: Any, named: Any) -> Any:
         connection = BoundedConnection.connect(*given, **named)
-        connection.answer_s = answer_s
+        connection.reply_s = reply_s
         return connection
 
     @event.listens_for(engine, "checkin")
     def reset(connection: Any, record: object) -> None:
         if connection is not None:  # None: it was closed
-            connection.answer_s = answer_s
+            connection.reply_s = reply_s
 
     return engine
 
@@ -47,7 +47,7 @@ def postgresql_engine(url: URL, *, answer_s: float) -> Engine:
 def limit_transaction(connection: Connection, statement_s: float) -> None:
     """Limit each statement of the current transaction; half of the time may pass with waiting for a lock."""
     bounded: Any = connection.connection.dbapi_connection  # Any: a BoundedConnection, typed as any driver's
-    bounded.answer_s = statement_s * _MARGIN
+    bounded.reply_s = statement_s * _MARGIN
     limits_s = {
         "statement_timeout": statement_s,
         "lock_timeout": statement_s / 2,
@@ -59,4 +59,4 @@ def limit_transaction(connection: Connection, statement_s: float) -> None:
 
 def is_late(error: BaseException | None) -> bool:
     """Return whether an error of the driver says that something took too long."""
-    return isinstance(error, NoAnswer) or getattr(error, "sqlstate", None) in _LATE
+    return isinstance(error, NoReply) or getattr(error, "sqlstate", None) in _LATE

@@ -93,7 +93,7 @@ class RecordDatabase:
         """Run the block in a transaction. Each statement may take ten seconds, with `is_long` ten minutes.
 
         Raises: StorageError if the database is unreachable, refuses, or does not answer in time. Then nothing is
-        written, unless the answer to the commit itself was lost.
+        written, unless the reply to the commit itself was lost.
         """
         try:
             with self.engine.begin() as connection:
@@ -179,7 +179,7 @@ def _sqlite(url: URL) -> Engine:
 def _postgresql(url: URL) -> Engine:
     from tailrace.records.postgresql import postgresql_engine
 
-    return postgresql_engine(url, answer_s=STATEMENT_S / 2)
+    return postgresql_engine(url, reply_s=STATEMENT_S / 2)
 
 
 def struct_of(kind: type[_StructT], row: Any) -> _StructT:  # Any: a row of a table

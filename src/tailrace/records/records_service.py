@@ -302,8 +302,8 @@ class Records:
                 self.request_log.close()
 
     async def forget(self, owner: str) -> dict[str, int]:
-        """Delete all records of an owner. The owner's keys must be revoked, and this server's streams ended. Returns
-        the number of deleted records by kind. Raises: StorageError, ModelError."""
+        """Delete all that is kept of an owner. The owner's keys must be revoked, and this server's streams ended.
+        Returns the number of deleted rows by kind. Raises: StorageError, ModelError."""
         await self.conversations.finish()
         if self.request_log is not None:
             await self.request_log.forget(owner)

@@ -137,11 +137,11 @@ class RequestLog(Observer, Meter):
                 self._drained = 0
         except (StorageError, ModelError) as error:
             if not self._is_unreachable:
-                logger.warning("request records stay on the disk for now: %s", error)
+                logger.warning("the rows of requests stay on the disk for now: %s", error)
             self._is_unreachable = True
         else:
             if self._is_unreachable:
-                logger.warning("request records are written to the database again")
+                logger.warning("the rows of requests are written to the database again")
             self._is_unreachable = False
 
     async def forget(self, owner: str) -> None:

@@ -1,4 +1,4 @@
-"""One recorded request: a row of the table `requests`."""
+"""What the database keeps of a request: a row of the table `requests`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Request records in the database: rows, and their sums per day."""
+"""The rows of requests in the database, and their sums per day."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ class RequestStore:
         """Yield the rows of requests in [since, until), the oldest first. Reads them in pages."""
         after: tuple[float, str] = (since_s, "")
         while True:
-            place = (requests.c.created_s > after[0]) | (
+            is_later = (requests.c.created_s > after[0]) | (
                 (requests.c.created_s == after[0]) & (requests.c.request_id > after[1])
             )
-            query = select(requests).where(place).order_by(requests.c.created_s, requests.c.request_id).limit(_PAGE)
+            query = select(requests).where(is_later).order_by(requests.c.created_s, requests.c.request_id).limit(_PAGE)
             for column, wanted in ((requests.c.owner, owner), (requests.c.key_id, key_id)):
                 if wanted is not None:
                     query = query.where(column == wanted)
@@ -126,7 +126,7 @@ class RequestStore:
             return connection.execute(delete(requests).where(requests.c.created_s < created_s)).rowcount
 
     def forget(self, owner: str) -> int:
-        """Delete all records of an owner. Returns how many rows there were."""
+        """Delete all rows of an owner. Returns how many rows there were."""
         with self._database.begin(is_long=True) as connection:
             connection.execute(delete(usage_days).where(usage_days.c.owner == owner))
             return connection.execute(delete(requests).where(requests.c.owner == owner)).rowcount

@@ -143,7 +143,7 @@ def _parse(text: bytes) -> list[RequestRow]:
         try:
             rows.append(_decoder.decode(line))
         except msgspec.DecodeError:
-            logger.warning("a damaged line of the request records was skipped")
+            logger.warning("a damaged line of the spool was skipped")
     return rows
 
 

@@ -14,7 +14,7 @@ __all__ = ["AskedCalls", "AskedTool", "PlainCalls", "plain_calls", "schema_of_ca
 
 
 class AskedTool(msgspec.Struct, frozen=True):
-    """A tool that may be called. `where` is its place in the request. Without a schema, any object is its arguments."""
+    """A tool that may be called. `where` is its path in the request. Without a schema, any object is its arguments."""
 
     name: str
     where: str

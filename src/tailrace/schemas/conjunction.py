@@ -1,4 +1,4 @@
-"""All constraints on one place of an answer, gathered from a schema, its `$ref`s and its `allOf`s."""
+"""All constraints on one part of an answer, gathered from a schema, its `$ref`s and its `allOf`s."""
 
 from __future__ import annotations
 

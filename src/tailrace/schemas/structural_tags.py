@@ -88,7 +88,7 @@ class StructuralTag(msgspec.Struct):
 
 
 def read_structural_tag(value: object) -> StructuralTag:
-    """Raises: SchemaError that names the place."""
+    """Raises: SchemaError that names the position."""
     try:
         tag = msgspec.convert(value, StructuralTag)
     except RecursionError:
@@ -163,13 +163,13 @@ class TagParts:
         parts: _Parts = []
         rest = list(elements)
         while rest:
-            given, place = rest.pop(0), f"{where}/elements/{len(elements) - len(rest) - 1}"
+            given, here = rest.pop(0), f"{where}/elements/{len(elements) - len(rest) - 1}"
             following = rest[0] if rest else None
             if isinstance(given, _AnyText) and isinstance(following, _ConstString) and following.value:
                 parts += self._until(following.value)
                 del rest[0]
             else:
-                parts += self._of(given, place, is_last=is_last and not rest)
+                parts += self._of(given, here, is_last=is_last and not rest)
         return parts
 
     def _until(self, text: str) -> _Parts:

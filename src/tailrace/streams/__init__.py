@@ -11,7 +11,7 @@ from tailrace.streams.log import Reader, StreamLog, Taken
 from tailrace.streams.log_store import Lease, LogStore, StoreState
 from tailrace.streams.memory_store import MemoryLogStore
 from tailrace.streams.producer import Ender, Producer
-from tailrace.streams.rows import read_key
+from tailrace.streams.rows import read_journal_key
 from tailrace.streams.sqlite_store import SqliteLogStore, open_sqlite
 from tailrace.streams.write_errors import WriteErrors
 
@@ -28,5 +28,5 @@ __all__ = [
     "Taken",
     "WriteErrors",
     "open_sqlite",
-    "read_key",
+    "read_journal_key",
 ]

@@ -2,7 +2,7 @@
 
 Events of running streams are appended to the table `tail`: one row per stream and turn of the event loop. So a commit
 touches one or two pages. When a stream has ended, its events move into one row of `streams`. Rows have checksums that
-also cover the key of the row. A row that was moved or changed is ignored.
+also cover the row key. A row that was moved or changed is ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tailrace.streams.rows import checksum, intact
 from tailrace.system.file_systems import NEEDS_LOCAL_DISK, lacks_locks, warn_of_network
 from tailrace.types import ANONYMOUS
 
-__all__ = ["DAMAGED_FACT", "Database", "FinishedRow", "TailRow"]
+__all__ = ["DAMAGED_PROPERTY", "Database", "FinishedRow", "TailRow"]
 
 _LOCK_MS = 50
 _WAL_BYTES = 16 * 2**20  # file size to which the write-ahead log is truncated when it restarts
@@ -33,7 +33,7 @@ _SWEEP_ROWS = 4_000  # per sweep: takes a few milliseconds
 _SWEEP_STREAMS = 500
 _INSERT, _ROW = "INSERT INTO tail (row, stream, seq, events, crc) VALUES ", "(?, ?, ?, ?, ?)"
 _ROWS_AT_ONCE = 128  # older builds of SQLite allow 999 values in a statement
-DAMAGED_FACT = "damaged"  # the time when streams were lost
+DAMAGED_PROPERTY = "damaged"  # the time when streams were lost
 
 
 class TailRow(NamedTuple):
@@ -186,25 +186,25 @@ class Database:
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 
-    def read_fact(self, name: str) -> bytes | None:
+    def read_property(self, name: str) -> bytes | None:
         """Return the value that is stored under a name, or None."""
         row = next(self._select("SELECT value FROM facts WHERE name = ?", name), None)
         return row[0] if row is not None else None
 
-    def write_fact(self, name: str, value: bytes) -> None:
+    def write_property(self, name: str, value: bytes) -> None:
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     def record_damage(self) -> None:
         """Store the time at which an unknown set of streams was lost: now."""
-        self.write_fact(DAMAGED_FACT, stamp().encode())
+        self.write_property(DAMAGED_PROPERTY, stamp().encode())
 
     def damage_age_s(self) -> float | None:
         """Return the seconds since streams were lost because the file was damaged; None if no loss is recorded."""
         try:
-            kept = self.read_fact(DAMAGED_FACT)
+            kept = self.read_property(DAMAGED_PROPERTY)
             return None if kept is None else age_s(kept.decode())
-        except (AttributeError, UnicodeDecodeError, ValueError):  # the fact may be damaged, too
+        except (AttributeError, UnicodeDecodeError, ValueError):  # the property may be damaged, too
             return None
 
     def begin(self, stream_id: str, record: bytes, owner: str = ANONYMOUS) -> int:
@@ -341,12 +341,12 @@ class Database:
         return [*self._select("SELECT stream_id, owner FROM expired ORDER BY row")]
 
     def add_notes(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
-        """Write notes of an extension, given as (key, body)."""
+        """Write notes of an extension, given as (row key, body)."""
         with self._writing() as connection:
             _insert_notes(connection, notes)
 
     def change_notes(self, notes: Iterable[tuple[bytes, bytes]], erased: Iterable[bytes]) -> None:
-        """Delete all notes with the keys of `notes` and with those of `erased`, and write `notes`: all or none."""
+        """Delete all notes with the row keys of `notes` and with those of `erased`, and write `notes`: all or none."""
         notes = list(notes)
         with self._writing() as connection:
             keys = [(key,) for key in (*(key for key, _ in notes), *erased)]
@@ -354,21 +354,21 @@ class Database:
             _insert_notes(connection, notes)
 
     def erase_notes(self, keys: Iterable[bytes]) -> None:
-        """Delete all notes with these keys."""
+        """Delete all notes with these row keys."""
         with self._writing() as connection:
             connection.executemany("DELETE FROM notes WHERE key = ?", [(key,) for key in keys])
 
     def notes(self, first: bytes, end: bytes) -> Iterator[tuple[int, object, bytes | None]]:
-        """Yield row, key and body (None if damaged) of the notes with keys from `first` to before `end`, in the order
-        of writing; with `end` before `first`, of those that are not between them. Also yield those with a damaged key,
-        which is not bytes."""
+        """Yield row, key and body (None if damaged) of the notes with row keys from `first` to before `end`, in the
+        order of writing; with `end` before `first`, of those that are not between them. Also yield those with a damaged
+        row key, which is not bytes."""
         query = f"SELECT row, key, body, crc FROM notes WHERE row IN ({_rows_within(first, end)}) ORDER BY row"  # noqa: S608
         for row, key, body, crc in self._select(query, first, end):
             yield row, key, intact(body, crc, key) if isinstance(key, bytes) else None
 
     def note_sizes(self, first: bytes, end: bytes, most: int) -> list[tuple[bytes, int, bytes]]:
-        """Return the keys of at most `most` notes (-1: all) from `first` to before `end` in their order, each with the
-        size of the body and its first byte."""
+        """Return the row keys of at most `most` notes (-1: all) from `first` to before `end` in their order, each with
+        the size of the body and its first byte."""
         query = (
             "SELECT key, length(body), substr(body, 1, 1) FROM notes WHERE key >= ? AND key < ? ORDER BY key LIMIT ?"
         )
@@ -379,7 +379,7 @@ class Database:
             connection.executemany("DELETE FROM notes WHERE row = ?", [(row,) for row in rows])
 
     def cut_notes(self, cuts: Mapping[bytes, int]) -> None:
-        """Delete the notes of each key from a row on. `cuts` maps keys to rows."""
+        """Delete the notes of each row key from a row on. `cuts` maps row keys to rows."""
         with self._writing() as connection:
             connection.executemany("DELETE FROM notes WHERE key = ? AND row >= ?", cuts.items())
 

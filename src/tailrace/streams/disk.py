@@ -26,7 +26,7 @@ from tailrace.streams._index import Finished
 from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.log import StreamLog, enqueue, without_producers
 from tailrace.streams.notes import Note
-from tailrace.streams.old_journals import LIFETIME_FACT
+from tailrace.streams.old_journals import LIFETIME_PROPERTY
 from tailrace.streams.rows import Rows
 from tailrace.streams.startup_recovery import Unfinished
 from tailrace.streams.write_errors import WriteErrors
@@ -36,10 +36,10 @@ __all__ = ["DiskJournal"]
 
 logger = logging.getLogger("tailrace.journal")
 
-_SEALED_FACT = "sealed"
-_KIND_FACT = "kind"  # whose streams these are; journals of earlier versions do not say
+_SEALED_PROPERTY = "sealed"
+_KIND_PROPERTY = "kind"  # whose streams these are; journals of earlier versions do not say
 _KINDS = (b"models", b"apps")
-_EPOCH_FACT = "epoch"
+_EPOCH_PROPERTY = "epoch"
 _EPOCH_BYTES = 8
 _RETRY_S = 0.02
 _PROBE_S = 1.0
@@ -64,7 +64,7 @@ class DiskJournal:
         self,
         directory: Path,
         *,
-        key: bytes | None = None,
+        journal_key: bytes | None = None,
         of_apps: bool = False,
         keep_finished: bool = True,
         lifetime_s: float | None = None,
@@ -75,10 +75,10 @@ class DiskJournal:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._database.close)
             try:
-                self._rows = self._open_rows(Rows(key, of_apps=of_apps))
+                self._rows = self._open_rows(Rows(journal_key, of_apps=of_apps))
                 self._check_kind(directory, b"apps" if of_apps else b"models")
                 if lifetime_s is not None:
-                    self._database.write_fact(LIFETIME_FACT, repr(lifetime_s).encode())
+                    self._database.write_property(LIFETIME_PROPERTY, repr(lifetime_s).encode())
                 self.epoch = self._next_epoch()
                 self._database.reserve.hold()
             except StorageError as error:
@@ -105,24 +105,24 @@ class DiskJournal:
 
     def _check_kind(self, directory: Path, kind: bytes) -> None:
         """Raises: ModelError if the journal has streams of the other kind, whose events have another form."""
-        known = self._database.read_fact(_KIND_FACT)
+        known = self._database.read_property(_KIND_PROPERTY)
         if known == kind:
             return
-        if known is not None and known in _KINDS:  # a damaged fact may be anything
+        if known is not None and known in _KINDS:  # a damaged property may be anything
             raise ModelError(
                 f"{directory} has the streams of {known.decode()}, and this server would keep those of "
                 f"{kind.decode()}. Choose another --data-dir."
             )
-        self._database.write_fact(_KIND_FACT, kind)
+        self._database.write_property(_KIND_PROPERTY, kind)
 
     def _open_rows(self, rows: Rows) -> Rows:
-        """Raises: ModelError if the journal was encrypted with another key."""
-        sealed = self._database.read_fact(_SEALED_FACT)
+        """Raises: ModelError if the journal was encrypted with another journal key."""
+        sealed = self._database.read_property(_SEALED_PROPERTY)
         try:
             if sealed is not None:
-                rows.open(sealed, _SEALED_FACT)
+                rows.open(sealed, _SEALED_PROPERTY)
             elif rows.is_encrypting:
-                self._database.write_fact(_SEALED_FACT, rows.encrypt(b"", _SEALED_FACT))
+                self._database.write_property(_SEALED_PROPERTY, rows.encrypt(b"", _SEALED_PROPERTY))
         except JournalDamaged:
             raise ModelError("The journal was encrypted with another key: see --journal-key-file.") from None
         return rows
@@ -131,10 +131,10 @@ class DiskJournal:
 
     def _next_epoch(self) -> int:
         """Raises: StorageError."""
-        last = self._database.read_fact(_EPOCH_FACT)
-        is_whole = isinstance(last, bytes) and len(last) == _EPOCH_BYTES  # a damaged fact may be anything
+        last = self._database.read_property(_EPOCH_PROPERTY)
+        is_whole = isinstance(last, bytes) and len(last) == _EPOCH_BYTES  # a damaged property may be anything
         epoch = int.from_bytes(last) % 2 ** (8 * _EPOCH_BYTES - 1) + 1 if last is not None and is_whole else 1
-        self._database.write_fact(_EPOCH_FACT, epoch.to_bytes(_EPOCH_BYTES))
+        self._database.write_property(_EPOCH_PROPERTY, epoch.to_bytes(_EPOCH_BYTES))
         return epoch
 
     def begin(self, record: Record) -> StreamLog:
@@ -288,7 +288,7 @@ class DiskJournal:
             self._database.add_notes(self._sealed(notes))
 
     def change_notes(self, notes: Iterable[tuple[bytes, bytes]], erased: Iterable[bytes]) -> None:
-        """As `add_notes`, in place of all notes with these keys and with those of `erased`. Raises: StorageError."""
+        """As `add_notes`, instead of all notes with these row keys and with those of `erased`. Raises: StorageError."""
         with self._write_now():
             self._database.change_notes(self._sealed(notes), erased)
 
@@ -306,8 +306,8 @@ class DiskJournal:
         return [(key, num_bytes - self._rows.num_added(begin)) for key, num_bytes, begin in found]
 
     def notes(self, first: bytes, end: bytes) -> Iterator[Note]:
-        """Yield the notes with keys from `first` to before `end`, in the order of writing. Those with a damaged key are
-        deleted."""
+        """Yield the notes with row keys from `first` to before `end`, in the order of writing. Those with a damaged row
+        key are deleted."""
         nobodys: list[int] = []
         for row, key, body in self._database.notes(first, end):
             if not isinstance(key, bytes):
@@ -322,7 +322,7 @@ class DiskJournal:
             self.record_damage()
 
     def cut_notes(self, cuts: Mapping[bytes, int]) -> None:
-        """Delete the notes of each key from a row on. Raises: StorageError."""
+        """Delete the notes of each row key from a row on. Raises: StorageError."""
         self._database.cut_notes(cuts)
 
     async def sync_notes(self) -> None:

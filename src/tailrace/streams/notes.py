@@ -23,9 +23,9 @@ __all__ = [
     "SharedLog",
 ]
 
-_NAMED = b"\1"  # begins the keys of every extension, except
+_NAMED = b"\1"  # begins the row keys of every extension, except
 _AFTER_NAMED = b"\2"
-_WITHOUT_NAME = "durable"  # which was the only one in earlier versions; its keys begin otherwise
+_WITHOUT_NAME = "durable"  # which was the only one in earlier versions; its row keys begin otherwise
 
 
 class Note(NamedTuple):
@@ -76,20 +76,20 @@ class LocalNotes:
         return self._rows is not None
 
     def read(self, prefix: bytes = b"") -> Iterator[Note]:
-        """Yield the notes whose keys begin with `prefix`, in the order of writing. Raises: StorageError."""
+        """Yield the notes whose row keys begin with `prefix`, in the order of writing. Raises: StorageError."""
         for row, key, body in self._rows.notes(*self._range(prefix)) if self._rows is not None else ():
             yield Note(row, key.removeprefix(self._prefix), body)
 
     def get(self, key: bytes) -> bytes | None:
-        """Return the body of the newest note with this key; None if there is none, or it is damaged. Raises:
+        """Return the body of the newest note with this row key; None if there is none, or it is damaged. Raises:
         StorageError."""
         own = self._prefix + key
         notes = list(self._rows.notes(own, own + b"\0")) if self._rows is not None else []
         return notes[-1].body if notes else None
 
     def sizes(self, prefix: bytes = b"", *, after: bytes | None = None, most: int = -1) -> dict[bytes, int]:
-        """Return the keys that begin with `prefix`, in their order, each with about the bytes of its newest note:
-        those behind the key `after`, and at most `most` of them. Raises: StorageError."""
+        """Return the row keys that begin with `prefix`, in their order, each with about the bytes of its newest note:
+        those behind the row key `after`, and at most `most` of them. Raises: StorageError."""
         first, end = self._range(prefix)
         if after is not None:
             first = self._prefix + after + b"\0"
@@ -100,23 +100,23 @@ class LocalNotes:
         self.add_all([(key, body)])
 
     def add_all(self, notes: Iterable[tuple[bytes, bytes]]) -> None:
-        """Add notes, given as (key, body): all or none."""
+        """Add notes, given as (row key, body): all or none."""
         if self._rows is not None:
             self._rows.add_notes([(self._prefix + key, body) for key, body in notes])
 
     def change(self, notes: Mapping[bytes, bytes], erased: Iterable[bytes]) -> None:
-        """Add notes in place of all notes with their keys and with those of `erased`: all or none."""
+        """Add notes in place of all notes with their row keys and with those of `erased`: all or none."""
         if self._rows is not None:
             own = [(self._prefix + key, body) for key, body in notes.items()]
             self._rows.change_notes(own, [self._prefix + key for key in erased])
 
     def erase(self, *keys: bytes) -> None:
-        """Delete all notes with these keys."""
+        """Delete all notes with these row keys."""
         if self._rows is not None:
             self._rows.erase_notes([self._prefix + key for key in keys])
 
     def cut(self, cuts: Mapping[bytes, int]) -> None:
-        """Delete the notes of each key from a row on, since a damaged one may not be followed by others."""
+        """Delete the notes of each row key from a row on, since a damaged one may not be followed by others."""
         if self._rows is not None:
             self._rows.cut_notes({self._prefix + key: row for key, row in cuts.items()})
 
@@ -136,7 +136,7 @@ class LocalNotes:
         return self._damaged_until_s()
 
     def _range(self, prefix: bytes) -> tuple[bytes, bytes]:
-        """Return the first key with this prefix, and the first key behind all of them."""
+        """Return the first row key with this prefix, and the first one behind all of them."""
         first = self._prefix + prefix
         if not first:
             return _AFTER_NAMED, _NAMED  # all that is not between them

@@ -12,14 +12,15 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrace.streams._database import DAMAGED_FACT
+from tailrace.streams._database import DAMAGED_PROPERTY
 from tailrace.streams._files import is_at
 
 __all__ = [
-    "LIFETIME_FACT", "KeptJournal", "find_journals", "lifetime_s", "remove_expired_journals", "remove_unused_journal",
+    "LIFETIME_PROPERTY", "KeptJournal", "find_journals", "lifetime_s", "remove_expired_journals",
+    "remove_unused_journal",
 ]  # fmt: skip
 
-LIFETIME_FACT = "lifetime_s"  # the name under which a journal stores the result of `lifetime_s`
+LIFETIME_PROPERTY = "lifetime_s"  # the name under which a journal stores the result of `lifetime_s`
 
 _FILES = ("journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "journal.reserve", "journal.lock")
 _LONGEST_LINGER_S = 86_400.0  # the largest linger_s of a request
@@ -77,8 +78,8 @@ def remove_unused_journal(directory: Path) -> None:
             return
         with _reading(directory / "journal.sqlite") as connection:
             rows = "SELECT 1 FROM streams UNION ALL SELECT 1 FROM expired UNION ALL SELECT 1 FROM notes"
-            facts = "SELECT 1 FROM facts WHERE name = ?"
-            if connection.execute(f"{rows} UNION ALL {facts} LIMIT 1", (DAMAGED_FACT,)).fetchone() is not None:
+            damaged = "SELECT 1 FROM facts WHERE name = ?"
+            if connection.execute(f"{rows} UNION ALL {damaged} LIMIT 1", (DAMAGED_PROPERTY,)).fetchone() is not None:
                 return
         for name in _FILES:
             (directory / name).unlink(missing_ok=True)
@@ -88,11 +89,11 @@ def remove_unused_journal(directory: Path) -> None:
 def _inspect(directory: Path) -> KeptJournal | None:
     files = [directory / name for name in _FILES]
     try:
-        facts = [path.stat() for path in files if path.exists()]
+        stats = [path.stat() for path in files if path.exists()]
         written_s = max((directory / name).stat().st_mtime for name in _FILES[:2] if (directory / name).exists())
     except (OSError, ValueError):
         return None  # another process has just removed it
-    num_bytes = sum(fact.st_blocks * 512 for fact in facts)
+    num_bytes = sum(one.st_blocks * 512 for one in stats)
     return KeptJournal(directory, num_bytes, max(0.0, time.time() - written_s), is_held=_is_locked(directory))
 
 
@@ -140,7 +141,7 @@ def _has_expired(path: Path, idle_s: float) -> bool:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
         if not {"facts", "notes"} <= tables or connection.execute("SELECT 1 FROM notes LIMIT 1").fetchone() is not None:
             return False
-        row = connection.execute("SELECT value FROM facts WHERE name = ?", (LIFETIME_FACT,)).fetchone()
+        row = connection.execute("SELECT value FROM facts WHERE name = ?", (LIFETIME_PROPERTY,)).fetchone()
     try:
         return row is not None and idle_s >= float(row[0])
     except (TypeError, ValueError):

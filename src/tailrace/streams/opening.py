@@ -23,7 +23,7 @@ from tailrace.streams.log_store import LogStore
 from tailrace.streams.memory_store import MemoryLogStore
 from tailrace.streams.notes import LocalNotes, SharedLog
 from tailrace.streams.old_journals import lifetime_s
-from tailrace.streams.rows import read_key
+from tailrace.streams.rows import read_journal_key
 from tailrace.streams.sqlite_store import open_sqlite
 from tailrace.streams.tables import Table
 from tailrace.types import Payload
@@ -50,8 +50,8 @@ class Store(LogStore, Protocol):
 @dataclass(frozen=True, slots=True)
 class SharedStore:
     """A log store that many servers share. `opens` names a function, as module:function. It is called with the
-    `Settings`, with the `key` that encrypts what is stored, or None, and with `of_apps`; it returns an async context
-    manager of a `Store`. Its module may import a library, whose name is `name`."""
+    `Settings`, with the `journal_key` that encrypts what is stored, or None, and with `of_apps`; it returns an async
+    context manager of a `Store`. Its module may import a library, whose name is `name`."""
 
     name: str
     opens: str
@@ -61,9 +61,9 @@ class SharedStore:
 async def open_log_store(settings: Settings, path: Path, *, of_apps: bool = False) -> AsyncIterator[Store]:
     """Open the log store that the settings name, of the streams of models or `of_apps`; where servers share it, these
     are apart. Raises: ModelError if it cannot be opened."""
-    key = read_key(Path(settings.journal_key_file)) if settings.journal_key_file else None
+    journal_key = read_journal_key(Path(settings.journal_key_file)) if settings.journal_key_file else None
     if settings.shares_streams:
-        async with _shared_store()(settings, key=key, of_apps=of_apps) as shared:
+        async with _shared_store()(settings, journal_key=journal_key, of_apps=of_apps) as shared:
             yield shared
         return
     if settings.journal == "memory":
@@ -76,7 +76,7 @@ async def open_log_store(settings: Settings, path: Path, *, of_apps: bool = Fals
         path,
         retention_s=settings.retention_s,
         budget_bytes=settings.retention_bytes,
-        key=key,
+        journal_key=journal_key,
         of_apps=of_apps,
         keep_finished=settings.keep_finished,
         lifetime_s=lifetime_s(linger_s=settings.linger_s, retention_s=settings.retention_s),

@@ -1,4 +1,4 @@
-"""Encode records and events as the bytes of a row: msgpack, encrypted if there is a key; and compute checksums.
+"""Encode records and events as the bytes of a row: msgpack, encrypted if there is a journal key; and compute checksums.
 
 The first byte of a row says whether the row is encrypted, so a key can be added to a journal later. Encryption is
 AES-256-GCM (NIST SP 800-38D) with a random nonce. The stream's id is authenticated with it, so a row cannot be moved to
@@ -19,7 +19,7 @@ import msgspec
 from tailrace.errors import JournalDamaged, ModelError
 from tailrace.types import End, Event, Payload, Prompt, Record, TextDelta
 
-__all__ = ["Rows", "checksum", "intact", "read_key"]
+__all__ = ["Rows", "checksum", "intact", "read_journal_key"]
 
 _PLAIN, _SEALED = b"\0", b"\1"
 _NONCE_BYTES = 12
@@ -34,17 +34,17 @@ _decode_app_events = msgspec.msgpack.Decoder(list[TextDelta | Payload | End]).de
 
 
 class Rows:
-    """Encodes and decodes rows, with a key of 32 bytes or without one: of the streams of models, or `of_apps`. Reading
-    raises JournalDamaged if a row is damaged or None, which stands for a row with a wrong checksum."""
+    """Encodes and decodes rows, with a journal key of 32 bytes or without one: of the streams of models, or `of_apps`.
+    Reading raises JournalDamaged if a row is damaged or None, which stands for a row with a wrong checksum."""
 
-    def __init__(self, key: bytes | None, *, of_apps: bool = False) -> None:
+    def __init__(self, journal_key: bytes | None, *, of_apps: bool = False) -> None:
         self._decode_events: Callable[[bytes], list[Any]] = _read_app_events if of_apps else _decode_events
         # Any: the library is imported only if needed, since the import takes longer than opening a journal.
         self._aead: Any = None
-        if key is not None:
+        if journal_key is not None:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-            self._aead = AESGCM(key)
+            self._aead = AESGCM(journal_key)
 
     @property
     def is_encrypting(self) -> bool:
@@ -67,7 +67,7 @@ class Rows:
         return len(_SEALED) + _NONCE_BYTES + _TAG_BYTES if row[:1] == _SEALED else len(_PLAIN)
 
     def open(self, row: bytes | None, row_key: str) -> bytes:
-        """Raises: JournalDamaged if the row was not encrypted with this key and for this stream."""
+        """Raises: JournalDamaged if the row was not encrypted with this journal key and for this stream."""
         if row is None:
             raise JournalDamaged("a wrong checksum")
         if row[:1] == _PLAIN:
@@ -134,7 +134,7 @@ def _shortened(value: Any) -> Any:  # Any: a named tuple, or one of its elements
 
 
 def checksum(body: bytes, row_key: str | bytes | int, seq: int = 0) -> int:
-    """Return the checksum of a row. It covers the key of the row (`row_key`), so that it does not fit any other row."""
+    """Return the checksum of a row. It covers `row_key`, so that it does not fit any other row."""
     if isinstance(row_key, int):
         return zlib.crc32(body, row_key * _SPREAD + seq & 0xFFFFFFFF)
     return zlib.crc32(body, zlib.crc32(row_key.encode() if isinstance(row_key, str) else row_key))
@@ -148,8 +148,8 @@ def intact(body: bytes, crc: int, row_key: str | bytes | int, seq: int = 0) -> b
         return None
 
 
-def read_key(path: Path) -> bytes:
-    """Derive the key from the content of a file. Raises: ModelError if the file is missing or too short."""
+def read_journal_key(path: Path) -> bytes:
+    """Derive the journal key from the content of a file. Raises: ModelError if the file is missing or too short."""
     try:
         secret = path.read_bytes().strip()
     except OSError as error:

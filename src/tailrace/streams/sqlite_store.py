@@ -106,7 +106,7 @@ async def open_sqlite(
     *,
     retention_s: float = 900.0,
     budget_bytes: int = 256 * 2**20,
-    key: bytes | None = None,
+    journal_key: bytes | None = None,
     of_apps: bool = False,
     keep_finished: bool = True,
     lifetime_s: float | None = None,
@@ -120,7 +120,7 @@ async def open_sqlite(
     """
     journal = DiskJournal(
         directory,
-        key=key,
+        journal_key=journal_key,
         of_apps=of_apps,
         keep_finished=keep_finished,
         lifetime_s=lifetime_s,

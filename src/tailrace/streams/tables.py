@@ -1,6 +1,6 @@
-"""Tables of extensions: rows of bytes by key, on one machine or in a Redis that many servers share.
+"""Tables of extensions: rows of bytes by row key, on one machine or in a Redis that many servers share.
 
-A key is `KIND/ACCOUNT/NAME`, and rows are counted by the account in it. Neither knows what the rest means.
+A row key is `KIND/ACCOUNT/NAME`, and rows are counted by the account in it. Neither knows what the rest means.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TableLease(NamedTuple):
 
 
 class Table(Protocol):
-    """The rows of an extension. Keys are in the order of their bytes. Used from one event loop only.
+    """The rows of an extension. Row keys are in the order of their bytes. Used from one event loop only.
 
     Coroutines raise StorageError; those with a lease raise LeaseLost, and change nothing, if another server has the
     lease or its row was erased.
@@ -50,14 +50,14 @@ class Table(Protocol):
         erased some, or died."""
 
     async def get(self, *keys: bytes) -> list[bytes | None]:
-        """Return the rows with these keys. None: there is none, or it is damaged."""
+        """Return the rows with these row keys. None: there is none, or it is damaged."""
 
     async def page(self, prefix: bytes, *, after: bytes | None = None, most: int) -> dict[bytes, bytes | None]:
-        """Return rows whose keys begin with `prefix`: those behind the key `after`, at most `most` of them, and not
-        many more bytes than PAGE_BYTES. It is empty only behind the last one. None is a damaged row."""
+        """Return rows whose row keys begin with `prefix`: those behind the row key `after`, at most `most` of them,
+        and not many more bytes than PAGE_BYTES. It is empty only behind the last one. None is a damaged row."""
 
     async def sizes(self, prefix: bytes, *, after: bytes | None = None, most: int) -> dict[bytes, int]:
-        """Return the bytes of rows by their key, at most `most` of them, chosen as in `page`."""
+        """Return the bytes of rows by their row key, at most `most` of them, chosen as in `page`."""
 
     async def change(
         self,
@@ -68,7 +68,7 @@ class Table(Protocol):
         absent: Collection[bytes] = (),
     ) -> bool:
         """Write rows, and erase others: all or none. Returns whether this was done: not if there is a row with one of
-        the keys in `absent`."""
+        the row keys in `absent`."""
 
     async def take(self, key: bytes) -> TableLease | None:
         """Take the lease of a row. None: there is no such row, or another server that lives has its lease. Whoever has
@@ -86,12 +86,12 @@ class Table(Protocol):
 
 
 def account_of(owner: str) -> bytes:
-    """Return what stands for an owner in keys."""
+    """Return what stands for an owner in row keys."""
     return hashlib.sha256(owner.encode()).hexdigest()[:32].encode()
 
 
 def row_key(kind: bytes, owner: str, name: str = "") -> bytes:
-    """Return the key of a row, or without a name what the keys of an owner's rows of a kind begin with."""
+    """Return a row key, or without a name what the row keys of an owner and a kind begin with."""
     return b"%b/%b/%b" % (kind, account_of(owner), name.encode())
 
 

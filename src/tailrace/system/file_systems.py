@@ -33,10 +33,10 @@ def network_file_system(path: Path, mounts: str) -> str:
     """
     nearest, kind = -1, ""
     for line in mounts.splitlines():
-        places, _, about = line.partition(" - ")
-        if len(fields := places.split(" ")) > 4 and about:
+        mount, _, about = line.partition(" - ")
+        if len(fields := mount.split(" ")) > 4 and about:
             point = Path(_ESCAPE.sub(lambda found: chr(int(found[1], 8)), fields[4]))
-            if path.is_relative_to(point) and len(point.parts) >= nearest:  # of two at one place, the later one counts
+            if path.is_relative_to(point) and len(point.parts) >= nearest:  # of two at one path, the later one counts
                 nearest, kind = len(point.parts), about.split(" ")[0]
     return kind if kind in _NETWORK else ""
 

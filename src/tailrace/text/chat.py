@@ -49,7 +49,7 @@ class ChatFacts:
     splits_reasoning: bool = False  # reasoning is separated from the text
     takes_reasoning: bool = False  # of earlier answers
     value_names: frozenset[str] = frozenset()  # the variables that it uses
-    shows_images: bool = False  # it marks their places
+    shows_images: bool = False  # it marks where they are
 
 
 class _Begun(NamedTuple):
@@ -181,7 +181,7 @@ class ChatEncoder:
         Raises: UnsupportedParameter if the template does not show each image, or the model has no such token.
         """
         written: list[str | int] = []
-        places: list[slice] = []  # of the images in `written`, from control token to control token
+        spans: list[slice] = []  # of the images in `written`, from control token to control token
         rest = iter(images)
         placeholders = {self._tokenizer.control_tokens.get(image.placeholder) for image in images}
         for part in parts:
@@ -193,18 +193,18 @@ class ChatEncoder:
             written += self._parts(image.expansion, {})
             marks = [at for at in range(start, len(written)) if isinstance(written[at], int)]
             if marks:
-                places.append(slice(marks[0], marks[-1] + 1))
-        if len(places) < len(images):
+                spans.append(slice(marks[0], marks[-1] + 1))
+        if len(spans) < len(images):
             raise UnsupportedParameter("The model's chat template does not show each image.", param="messages")
-        tokens = {part for place in places for part in written[place] if isinstance(part, int)}
+        tokens = {part for span in spans for part in written[span] if isinstance(part, int)}
         # The same control tokens are in the ids, in the same order.
         order = [at for at, part in enumerate(written) if part in tokens]
         ids = tuple(self._tokenizer.encode_parts(written))
         found = dict(zip(order, (at for at, token_id in enumerate(ids) if token_id in tokens), strict=True))
         segments: list[Segment] = []
         done = 0
-        for image, place in zip(images, places, strict=True):
-            start, stop = found[place.start], found[place.stop - 1] + 1
+        for image, span in zip(images, spans, strict=True):
+            start, stop = found[span.start], found[span.stop - 1] + 1
             own = ids[start:stop]
             segments += [ids[done:start], Attachment(image.digest, image.media_type, len(own), own)]
             done = stop

@@ -61,7 +61,7 @@ class TemplateForms:
     results: bool = True  # messages of role `tool`
     short_ids: bool = False  # call ids have to be nine letters and digits
     calls: CallFormat | None = None  # how its model writes calls; None if this is not known
-    images: bool = False  # it marks the place of an image, as a part of a message
+    images: bool = False  # it marks where an image is, as a part of a message
 
 
 def probe(template: ChatTemplate, control_tokens: Collection[str] = ()) -> TemplateForms:
@@ -275,6 +275,6 @@ def _short_id(call_id: str) -> str:
         return call_id
     number, letters = int.from_bytes(hashlib.sha256(call_id.encode("utf-8", "surrogatepass")).digest()), ""
     for _ in range(_ID_LENGTH):
-        number, place = divmod(number, len(_LETTERS))
-        letters += _LETTERS[place]
+        number, digit = divmod(number, len(_LETTERS))
+        letters += _LETTERS[digit]
     return letters

@@ -214,7 +214,7 @@ class Tokenizer:
         """
         utf8_bytes(text)
         encoding = self._special.encode_batch([text], add_special_tokens=False)[0]
-        found = [(token_id, *places) for token_id, places in zip(encoding.ids, encoding.offsets, strict=True)]
+        found = [(token_id, *offsets) for token_id, offsets in zip(encoding.ids, encoding.offsets, strict=True)]
         if bos and tuple(encoding.ids[: len(self.bos_ids)]) != self.bos_ids:
             return [*((token_id, 0, 0) for token_id in self.bos_ids), *found]
         return found
@@ -230,7 +230,7 @@ class Tokenizer:
         starts = list(accumulate(map(len, written), initial=0))
         shown_starts = list(accumulate(map(len, shown), initial=0))
 
-        def place(position: int) -> int:
+        def shown_at(position: int) -> int:
             which = bisect_right(starts, position, hi=len(parts)) - 1
             inside = position - starts[which]
             return shown_starts[which] + (inside if isinstance(parts[which], str) or not inside else len(shown[which]))
@@ -239,7 +239,7 @@ class Tokenizer:
         utf8_bytes(text)
         encoding = self._plain.encode_batch([text], add_special_tokens=False)[0]
         found = [
-            (self._real_ids.get(i, i), place(start), place(stop))
+            (self._real_ids.get(i, i), shown_at(start), shown_at(stop))
             for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
             for i in self._remove_special([token_id])
         ]

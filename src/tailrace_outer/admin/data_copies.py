@@ -46,7 +46,7 @@ def write_backup(directory: Path, archive: Path) -> list[tuple[str, int]]:
     if archive.exists():
         raise BackupFailed(f"{archive} exists already. Nothing was changed.")
     if archive.parent.resolve().is_relative_to(directory.resolve()):
-        raise BackupFailed(f"{archive} is in the data directory: the next backup would contain it. Name another place.")
+        raise BackupFailed(f"{archive} is in the data directory: the next backup would contain it. Name another path.")
     part = archive.with_name(f".{archive.name}.part")
     written = []
     try:
@@ -86,8 +86,8 @@ def restore_backup(archive: Path, directory: Path) -> list[tuple[str, int]]:
             raise BackupFailed(f"{directory} is not empty. Move it away, or name another one with --data-dir.")
         make_directory(directory.parent)
         # An empty directory may be where a disk is mounted, which cannot be replaced.
-        place = directory if is_there else directory.parent
-        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=place))
+        parent = directory if is_there else directory.parent
+        staging = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=parent))
     except OSError as error:
         raise BackupFailed(f"{directory} cannot be made: {_reason(error)}. Nothing was changed.") from error
     restored = []
@@ -108,7 +108,7 @@ def restore_backup(archive: Path, directory: Path) -> list[tuple[str, int]]:
                 restored.append((member.name, member.size))
             while whole.read(_CHUNK_BYTES):  # to its end, where the checksum is
                 pass
-        give_tree(staging, place)
+        give_tree(staging, parent)
         if is_there:
             _move_into(staging, directory)
         else:

@@ -199,7 +199,7 @@ def forget(owner: str, yes: bool, as_json: bool, url: str | None, key: str) -> N
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("stdin is not a terminal. Use --yes to delete without asking.")
-        click.confirm(f"Delete all keys, streams, conversations and records of {owner}?", abort=True, err=True)
+        click.confirm(f"Delete all keys, streams, conversations and requests of {owner}?", abort=True, err=True)
 
     async def ask() -> dict[str, Any]:  # Any: what JSON can be
         async with connect(url or default_url(), key) as client:

@@ -66,7 +66,7 @@ async def serve_request(
             return  # a client that disconnects is not an app failure
         if not isinstance(error, (BackPressureError, RequestError)):  # not app failures
             what = f"{scope.get('method', 'WebSocket')} {shown_path(scope['path'])}"
-            failure = failed(error, what, answering=scope.get("endpoint"))
+            failure = failed(error, what, running=scope.get("endpoint"))
             sys.stderr.write(f"{failure.message}\n{failure.traceback}")
         channel.close(_encode(refusal_of(error)))
 

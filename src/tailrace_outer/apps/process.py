@@ -71,16 +71,16 @@ class ReplicaProcess:
 
     async def describe(self, target: AppTarget, *, within_s: float) -> Described:
         """Make the process import the app. Raises: BootError."""
-        answer = await self._boot("import", _encode(target), within_s, f"importing {target.target}")
-        described, failure = _decode(answer, type=tuple[Described | None, Failed | None])
+        reply = await self._boot("import", _encode(target), within_s, f"importing {target.target}")
+        described, failure = _decode(reply, type=tuple[Described | None, Failed | None])
         if described is None:
             raise BootError(failure or Failed("The app could not be imported."))
         return described
 
     async def become(self, assignment: Assignment, *, within_s: float) -> None:
         """Make the process construct a deployment. Raises: BootError."""
-        answer = await self._boot("become", _encode(assignment), within_s, f"constructing {assignment.deployment}")
-        failure = _decode(answer, type=Failed | None)
+        reply = await self._boot("become", _encode(assignment), within_s, f"constructing {assignment.deployment}")
+        failure = _decode(reply, type=Failed | None)
         if failure is not None:
             raise BootError(failure)
 
@@ -95,7 +95,7 @@ class ReplicaProcess:
         return None
 
     async def ask(self, kind: str, head: bytes = b"", *, within_s: float) -> bytes:
-        """Send a request on a new channel of this kind; returns the answer. Raises: TimeoutError, ChannelClosed."""
+        """Send a request on a new channel of this kind; returns the reply. Raises: TimeoutError, ChannelClosed."""
         channel = self.link.open(kind, head)
         try:
             async with asyncio.timeout(within_s):

@@ -80,9 +80,9 @@ class Replica:
             await self._stopped.wait()
 
     def _on_channel(self, channel: Channel, kind: str, head: bytes) -> None:
-        answer: Callable[[Channel, bytes], Awaitable[None]] = getattr(self, f"_on_{kind}")
+        serve: Callable[[Channel, bytes], Awaitable[None]] = getattr(self, f"_on_{kind}")
         calls: WeakSet[PendingCall] = WeakSet()
-        task = channel.serve(self._serve_channel(answer, channel, head, calls))
+        task = channel.serve(self._serve_channel(serve, channel, head, calls))
         if kind == "websocket":  # the app's next send or receive raises, and it may need time to clean up
             channel.on_close = lambda: asyncio.get_running_loop().call_later(_DISCONNECT_TIMEOUT_S, task.cancel)
         else:
@@ -90,14 +90,14 @@ class Replica:
 
     async def _serve_channel(
         self,
-        answer: Callable[[Channel, bytes], Awaitable[None]],
+        serve: Callable[[Channel, bytes], Awaitable[None]],
         channel: Channel,
         head: bytes,
         calls: WeakSet[PendingCall],
     ) -> None:
         open_calls.set(calls)
         with contextlib.suppress(ChannelClosed):
-            await answer(channel, head)
+            await serve(channel, head)
 
     # Start
 
@@ -169,7 +169,7 @@ class Replica:
         try:
             args, kwargs = pickle.loads(await channel.receive())  # noqa: S301  # the apps of one server trust each other
             set_request_context(call_head.context)
-            await _in_scope(channel, self._answer(channel, call_head, args, kwargs))
+            await _in_scope(channel, self._give_result(channel, call_head, args, kwargs))
         except ChannelClosed:
             raise
         except asyncio.CancelledError:  # cancelled in this process: the caller must not take it for a normal end
@@ -180,7 +180,7 @@ class Replica:
         except BaseException as error:  # SystemExit must not end this process
             channel.close(pack_failure(ServeError(f"{call_head.method} raised {type(error).__name__}.")))
 
-    async def _answer(
+    async def _give_result(
         self, channel: Channel, call_head: CallHead, args: Any, kwargs: Any
     ) -> None:  # Any: of the method called
         method = self._instance if call_head.method == "__call__" else getattr(self._instance, call_head.method, None)

@@ -133,8 +133,8 @@ def _top(kind: AppFolder) -> str:
 def _package_of(kind: AppFolder) -> str:
     """Return the directory of the package that loads a folder, or ""."""
     spec = find_spec(_top(kind))
-    places = spec.submodule_search_locations if spec is not None else None
-    return str(Path(next(iter(places))).resolve()) if places else ""
+    directories = spec.submodule_search_locations if spec is not None else None
+    return str(Path(next(iter(directories))).resolve()) if directories else ""
 
 
 def _pair(argument: str) -> tuple[str, str]:

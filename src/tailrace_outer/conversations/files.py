@@ -56,7 +56,7 @@ def file_formats() -> Mapping[str, ConversationFormat]:
 def read_file(value: object) -> list[Draft]:
     """Read a file of tailrace, or one conversation or a list of them in the formats of plugins.
 
-    Raises: RequestError with the place in the file.
+    Raises: RequestError with the position in the file.
     """
     if isinstance(value, dict) and OWN_FORMAT.fits(value):
         if value.get("version") != _VERSION:
@@ -69,11 +69,11 @@ def read_file(value: object) -> list[Draft]:
     if len(given) > _MAX_CONVERSATIONS:
         text = f"A file can have at most {_MAX_CONVERSATIONS} conversations. Split the file."
         raise RequestError(text, param="conversations")
-    return [read(one, f"{where}[{place}]") for place, one in enumerate(given)]
+    return [read(one, f"{where}[{index}]") for index, one in enumerate(given)]
 
 
 def read_images(value: object) -> dict[str, bytes]:
-    """Return the images of a file by their ids in it. Raises: RequestError with the place in the file."""
+    """Return the images of a file by their ids in it. Raises: RequestError with the position in the file."""
     if not (isinstance(value, dict) and OWN_FORMAT.fits(value)):
         return {}
     given = as_shape(value.get("images", []), list[_FileImage], "images")

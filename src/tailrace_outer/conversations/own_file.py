@@ -78,8 +78,8 @@ def read_own(value: object, where: str) -> Draft:
         raise RequestError(f"{where}.metadata: {fault}", param=f"{where}.metadata")
     seen: set[str] = set()
     items = []
-    for place, one in enumerate(given.items):
-        here = f"{where}.items[{place}]"
+    for index, one in enumerate(given.items):
+        here = f"{where}.items[{index}]"
         if not _ID.fullmatch(one.id) or one.id in seen:
             raise RequestError(f"{here}: an id must be unique, and have 1 to 64 letters, digits, - and _.", param=here)
         if one.parent_id is not None and one.parent_id not in seen:
@@ -88,10 +88,10 @@ def read_own(value: object, where: str) -> Draft:
             raise RequestError(f"{here}: a message needs a role; other items must not have one.", param=here)
         if len(one.images) > MAX_IMAGES:
             raise RequestError(f"{here}.images: a message has at most {MAX_IMAGES} images.", param=here)
-        places = [image.at for image in one.images]
-        if places != sorted(places) or any(not 0 <= at <= len(one.text) for at in places):
-            raise RequestError(f"{here}.images: their places must be in the text, and in order.", param=here)
-        if places and one.role != "user":
+        positions = [image.at for image in one.images]
+        if positions != sorted(positions) or any(not 0 <= at <= len(one.text) for at in positions):
+            raise RequestError(f"{here}.images: their positions must be in the text, and in order.", param=here)
+        if positions and one.role != "user":
             raise RequestError(f"{here}.images: only a message of a user can have images.", param=here)
         seen.add(one.id)
         items.append(_item(one))

@@ -206,7 +206,7 @@ def _reached(source: Source) -> list[tuple[int, float]]:
     with engine_alone(spec) as run:
         number = 0
         for streams in (1, *_LOADS):  # the first warms up
-            prompts = [tuple(tokenizer.encode(f"{number + place}. A story:", special=True)) for place in range(streams)]
+            prompts = [tuple(tokenizer.encode(f"{number + index}. A story:", special=True)) for index in range(streams)]
             number += streams
             found.append((streams, run(Round(prompts, _MAX_TOKENS)).events_per_s))
     return found[1:]

@@ -55,7 +55,7 @@ class Claims:
 
     async def recall(self, stream_id: str, epoch: int) -> bool:
         """Return whether Redis has the stream, and mark it as recalled by the server `epoch`. The mark keeps the
-        stream's own server from deleting it if its opening got no answer. Raises: StorageError."""
+        stream's own server from deleting it if its opening got no reply. Raises: StorageError."""
         return bool(await self._connection.run(RECALL, self._keys.of_stream(stream_id), epoch))
 
     async def take(self, record: Record, claim: Claim) -> None:

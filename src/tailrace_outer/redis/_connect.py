@@ -98,8 +98,8 @@ async def _client(
     client = Redis.from_url(parts.geturl(), **once)
     stack.push_async_callback(_close, client.aclose)
     async with asyncio.timeout(CONNECT_S):
-        facts: Any = await client.info("cluster")
-    if not facts.get("cluster_enabled"):
+        fields: Any = await client.info("cluster")
+    if not fields.get("cluster_enabled"):
         return client, False
     cluster = RedisCluster.from_url(parts.geturl(), **link, socket_timeout=NODE_S)
     stack.push_async_callback(_close, cluster.aclose)
@@ -188,22 +188,22 @@ async def _info(client: Any, *, is_cluster: bool) -> Mapping[str, Any]:
             if is_cluster:
                 every: Mapping[str, Mapping[str, Any]] = await client.info(target_nodes="primaries")
                 # The node that is worst off speaks for all.
-                return min(every.values(), key=lambda facts: facts.get("maxmemory_policy") == "noeviction")
-            facts: Mapping[str, Any] = await client.info()
-            return facts
+                return min(every.values(), key=lambda fields: fields.get("maxmemory_policy") == "noeviction")
+            fields: Mapping[str, Any] = await client.info()
+            return fields
     except _FAILURES as error:
         raise ModelError(f"Redis does not say what it is: {reason(error)}. --journal needs the command INFO.") from None
 
 
-def _check(facts: Mapping[str, Any], shown: str) -> None:
+def _check(fields: Mapping[str, Any], shown: str) -> None:
     """Raises: ModelError if streams would be lost or could not be written."""
-    version = str(facts.get("redis_version", "0"))
+    version = str(fields.get("redis_version", "0"))
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if numbers < _OLDEST:
         raise ModelError(f"Redis at {shown} has version {version}. --journal needs 6.2 or later, or Valkey.")
-    if facts.get("role") == "slave":
+    if fields.get("role") == "slave":
         raise ModelError(f"Redis at {shown} is a replica, which cannot be written. --journal needs the primary.")
-    policy = facts.get("maxmemory_policy", "noeviction")
+    policy = fields.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise ModelError(
             f"Redis at {shown} may drop streams when its memory is full: maxmemory-policy is {policy}. "

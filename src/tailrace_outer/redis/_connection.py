@@ -69,12 +69,12 @@ class Connection:
             return await self.client.eval(script.text, len(keys), *keys, *arguments)
 
     async def ask(self, command: Awaitable[_T], *, within_s: float = COMMAND_S) -> _T:
-        """Return the answer of a command of `client`. Waiting for a turn counts as time of the command. Raises:
+        """Return the reply of a command of `client`. Waiting for a turn counts as time of the command. Raises:
         StorageError."""
         begun_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(within_s), self._turns:
-                answer = await command
+                reply = await command
         except Exception as error:  # of the client library and the event loop, which have errors of many kinds
             _require_uncancelled()
             await self._drop_former(error, begun_s)
@@ -83,7 +83,7 @@ class Connection:
             if inspect.iscoroutine(command):
                 command.close()  # if it has not begun
         _require_uncancelled()
-        return answer
+        return reply
 
     async def scan(self, pattern: str) -> AsyncIterator[bytes]:
         """Yield the keys that match a pattern. Raises: StorageError."""

@@ -173,7 +173,7 @@ class FinishedStreams:
             await self._connection.run(DELETE, keys, epoch, log.stream_id, lifetimes_ms(self._retention_s)[1])
 
     async def end(self, record: Record) -> None:
-        """Keep the idempotency key of an ended stream for as long as the stream, and its place in its topics.
+        """Keep the idempotency key of an ended stream for as long as the stream, and its entry in its topics.
         Raises: StorageError."""
         await self._claims.end(record, self._retention_s)
         await self._topics.end(record, self._retention_s)

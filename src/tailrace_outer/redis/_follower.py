@@ -12,7 +12,7 @@ from tailrace_outer.redis._patience import BLOCK_S, LATE_S, RETRY_S
 __all__ = ["Followers", "KeyFollower"]
 
 _PAUSE_S = 5e-6  # after each read, for each key: a read names them all, so its cost grows with them
-_ENTRIES = 256  # of each key in one answer
+_ENTRIES = 256  # of each key in one reply
 
 Entries = list[tuple[bytes, Mapping[bytes, bytes]]]
 
@@ -51,7 +51,7 @@ class KeyFollower:
             asked = dict(self._last_ids)
             self._is_reading = True
             try:
-                answer = await self._connection.ask(
+                reply = await self._connection.ask(
                     self._connection.client.xread(asked, count=_ENTRIES, block=round(1000 * BLOCK_S)),
                     within_s=BLOCK_S + LATE_S,
                 )
@@ -61,7 +61,7 @@ class KeyFollower:
                 continue
             finally:
                 self._is_reading = False
-            for name, entries in answer or ():
+            for name, entries in reply or ():
                 key = name.decode()
                 if self._last_ids.get(key) != asked[key]:
                     continue  # it was followed anew from another position meanwhile

@@ -73,7 +73,7 @@ class Lookup:
                 raise StorageError("This server does not have the last events of the stream yet.")
 
     def _log_of_another_task(self, stream_id: str) -> StreamLog | None:
-        """Return the log that another task made while this one waited for its own answer."""
+        """Return the log that another task made while this one waited for its own reply."""
         found = self._own.get(stream_id) or self._mirrors.get(stream_id)
         return found.log if found is not None else self._finished.cached(stream_id)
 

@@ -1,4 +1,4 @@
-"""Streams whose opening got no answer: Redis may have stored such a stream or not."""
+"""Streams whose opening got no reply: Redis may have stored such a stream or not."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ __all__ = ["Orphan", "Orphans"]
 logger = logging.getLogger("tailrace.journal")
 
 _AT_ONCE = 32
-_LOST = 0  # TAKE's answer about a stream that this server may take as soon as it has a new epoch
+_LOST = 0  # TAKE's reply about a stream that this server may take as soon as it has a new epoch
 _DAMAGED = Failure(JournalDamaged.code, "The rest of this stream was damaged.")
 _STOPPED = Failure("cancelled", "The stream was stopped.")
 
@@ -90,18 +90,18 @@ class Orphans:
         """Return what was taken, and the ids of all streams that need not be looked at again. Raises: StorageError."""
         own = self._members.epoch
         # Also those that this server writes already: a failover may have lost that it took them.
-        answers = await asyncio.gather(*(self._take(epoch, own, one) for one in stream_ids))
+        replies = await asyncio.gather(*(self._take(epoch, own, one) for one in stream_ids))
         taken = [
-            self._read(own, epoch, stream_id, *answer)
-            for stream_id, answer in zip(stream_ids, answers, strict=True)
-            if answer and self._own.get(stream_id) is None
+            self._read(own, epoch, stream_id, *reply)
+            for stream_id, reply in zip(stream_ids, replies, strict=True)
+            if reply and self._own.get(stream_id) is None
         ]
-        settled = [one for one, answer in zip(stream_ids, answers, strict=True) if answer != _LOST]
-        if len(settled) < len(answers):
+        settled = [one for one, reply in zip(stream_ids, replies, strict=True) if reply != _LOST]
+        if len(settled) < len(replies):
             self._members.is_spent = True
         return [orphan for orphan in taken if orphan is not None], settled
 
-    async def _take(self, epoch: int, own: int, stream_id: str) -> Any:  # Any: the script's answer
+    async def _take(self, epoch: int, own: int, stream_id: str) -> Any:  # Any: the script's reply
         """Raises: StorageError."""
         keys = self._keys.of_opening(stream_id, own)
         position = next(self._members.positions)

@@ -63,7 +63,7 @@ class Keys:
         return self.base(shard) + name
 
     @property
-    def facts(self) -> str:
+    def properties(self) -> str:
         return self._of_shard(0, "facts")
 
     @property

@@ -127,7 +127,7 @@ return {has[1], has[2], has[3] or '0', has[4], rows}
 # Returns [record, rows, how often it was taken over without a new event since, 1 if it was to be stopped]; nil if it
 # has ended and was compacted, or belongs to another server; 0 if this server has had it and lost it under the same
 # epoch: it was declared dead, and gets a new epoch as soon as it knows. One that this server has taken already is
-# returned again, since it may have got no answer. Lists this server, as OPEN does.
+# returned again, since it may have got no reply. Lists this server, as OPEN does.
 TAKE = script("""
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'record', 'last', 'taken_at', 'takes', 'stop', 'events')
 if has[8] or (has[1] ~= ARGV[1] and has[1] ~= ARGV[2]) then return false end
@@ -180,7 +180,7 @@ return 1
 # stream of this server that nobody writes. An OPEN that is still on its way then does nothing: perhaps nobody is left
 # to find that stream. If an OPEN with a later position was faster, this does nothing. A stream that somebody knows goes
 # on: then this returns the epoch of the server that gave its id to a client, or that of this server if it has events or
-# was taken over: a TAKE may have got no answer.
+# was taken over: a TAKE may have got no reply.
 DELETE_UNANSWERED = script("""
 local at = redis.call('ZSCORE', KEYS[4], ARGV[2])
 if at and tonumber(at) > tonumber(ARGV[3]) then return false end

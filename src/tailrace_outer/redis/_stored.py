@@ -56,10 +56,10 @@ class Gone:
 
 async def load(connection: Connection, stream_id: str) -> Stored | Gone | None:
     """Return what Redis has; None if it does not know the stream. Raises: StorageError."""
-    answer = await connection.run(LOAD, connection.keys.of_stream(stream_id))
-    if not answer:
+    reply = await connection.run(LOAD, connection.keys.of_stream(stream_id))
+    if not reply:
         return None
-    if len(answer) == 1:
-        return Gone(answer[0].decode())
-    owner, epoch, ended, record, rows = answer
+    if len(reply) == 1:
+        return Gone(reply[0].decode())
+    owner, epoch, ended, record, rows = reply
     return Stored(owner.decode(), int(epoch), ended == b"1", record, rows)

@@ -195,7 +195,7 @@ class Writer:
             await self._append(shard, [(log, found + 1, log.events[found:])])
 
     async def _read_committed(self, log: StreamLog, events: list[Event]) -> None:
-        """Redis has more events than the log: those of a write whose answer was lost. If it has others, Redis had lost
+        """Redis has more events than the log: those of a write whose reply was lost. If it has others, Redis had lost
         the stream, and the server from which this one took it has written it meanwhile. Raises: StorageError."""
         stored = await load(self._connection, log.stream_id)
         if not isinstance(stored, Stored):

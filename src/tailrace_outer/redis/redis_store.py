@@ -105,7 +105,7 @@ class RedisLogStore:
         self._is_due = asyncio.Event()  # to look after streams
         self._is_closed = False
 
-    # Facts
+    # What the server is
 
     @property
     def epoch(self) -> int:
@@ -334,7 +334,7 @@ class RedisLogStore:
             self._follow_shared_log(log)
 
     def _on_lost_connection(self) -> None:
-        """A read failed that waits all the time: Redis may have been restarted, or another one may take its place."""
+        """A read failed that waits all the time: Redis may have been restarted, or another one may replace it."""
         self._inventory.is_due = True
         for log in self._shared_logs.values():
             log.on_failure()
@@ -405,7 +405,7 @@ async def open_redis(
     lease_s: float = 10.0,
     retention_s: float = 900.0,
     budget_bytes: int = 256 * 2**20,
-    key: bytes | None = None,
+    journal_key: bytes | None = None,
     keep_finished: bool = True,
     give_up_after_s: float = 5.0,
     client: Any = None,  # Any: the clients of redis-py have no common type
@@ -415,12 +415,12 @@ async def open_redis(
     The streams of models and those `of_apps` have other keys, also at the same URL. A `client` of one Redis takes the
     place of the URL.
     `lease_s` is how long the streams of this server wait at most, after it has died, until another server takes them
-    over. `key` encrypts what is stored. Raises: ModelError.
+    over. `journal_key` encrypts what is stored. Raises: ModelError.
     """
     async with Connection.open(url, "apps" if of_apps else "", client) as connection:
         store = RedisLogStore(
             connection,
-            Rows(key, of_apps=of_apps),
+            Rows(journal_key, of_apps=of_apps),
             lease_s=lease_s,
             retention_s=retention_s,
             budget_bytes=budget_bytes,
@@ -441,7 +441,7 @@ async def open_redis(
 
 
 def open_with_settings(
-    settings: Settings, *, key: bytes | None, of_apps: bool
+    settings: Settings, *, journal_key: bytes | None, of_apps: bool
 ) -> AbstractAsyncContextManager[RedisLogStore]:
     """Open the store that `--journal` names. Raises: ModelError."""
     return open_redis(
@@ -450,7 +450,7 @@ def open_with_settings(
         lease_s=settings.lease_s,
         retention_s=settings.retention_s,
         budget_bytes=settings.retention_bytes,
-        key=key,
+        journal_key=journal_key,
         keep_finished=settings.keep_finished,
         give_up_after_s=settings.journal_wait_s,
     )

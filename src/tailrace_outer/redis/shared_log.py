@@ -204,8 +204,8 @@ class RedisSharedLog:
             snapshot = first, first_id
             while some and (first, first_id) == snapshot:
                 rows += some
-                answer = await self._connection.run(_LOAD, self._keys, len(rows))
-                last, last_id, first, first_id, length, some = answer
+                reply = await self._connection.run(_LOAD, self._keys, len(rows))
+                last, last_id, first, first_id, length, some = reply
             if length < last - first:
                 raise self._unreadable()
             end = rows[-1][:_TOKEN_BYTES] if last > first else first_id

@@ -187,7 +187,7 @@ class RedisTable:
         return self._members.is_certain
 
     async def sync(self) -> None:
-        """A change is in Redis when its answer is here."""
+        """A change is in Redis when its reply is here."""
 
     def _open(self, key: bytes, row: bytes | None) -> bytes | None:
         try:

@@ -264,10 +264,10 @@ def _read_messages(kept: list[JsonBody], images: tuple[KeptImage, ...]) -> Itera
         )
     rest = iter(images)
     for fields in kept:
-        places = [ItemImage(at) for at in fields.get("images", ())]
+        marks = [ItemImage(at) for at in fields.get("images", ())]
         message = msgspec.convert({**fields, "images": []}, Message)
-        content = marked(message.content, places)
-        found = tuple(Image(b"", "previous_response_id", kept=one) for one in islice(rest, len(places)))
+        content = marked(message.content, marks)
+        found = tuple(Image(b"", "previous_response_id", kept=one) for one in islice(rest, len(marks)))
         yield replaced(message, content=content, images=found)
 
 

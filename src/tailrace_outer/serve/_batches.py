@@ -1,4 +1,4 @@
-"""Runs a batched function. Each run answers several calls."""
+"""Runs a batched function. Each run gives the results of several calls."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class BatchRun:
 
     async def _run(self) -> None:
         try:
-            await self._answer()
+            await self._give_results()
         except BaseException:
             await self._scope.close()
             raise
 
-    async def _answer(self) -> None:
+    async def _give_results(self) -> None:
         """Call the function and deliver its results. `_done` ends the calls that are still open afterwards."""
         raise NotImplementedError
 
@@ -131,7 +131,7 @@ class BatchRun:
 class PlainRun(BatchRun):
     """A run of a coroutine function."""
 
-    async def _answer(self) -> None:
+    async def _give_results(self) -> None:
         args, kwargs = self._columns()
         self._source = self._function(*args, **kwargs)
         results = await self._source
@@ -151,7 +151,7 @@ class StreamRun(BatchRun):
 
     _wakeup: asyncio.Future[None] | None = None
 
-    async def _answer(self) -> None:
+    async def _give_results(self) -> None:
         args, kwargs = self._columns()
         self._source = self._function(*args, **kwargs)
         async with aclosing(self._source):
@@ -198,7 +198,7 @@ class StreamRun(BatchRun):
 class ContinuousRun(StreamRun):
     """A run of an async generator function whose callers join and leave."""
 
-    async def _answer(self) -> None:
+    async def _give_results(self) -> None:
         batch = Batch()
         self._update(batch)
         calls = {call.given: call for call in self._open}

@@ -65,7 +65,7 @@ class Running(Holder, Protocol):
 
 
 class Call:
-    """One call, until it is answered or its caller leaves. Its answer is one item or several.
+    """One call, until it has its result or its caller leaves. Its result is one item or several.
 
     `holder` is None after the end.
     """

@@ -232,7 +232,7 @@ class _Batcher:
         queue = self._queues.get(loop, {}).get(id(owner))
         if queue is None:
             for other in list(self._queues):
-                if other.is_closed():  # its calls cannot be answered any more
+                if other.is_closed():  # its calls cannot get results any more
                     self._queues.pop(other, None)
             queue = Queue(owner, self._settings, self._start, self._forget)
             self._queues.setdefault(loop, {})[id(owner)] = queue

@@ -82,8 +82,8 @@ def refusal_of(error: BaseException) -> Refusal:
     return Refusal(500, FAILED, retry_after_s, "app_failed")
 
 
-def failed(error: BaseException, what: str, *, answering: object = None) -> Failed:
-    """Describe an exception of user code, without tailrace's frames. `answering` is the user's function that ran: the
+def failed(error: BaseException, what: str, *, running: object = None) -> Failed:
+    """Describe an exception of user code, without tailrace's frames. `running` is the user's function that ran: the
     traceback points to it if no line of user code raised, as for an answer that cannot be encoded."""
     if isinstance(error, TargetError):
         return Failed(str(error))
@@ -93,13 +93,13 @@ def failed(error: BaseException, what: str, *, answering: object = None) -> Fail
         if f"{candidates}.".startswith(f"{error.name}."):  # the module itself, or a parent package
             return Failed(f"There is no module {error.name} in {os.getcwd()}. Set its directory with --app-dir.")
         if package == "ray":
-            return Failed(f"{what}: {_RAY}", _traceback(error, answering))
+            return Failed(f"{what}: {_RAY}", _traceback(error, running))
         also_needed = [name for name in _ALSO_NEEDED.get(package, ()) if find_spec(name) is None]
         install = pip_install(*(_requirement(name) for name in (package, *also_needed)))
         line = f"{what}: the package {package} is missing. Try: {install}"
-        return Failed(line, _traceback(error, answering))
+        return Failed(line, _traceback(error, running))
     kind, words = type(error).__name__, str(error).strip().partition("\n")[0]
-    return Failed(f"{what} raised {kind}: {words}" if words else f"{what} raised {kind}.", _traceback(error, answering))
+    return Failed(f"{what} raised {kind}: {words}" if words else f"{what} raised {kind}.", _traceback(error, running))
 
 
 def _requirement(module: str) -> str:
@@ -117,7 +117,7 @@ def _normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _traceback(error: BaseException, answering: object) -> str:
+def _traceback(error: BaseException, running: object) -> str:
     """Return the traceback from the first frame in the app's directory on, if there is one."""
     frames = [
         frame
@@ -125,7 +125,7 @@ def _traceback(error: BaseException, answering: object) -> str:
         if not frame.filename.startswith(_TAILRACE_OR_IMPORT)
     ]
     first_user = next((n for n, frame in enumerate(frames) if _is_user_code(frame.filename)), None)
-    code = getattr(answering, "__code__", None)
+    code = getattr(running, "__code__", None)
     if first_user is None and code is not None:
         frames = [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name), *frames[-1:]]
     if frames:

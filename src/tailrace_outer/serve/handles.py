@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class CallHead(msgspec.Struct, array_like=True):
-    """The head of a channel of kind "call". The first message is the pickled arguments; the answers are pickles."""
+    """The head of a channel of kind "call". The first message is the pickled arguments; the results are pickles."""
 
     app: str
     deployment: str
@@ -170,17 +170,17 @@ class PendingCall:
 
     async def _begin(self) -> Channel:
         """Send the call. Raises: the exceptions of responses among the arguments."""
-        args = [await _answer_of(item) for item in self._args]
-        kwargs = {name: await _answer_of(item) for name, item in self._kwargs.items()}
+        args = [await _result_of(item) for item in self._args]
+        kwargs = {name: await _result_of(item) for name, item in self._kwargs.items()}
         payload = cloudpickle.dumps((args, kwargs))
         channel = self._link.open("call", msgspec.msgpack.encode(self._head))
         self._channel = channel
-        with contextlib.suppress(ChannelClosed):  # raised again when the answer is awaited
+        with contextlib.suppress(ChannelClosed):  # raised again when the result is awaited
             await channel.send(payload)
         return channel
 
     async def next(self) -> Any:  # Any: what the method gives
-        """Return the next answer. Raises: StopAsyncIteration at the end, or the method's exception."""
+        """Return the next result. Raises: StopAsyncIteration at the end, or the method's exception."""
         begun = self._begun
         try:
             channel = await (begun if isinstance(begun, asyncio.Task) else asyncio.wrap_future(begun))
@@ -205,7 +205,7 @@ class PendingCall:
         try:
             return await self.next()
         except StopAsyncIteration:
-            raise DeploymentUnavailableError(f"{self._head.deployment} gave no answer.") from None
+            raise DeploymentUnavailableError(f"{self._head.deployment} gave no result.") from None
 
     def cancel(self) -> None:
         self._is_cancelled = True
@@ -224,31 +224,31 @@ class PendingCall:
 
 
 class DeploymentResponse:
-    """The answer to a call: `await` it on the event loop, `result()` elsewhere. Can be an argument of another call."""
+    """The result of a call: `await` it on the event loop, `result()` elsewhere. Can be an argument of another call."""
 
     def __init__(self, pending: PendingCall) -> None:
         self._pending = pending
-        self._answer = pending.start(pending.first())
-        self._answer.add_done_callback(pending.close_soon)  # also if it is cancelled before its first step
+        self._result = pending.start(pending.first())
+        self._result.add_done_callback(pending.close_soon)  # also if it is cancelled before its first step
 
     def __await__(self) -> Generator[Any, None, Any]:  # Any: what the method gives
-        answer = self._answer
-        return (answer if isinstance(answer, asyncio.Task) else asyncio.wrap_future(answer)).__await__()
+        result = self._result
+        return (result if isinstance(result, asyncio.Task) else asyncio.wrap_future(result)).__await__()
 
     def result(self, timeout_s: float | None = None) -> Any:  # Any: what the method gives
-        """Wait for the answer, outside of the event loop. Raises: TimeoutError, or the method's exception."""
-        if isinstance(self._answer, asyncio.Task):
+        """Wait for the result, outside of the event loop. Raises: TimeoutError, or the method's exception."""
+        if isinstance(self._result, asyncio.Task):
             raise RuntimeError("Use `await` on the event loop; result() would block it.")
-        return self._answer.result(timeout_s)
+        return self._result.result(timeout_s)
 
     def cancel(self) -> None:
         """Cancel the call; waiting tasks get RequestCancelledError. Does nothing after its end."""
-        if not self._answer.done():
+        if not self._result.done():
             self._pending.cancel()
 
 
 class DeploymentResponseGenerator:
-    """Iterates over the answers of a call made with `stream=True`."""
+    """Iterates over the results of a call made with `stream=True`."""
 
     def __init__(self, pending: PendingCall) -> None:
         self._pending = pending
@@ -286,7 +286,7 @@ class DeploymentResponseGenerator:
         self._pending.close_soon()
 
 
-async def _answer_of(value: Any) -> Any:  # Any: an argument
+async def _result_of(value: Any) -> Any:  # Any: an argument
     return await value if isinstance(value, DeploymentResponse) else value
 
 

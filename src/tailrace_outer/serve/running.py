@@ -236,7 +236,7 @@ def _get_front() -> _Front:
 
 
 async def _end(link: Link | None) -> None:
-    """Close the link, and let the tasks that wait for answers fail."""
+    """Close the link, and let the tasks that wait for replies fail."""
     if link is not None:
         link.abort()
     await asyncio.sleep(0)

@@ -22,7 +22,7 @@ Divergences from the tutorial's server:
    than the largest message. For more, the socket is closed with 1008: if the server stopped reading, it would not
    notice a disconnect, and the answer would continue.
 7. A disconnect cancels the answer within a step.
-8. Reasoning is a part of the answer, because text frames have no other place for it. Chat templates know how to leave
+8. Reasoning is a part of the answer, because text frames have nothing else for it. Chat templates know how to leave
    it out of earlier turns.
 
 A limit of the protocol: a model can write `<<Response Finished>>` as text, and the client cannot notice. `/v1/ws` does

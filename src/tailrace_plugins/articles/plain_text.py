@@ -5,7 +5,7 @@
   has no events. Browsers' EventSource cannot read it; use `/v1/streams` for that. With POST the fields may be in a form
   or in a JSON body.
 
-Bare text has no place for an error. So an incomplete answer is cut off without the terminating chunk.
+Bare text cannot have an error. So an incomplete answer is cut off without the terminating chunk.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from tailrace.errors import RequestError
 from tailrace.server import Sender, Server, read_query, require_plain_utf8
 from tailrace_plugins.batches.batch_files import PIECE_BYTES, FileWriter
 from tailrace_plugins.batches.batch_keys import RESULTS, result_prefix
-from tailrace_plugins.batches.batch_records import RowBatch
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
 from tailrace_plugins.batches.route_parts import json_answer, owner_with
+from tailrace_plugins.batches.stored_batches import RowBatch
 
 __all__ = ["AnthropicRoutes", "BatchRequest", "write_rows"]
 
@@ -119,9 +119,9 @@ class AnthropicRoutes:
         limit = min(read_count(query, "limit") or _DEFAULT_PAGE, _MAX_PAGE)
         begin, end = 0, len(found)
         if "after_id" in query:
-            begin = _place(ids, query, "after_id") + 1
+            begin = _index_of(ids, query, "after_id") + 1
         if "before_id" in query:
-            end = _place(ids, query, "before_id")
+            end = _index_of(ids, query, "before_id")
             page, has_more = found[max(begin, end - limit) : end], end - limit > begin
         else:
             page, has_more = found[begin : begin + limit], begin + limit < end
@@ -202,7 +202,7 @@ def _on_one_line(params: msgspec.Raw) -> msgspec.Raw:
     return msgspec.Raw(bytes(params).replace(b"\n", b" ").replace(b"\r", b" "))
 
 
-def _place(ids: list[str], query: dict[str, str], name: str) -> int:
+def _index_of(ids: list[str], query: dict[str, str], name: str) -> int:
     if query[name] not in ids:
         raise RequestError(f"There is no batch with the id in {name}.", param=name)
     return ids.index(query[name])

@@ -15,7 +15,7 @@ from tailrace.errors import StorageError
 from tailrace.server import Table, TableLease, account_of, row_key
 from tailrace_plugins.batches.batch_errors import SpaceFull, TooMany, UnknownFile
 from tailrace_plugins.batches.batch_keys import FILES, PIECES, UNUSED, piece_key
-from tailrace_plugins.batches.batch_records import StoredFile
+from tailrace_plugins.batches.stored_batches import StoredFile
 
 __all__ = ["PIECE_BYTES", "FileWriter", "Files", "new_id", "unused"]
 
@@ -133,7 +133,7 @@ class Files:
             raise TooMany(f"An owner has at most {_FILES_OF_OWNER} files. Delete some.")
 
     async def add(self, file: StoredFile, *, upload_key: bytes | None = None, lease: TableLease | None = None) -> None:
-        """Keep the facts of a file whose pieces are kept. Raises: StorageError."""
+        """Keep the row of a file whose pieces are kept. Raises: StorageError."""
         rows = {row_key(FILES, file.owner, file.file_id): _encode(file)}
         await self.table.change(rows, [upload_key] if upload_key is not None else (), lease=lease)
 

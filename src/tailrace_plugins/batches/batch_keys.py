@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.server import row_key
-from tailrace_plugins.batches.batch_records import RowBatch
+from tailrace_plugins.batches.stored_batches import RowBatch
 
 __all__ = [
     "BATCHES", "CANCELLED", "COUNTS", "ERRORS", "FILES", "KINDS", "OPEN", "PIECES", "RESULTS", "UNUSED",
@@ -14,7 +14,7 @@ BATCHES = b"b"
 OPEN = b"r"  # batches that have not ended, each with the id of its file
 CANCELLED = b"c"  # when a client has cancelled such a batch
 COUNTS = b"n"  # how many rows of such a batch have each outcome, for other servers
-FILES = b"f"  # facts of files
+FILES = b"f"  # what is kept of files
 UNUSED = b"u"  # what is no file yet, or not any more
 PIECES = b"p"  # of files
 RESULTS, ERRORS = b"o", b"e"  # of rows

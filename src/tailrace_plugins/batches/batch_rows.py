@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from tailrace_plugins.batches.batch_records import LineError
+from tailrace_plugins.batches.stored_batches import LineError
 
 __all__ = ["BatchRow", "Outcome", "RowError", "RowReader", "body_of", "model_of", "seconds_of"]
 
@@ -67,10 +67,10 @@ class RowReader:
         row = read_row(line)
         if row.url != self._endpoint:
             raise RowError("url_mismatch", "The url of this line is not the endpoint of the batch.", "url")
-        place = hash(row.custom_id)
-        if place in self._seen:
+        hashed = hash(row.custom_id)
+        if hashed in self._seen:
             raise RowError("duplicate_custom_id", "Another line has the same custom_id.", "custom_id")
-        self._seen.add(place)
+        self._seen.add(hashed)
         return row
 
 

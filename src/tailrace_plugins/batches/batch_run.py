@@ -26,10 +26,10 @@ from tailrace_plugins.batches.batch_keys import (
     key_of_batch,
     result_prefix,
 )
-from tailrace_plugins.batches.batch_records import LineError, RowBatch, Status, StoredFile
 from tailrace_plugins.batches.batch_rows import Outcome, RowError, RowReader, model_of, read_row
 from tailrace_plugins.batches.results import RESULT_NAMES, Results, result_file_id, result_of, unrun_line
 from tailrace_plugins.batches.row_runner import RowRunner, RowsInProgress
+from tailrace_plugins.batches.stored_batches import LineError, RowBatch, Status, StoredFile
 
 __all__ = ["KEPT_S", "RowBatchRun", "RowLimits", "encode"]
 

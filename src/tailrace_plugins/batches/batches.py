@@ -27,9 +27,9 @@ from tailrace_plugins.batches.batch_keys import (
     key_of_batch,
     result_prefix,
 )
-from tailrace_plugins.batches.batch_records import RowBatch, StoredFile
 from tailrace_plugins.batches.batch_run import KEPT_S, RowBatchRun, RowLimits, encode
 from tailrace_plugins.batches.row_runner import RowRunner
+from tailrace_plugins.batches.stored_batches import RowBatch, StoredFile
 
 __all__ = ["RowBatches", "new_batch_id"]
 

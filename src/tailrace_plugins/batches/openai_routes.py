@@ -16,10 +16,10 @@ from tailrace.dialects import read_count, read_fields, read_json
 from tailrace.errors import QueueFull, RequestError
 from tailrace.server import Sender, Server, read_query, require_plain_utf8
 from tailrace_plugins.batches.batch_files import FileWriter, new_id
-from tailrace_plugins.batches.batch_records import RowBatch, StoredFile
 from tailrace_plugins.batches.batch_rows import seconds_of
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
 from tailrace_plugins.batches.route_parts import json_answer, owner_with
+from tailrace_plugins.batches.stored_batches import RowBatch, StoredFile
 from tailrace_plugins.batches.upload import read_form
 
 __all__ = ["ENDPOINTS", "OpenAIRoutes"]

@@ -12,8 +12,8 @@ from tailrace.errors import LeaseLost, StorageError
 from tailrace.server import InnerAnswer, TableLease
 from tailrace_plugins.batches.batch_files import Files, new_id
 from tailrace_plugins.batches.batch_keys import COUNTS, ERRORS, RESULTS, key_of_batch, piece_key, result_prefix
-from tailrace_plugins.batches.batch_records import RowBatch
 from tailrace_plugins.batches.batch_rows import Outcome
+from tailrace_plugins.batches.stored_batches import RowBatch
 
 __all__ = ["RESULT_NAMES", "Results", "result_file_id", "result_of", "unrun_line"]
 

@@ -16,9 +16,9 @@ import msgspec
 from tailrace.dialects import failure_of
 from tailrace.errors import RequestError, StorageError, TailraceError
 from tailrace.server import InnerAnswer, Server, StreamLog
-from tailrace_plugins.batches.batch_records import RowBatch
 from tailrace_plugins.batches.batch_rows import BatchRow, body_of
 from tailrace_plugins.batches.slots import RowQueue, Slots
+from tailrace_plugins.batches.stored_batches import RowBatch
 
 __all__ = ["RowRunner", "RowsInProgress"]
 

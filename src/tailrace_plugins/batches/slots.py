@@ -15,7 +15,7 @@ logger = logging.getLogger("tailrace.batches")
 
 
 class RowQueue:
-    """The place of one batch, which reads its rows one after the other. Batches of an owner are in order of `age`."""
+    """The turn of one batch, which reads its rows one after the other. Batches of an owner are in order of `age`."""
 
     def __init__(self, slots: Slots, owner: str, age: tuple[int, str]) -> None:
         self.owner = owner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 
-from tailrace_plugins.durable_streams.durable_records import DurableRecord
+from tailrace_plugins.durable_streams.durable_changes import DurableChange
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import DurableStream
 
@@ -18,22 +18,22 @@ class DraftStore(DurableStore):
     """
 
     def __init__(self, state: DurableStore) -> None:
-        super().__init__(budget_bytes=state.budget_bytes, journal=self._record, records_use=state.records_use)
-        self.records: list[tuple[bytes, DurableRecord]] = []
+        super().__init__(budget_bytes=state.budget_bytes, journal=self._add, keeps_use=state.keeps_use)
+        self.changes: list[tuple[bytes, DurableChange]] = []
         self.streams = self._copies = _Copies(state.streams)
         self.num_bytes = state.num_bytes
         self.swept_s = state.swept_s
         self._state = state
 
-    def _record(self, key: bytes, record: DurableRecord) -> None:
-        self.records.append((key, record))
+    def _add(self, key: bytes, change: DurableChange) -> None:
+        self.changes.append((key, change))
 
     def _writable(self, key: bytes) -> DurableStream:
         return self._copies.writable(key)
 
     def keep(self) -> None:
         """Make the same changes to the other store."""
-        self._state.restore(self.records)
+        self._state.restore(self.changes)
         self._state.swept_s = self.swept_s
 
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 
 from tailrace.dialects import encode_error, to_json
 from tailrace.errors import TailraceError
+from tailrace_plugins.durable_streams.durable_changes import Created
 from tailrace_plugins.durable_streams.durable_errors import SequenceGap, StaleEpoch, StreamClosed
-from tailrace_plugins.durable_streams.durable_records import Created
 from tailrace_plugins.durable_streams.durable_stream import is_json
 from tailrace_plugins.durable_streams.operations import Receipt
 from tailrace_plugins.durable_streams.page import Page

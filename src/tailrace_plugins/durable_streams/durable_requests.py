@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from tailrace.errors import Forbidden, RequestError, UnknownStream
 from tailrace.types import ANONYMOUS
-from tailrace_plugins.durable_streams.durable_records import Stamp
+from tailrace_plugins.durable_streams.durable_changes import Stamp
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Durable streams: named logs that clients create, append to, fork, close and delete.
 
-`create`, `append` and `delete` check a change and make a record of it. The record goes to the journal; then `apply`
+`create`, `append` and `delete` check a request and make a change of it. The change goes to the journal; then `apply`
 changes the state. Nothing else changes the state, so replaying the journal restores it. The forms in which a server
 uses the streams are in `durable_streams.py`.
 
@@ -8,8 +8,8 @@ All streams share one memory budget. It counts their bytes, and a fixed charge f
 producer, which limits the number of each. Expired streams are removed when a client requests them, or when room is
 needed.
 
-A TTL starts again after a restart, because reads are not recorded. Where servers share the streams, a read is recorded
-if the others need to know of it (`records_use`).
+A TTL starts again after a restart, because reads are not kept. Where servers share the streams, a read is kept if
+the others need to know of it (`keeps_use`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Literal
 from tailrace.errors import JournalDamaged, RequestError, StreamExpired, UnknownStream
 from tailrace.server import missing_stream_error
 from tailrace_plugins.durable_streams.append_body import read_pieces
-from tailrace_plugins.durable_streams.durable_errors import StreamClosed, StreamConflict, StreamsFull
-from tailrace_plugins.durable_streams.durable_records import (
+from tailrace_plugins.durable_streams.durable_changes import (
     Appended,
     Created,
     Dropped,
-    DurableRecord,
+    DurableChange,
     Hidden,
     Stamp,
     Used,
 )
+from tailrace_plugins.durable_streams.durable_errors import StreamClosed, StreamConflict, StreamsFull
 from tailrace_plugins.durable_streams.durable_stream import DurableStream, is_json
 from tailrace_plugins.durable_streams.operations import (
     Creation,
@@ -62,11 +62,11 @@ class DurableStore:
         self,
         *,
         budget_bytes: int,
-        journal: Callable[[bytes, DurableRecord], None] = lambda key, record: None,
-        records_use: bool = False,
+        journal: Callable[[bytes, DurableChange], None] = lambda key, change: None,
+        keeps_use: bool = False,
     ) -> None:
         self.journal = journal
-        self.records_use = records_use
+        self.keeps_use = keeps_use
         self.damaged_until_s = -math.inf  # monotonic; until then a missing stream may have been lost by damage
         self.num_bytes = 0
         self.budget_bytes = budget_bytes
@@ -77,10 +77,10 @@ class DurableStore:
     def __len__(self) -> int:
         return len(self.streams)
 
-    def restore(self, records: Iterable[tuple[bytes, DurableRecord]]) -> None:
-        """Replay the records of a journal in their order, without writing them again."""
-        for key, record in records:
-            self.apply(key, record)
+    def restore(self, changes: Iterable[tuple[bytes, DurableChange]]) -> None:
+        """Replay the changes of a journal in their order, without writing them again."""
+        for key, change in changes:
+            self.apply(key, change)
 
     def close(self) -> None:
         """Send away all followers, present and future."""
@@ -200,7 +200,7 @@ class DurableStore:
     def _touch(self, stream: DurableStream) -> None:
         """Restart the TTL, also on the other servers."""
         stream.touch()
-        if self.records_use and stream.is_use_due:
+        if self.keeps_use and stream.is_use_due:
             self._commit(stream.key, Used())
 
     def _remove(self, stream: DurableStream) -> None:
@@ -229,18 +229,18 @@ class DurableStore:
 
     # Changes
 
-    def _commit(self, key: bytes, record: DurableRecord) -> None:
-        self.journal(key, record)
-        self.apply(key, record)
+    def _commit(self, key: bytes, change: DurableChange) -> None:
+        self.journal(key, change)
+        self.apply(key, change)
 
-    def apply(self, key: bytes, record: DurableRecord) -> None:
-        """Apply the change of a record."""
-        if isinstance(record, Created):
-            self._begin(key, record)
+    def apply(self, key: bytes, change: DurableChange) -> None:
+        """Change the state."""
+        if isinstance(change, Created):
+            self._begin(key, change)
             return
         stream = self._writable(key)
         stream.note()
-        match record:
+        match change:
             case Appended(pieces, stamp, seq, closes):
                 num_bytes = _cost(pieces)
                 stream.extend(pieces)

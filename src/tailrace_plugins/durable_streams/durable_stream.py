@@ -10,12 +10,12 @@ import msgspec
 
 from tailrace.errors import SeqOutOfRange, StorageError, TailraceError, UnknownStream
 from tailrace.server import Follower
-from tailrace_plugins.durable_streams.durable_records import Created, Stamp
+from tailrace_plugins.durable_streams.durable_changes import Created, Stamp
 from tailrace_plugins.durable_streams.page import offset_text
 
 __all__ = ["Chunk", "DurableReader", "DurableStream", "is_json"]
 
-_NOTED_PART = 0.1  # share of the TTL after which another use is recorded for other servers
+_NOTED_PART = 0.1  # share of the TTL after which another use is kept for other servers
 
 
 def is_json(content_type: str) -> bool:
@@ -70,7 +70,7 @@ class DurableStream:
         self.num_forks = 0
         self.num_readers = 0
         self.num_bytes = 0  # charged to the store
-        self.touched_s = self.noted_s = time.monotonic()  # last use, and last record
+        self.touched_s = self.noted_s = time.monotonic()  # last use, and last change
         self._waiting: dict[DurableReader, None] = {}
 
     @property
@@ -105,8 +105,8 @@ class DurableStream:
 
     @property
     def is_use_due(self) -> bool:
-        """Return whether the use of the stream must be recorded again, because a tenth of its TTL has passed since the
-        last record."""
+        """Return whether the use of the stream must be kept again, because a tenth of its TTL has passed since the
+        last change."""
         ttl_s = self.created.ttl_s
         return ttl_s is not None and time.monotonic() >= self.noted_s + ttl_s * _NOTED_PART
 
@@ -115,7 +115,7 @@ class DurableStream:
         self.touched_s = time.monotonic()
 
     def note(self) -> None:
-        """Restart the TTL. Called for a record that all servers get."""
+        """Restart the TTL. Called for a change that all servers get."""
         self.touched_s = self.noted_s = time.monotonic()
 
     def copy(self) -> DurableStream:

@@ -24,7 +24,7 @@ class DurableStreams(Protocol):
         wait, and the streams that it sees are valid only inside it.
 
         Cancellation: the changes may be kept. Raises: what the operation raises; StorageError if the state cannot be
-        read, or the changes cannot be kept. They may be kept all the same if the answer of another machine was lost.
+        read, or the changes cannot be kept. They may be kept all the same if the reply of another machine was lost.
         """
 
     async def find(self, key: bytes) -> DurableStream:

@@ -1,4 +1,4 @@
-"""Durable streams of a server that is alone, which keeps their records as notes."""
+"""Durable streams of a server that is alone, which keeps their changes as notes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from tailrace.errors import JournalDamaged
 from tailrace.server import LocalNotes
-from tailrace_plugins.durable_streams.durable_records import Appended, Created, Dropped, DurableRecord
+from tailrace_plugins.durable_streams.durable_changes import Appended, Created, Dropped, DurableChange
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import DurableStream
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("tailrace.journal")
 T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(DurableRecord).decode
+_decode = msgspec.msgpack.Decoder(DurableChange).decode
 
 
 class LocalDurableStreams:
@@ -46,20 +46,20 @@ class LocalDurableStreams:
 def open_local(notes: LocalNotes, budget_bytes: int) -> LocalDurableStreams:
     """Return the streams as the notes have them. Raises: StorageError."""
 
-    def keep(key: bytes, record: DurableRecord) -> None:
-        if isinstance(record, Dropped):
+    def keep(key: bytes, change: DurableChange) -> None:
+        if isinstance(change, Dropped):
             notes.erase(key)
         else:
-            notes.add(key, _encode(record))
+            notes.add(key, _encode(change))
 
     store = DurableStore(budget_bytes=budget_bytes, journal=keep)
-    store.restore(_records(notes))
+    store.restore(_changes(notes))
     store.damaged_until_s = notes.damaged_until_s
     return LocalDurableStreams(store)
 
 
-def _records(notes: LocalNotes) -> Iterator[tuple[bytes, DurableRecord]]:
-    """Yield the records in the order of the changes. A stream's records are deleted from the first one on that is
+def _changes(notes: LocalNotes) -> Iterator[tuple[bytes, DurableChange]]:
+    """Yield the changes in their order. A stream's changes are deleted from the first one on that is
     damaged or depends on a damaged one; otherwise later appends would be read as if they followed the damage."""
     lengths: dict[bytes, int] = {}
     cuts: dict[bytes, int] = {}
@@ -67,40 +67,40 @@ def _records(notes: LocalNotes) -> Iterator[tuple[bytes, DurableRecord]]:
         if key in cuts:
             continue
         try:
-            record = _read(body)
-            lengths[key] = _length(lengths, key, record)
+            change = _read(body)
+            lengths[key] = _length(lengths, key, change)
         except JournalDamaged:
             end = "ends before the damage" if key in lengths else "is lost"
             logger.error("a durable stream was damaged on disk and %s", end)
             cuts[key] = row
             continue
-        yield key, record
+        yield key, change
     if cuts:
         notes.cut(cuts)
     if not cuts.keys() <= lengths.keys():
         notes.record_damage()
 
 
-def _read(body: bytes | None) -> DurableRecord:
+def _read(body: bytes | None) -> DurableChange:
     """Raises: JournalDamaged."""
     try:
-        record: DurableRecord = _decode(body if body is not None else b"")
+        change: DurableChange = _decode(body if body is not None else b"")
     except msgspec.DecodeError as error:
-        raise JournalDamaged("not a record of a durable stream") from error
-    return record
+        raise JournalDamaged("not a change of a durable stream") from error
+    return change
 
 
-def _length(lengths: Mapping[bytes, int], key: bytes, record: DurableRecord) -> int:
-    """Return how many appends a durable stream has after a record. `lengths` has the number of each stream before the
-    record. Raises: JournalDamaged if the record depends on a lost one."""
-    if isinstance(record, Created) and record.fork is not None:
-        length = record.fork.position + bool(record.fork.part)
-        if lengths.get(record.fork.source, -1) < length:
+def _length(lengths: Mapping[bytes, int], key: bytes, change: DurableChange) -> int:
+    """Return how many appends a durable stream has after a change. `lengths` has the number of each stream before the
+    change. Raises: JournalDamaged if the change depends on a lost one."""
+    if isinstance(change, Created) and change.fork is not None:
+        length = change.fork.position + bool(change.fork.part)
+        if lengths.get(change.fork.source, -1) < length:
             raise JournalDamaged("a fork of a lost stream")
-    elif isinstance(record, Created):
+    elif isinstance(change, Created):
         length = 0
     elif key in lengths:
         length = lengths[key]
     else:
-        raise JournalDamaged("a stream without its first record")
-    return length + bool(record.pieces) if isinstance(record, Created | Appended) else length
+        raise JournalDamaged("a stream without its first change")
+    return length + bool(change.pieces) if isinstance(change, Created | Appended) else length

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tailrace.errors import RequestError, SeqOutOfRange
+from tailrace_plugins.durable_streams.durable_changes import Fork, Stamp
 from tailrace_plugins.durable_streams.durable_errors import SequenceGap, StaleEpoch
-from tailrace_plugins.durable_streams.durable_records import Fork, Stamp
 from tailrace_plugins.durable_streams.durable_stream import DurableStream, is_json
 from tailrace_plugins.durable_streams.page import position_of
 

@@ -32,7 +32,7 @@ import msgspec
 from tailrace.errors import JournalDamaged, JournalFull, StorageError, StreamError, UnknownStream
 from tailrace.server import SHUTTING_DOWN, AppendResult, Entry, EntryId, LogListener, SharedLog
 from tailrace_plugins.durable_streams.draft import DraftStore
-from tailrace_plugins.durable_streams.durable_records import Appended, Created, Dropped, DurableRecord
+from tailrace_plugins.durable_streams.durable_changes import Appended, Created, Dropped, DurableChange
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import DurableStream
 from tailrace_plugins.durable_streams.snapshot import snapshot
@@ -42,10 +42,10 @@ __all__ = ["SharedDurableStreams"]
 logger = logging.getLogger("tailrace.journal")
 
 T = TypeVar("T")
-Change = tuple[bytes, DurableRecord]
+ChangeOfStream = tuple[bytes, DurableChange]
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(list[Change]).decode
+_decode = msgspec.msgpack.Decoder(list[ChangeOfStream]).decode
 
 _RETRY_S = 0.05  # while Redis is away
 _TURN_S = 0.005  # between two tries while it is the turn of another server
@@ -54,7 +54,7 @@ _TRIES_BEFORE_TURN = 3  # tries after which this server asks for a turn
 _ERASE_S = 60.0  # after which deleted content is removed from the log
 _OPERATIONS = 128  # in one entry; they are decided without a pause
 _ENTRY_BYTES = 2**20
-_PART_RECORDS = 1_000  # of a snapshot
+_PART_CHANGES = 1_000  # of a snapshot
 _PART_BYTES = 2**18
 _IDS = 10_000  # of the last entries; to tell a log that has lost its end from one with other entries
 
@@ -70,13 +70,13 @@ class _Waiting:
     has_changes: bool = False
 
     def decide(self, draft: DraftStore) -> None:
-        num_records = len(draft.records)
+        num_changes = len(draft.changes)
         self.result = self.error = None
         try:
             self.result = self.operation(draft)
         except Exception as error:
             self.error = error
-        self.has_changes = len(draft.records) > num_records
+        self.has_changes = len(draft.changes) > num_changes
 
     def settle(self) -> None:
         if self.future.done():
@@ -178,7 +178,7 @@ class SharedDurableStreams(LogListener):
     async def _load(self) -> None:
         """Replace the state by that of the log. Raises: StorageError, JournalDamaged."""
         loaded = await self.log.load()
-        state, former = DurableStore(budget_bytes=self._state.budget_bytes, records_use=True), self._state
+        state, former = DurableStore(budget_bytes=self._state.budget_bytes, keeps_use=True), self._state
         for body in loaded.bodies:
             state.restore(_read(body))
         self._state = state
@@ -244,28 +244,28 @@ class SharedDurableStreams(LogListener):
         is_fresh = False  # the state was that of the log after the operations came
         for num_tries in itertools.count():
             draft = self._decide(operations)
-            entry = self.log.entry(self._last_id, _encode(draft.records) if draft.records else b"")
+            entry = self.log.entry(self._last_id, _encode(draft.changes) if draft.changes else b"")
             if is_fresh and not entry.row:
                 break
-            answer = await self._append(
+            reply = await self._append(
                 entry, must_be_sure=bool(operations), asks_for_turn=num_tries >= _TRIES_BEFORE_TURN
             )
-            if answer is None:
+            if reply is None:
                 is_fresh = False
                 continue
-            entries = list(answer.entries)
-            is_kept = answer.is_appended or (bool(entry.row) and entries[:1] == [entry])
-            if is_kept:  # perhaps by an earlier try, of which the answer was lost
+            entries = list(reply.entries)
+            is_kept = reply.is_appended or (bool(entry.row) and entries[:1] == [entry])
+            if is_kept:  # perhaps by an earlier try, of which the reply was lost
                 draft.keep()
                 self._ids.append(entry.entry_id)
-                if any(isinstance(record, Dropped) for _, record in draft.records):
+                if any(isinstance(change, Dropped) for _, change in draft.changes):
                     self._erase_at_s = min(self._erase_at_s, time.monotonic() + _ERASE_S)
-                entries = [] if answer.is_appended else entries[1:]
+                entries = [] if reply.is_appended else entries[1:]
             for other in entries:
                 self._apply(other)
-            if answer.needs_snapshot:
+            if reply.needs_snapshot:
                 self._snapshot_due.set()
-            is_fresh = self._last_id == answer.last
+            is_fresh = self._last_id == reply.last
             if is_kept or (not entries and not entry.row):
                 break
             if not entries:
@@ -293,8 +293,8 @@ class SharedDurableStreams(LogListener):
             only_looks = must_be_sure and time.monotonic() < self._wait_until_s
             sent = Entry(self._last_id) if only_looks else entry
             try:
-                answer = await self.log.append(self._last_id, sent, asks_for_turn=asks_for_turn)
-                is_replaced = not answer.is_known and not await self._write_again(answer.last)
+                reply = await self.log.append(self._last_id, sent, asks_for_turn=asks_for_turn)
+                is_replaced = not reply.is_known and not await self._write_again(reply.last)
             except StorageError as error:
                 if isinstance(error, JournalDamaged) or (isinstance(error, JournalFull) and sent.row):
                     raise
@@ -305,10 +305,10 @@ class SharedDurableStreams(LogListener):
                 raise StorageError("The log store of this server did not say whether the change was kept.")
             if is_replaced:
                 return None
-            if answer.is_known:
+            if reply.is_known:
                 self._failing_since_s = None
-                if answer.entries or not only_looks:
-                    return answer
+                if reply.entries or not only_looks:
+                    return reply
             await asyncio.sleep(_RETRY_S)
 
     async def _write_again(self, last: EntryId) -> bool:
@@ -346,7 +346,7 @@ class SharedDurableStreams(LogListener):
                 self._erase_at_s = time.monotonic() + _ERASE_S
 
 
-def _read(body: bytes) -> list[Change]:
+def _read(body: bytes) -> list[ChangeOfStream]:
     """Raises: JournalDamaged."""
     try:
         return _decode(body)
@@ -354,15 +354,15 @@ def _read(body: bytes) -> list[Change]:
         raise JournalDamaged("Another version of tailrace wrote the durable streams in Redis.") from None
 
 
-def _parts(changes: Iterable[Change]) -> Iterator[bytes]:
+def _parts(changes: Iterable[ChangeOfStream]) -> Iterator[bytes]:
     """Yield changes in parts of a limited size: encoding one must not take long."""
-    part: list[Change] = []
+    part: list[ChangeOfStream] = []
     num_bytes = 0
-    for key, record in changes:
-        part.append((key, record))
-        if isinstance(record, Created | Appended):
-            num_bytes += sum(map(len, record.pieces))
-        if len(part) == _PART_RECORDS or num_bytes >= _PART_BYTES:
+    for key, change in changes:
+        part.append((key, change))
+        if isinstance(change, Created | Appended):
+            num_bytes += sum(map(len, change.pieces))
+        if len(part) == _PART_CHANGES or num_bytes >= _PART_BYTES:
             yield _encode(part)
             part, num_bytes = [], 0
     if part:

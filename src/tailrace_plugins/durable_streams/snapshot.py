@@ -1,4 +1,4 @@
-"""The shortest list of records that restores a state."""
+"""The shortest list of changes that restores a state."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tailrace_plugins.durable_streams.durable_records import Appended, Created, DurableRecord, Hidden, Stamp
+from tailrace_plugins.durable_streams.durable_changes import Appended, Created, DurableChange, Hidden, Stamp
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_stream import Chunk, DurableStream
 
 __all__ = ["snapshot"]
 
 
-def snapshot(store: DurableStore) -> Iterator[tuple[bytes, DurableRecord]]:
-    """Return an iterator over keys and records. They restore the state of the moment of the call; the store may change
+def snapshot(store: DurableStore) -> Iterator[tuple[bytes, DurableChange]]:
+    """Return an iterator over keys and changes. They restore the state of the moment of the call; the store may change
     while they are made."""
     saved = [_Saved.of(stream) for stream in store.streams.values()]  # in the order of creation: sources before forks
-    return itertools.chain.from_iterable(map(_Saved.records, saved))
+    return itertools.chain.from_iterable(map(_Saved.changes, saved))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Saved:
         last = Appended((), stream.closed_by, stream.last_seq, stream.is_closed and not created.is_closed)
         return cls(stream.key, created, stream.chunks[num_created:], dict(stream.producers), last, stream.is_gone)
 
-    def records(self) -> Iterator[tuple[bytes, DurableRecord]]:
+    def changes(self) -> Iterator[tuple[bytes, DurableChange]]:
         yield self.key, self.created
         for chunk in self.chunks:
             yield self.key, Appended(chunk.pieces)

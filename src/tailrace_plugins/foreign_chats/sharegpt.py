@@ -54,8 +54,8 @@ def read_sharegpt(value: object, where: str) -> Draft:
     items = [Item(role="system", text=clean(given.system))] if given.system else []
     unanswered: deque[str] = deque()  # ids of calls without output
     num_left_out = 0
-    for place, entry in enumerate(given.conversations):
-        here = f"{where}.conversations[{place}]"
+    for index, entry in enumerate(given.conversations):
+        here = f"{where}.conversations[{index}]"
         item = _item_of(entry, unanswered, here) if entry.value is not None else None
         if item is None:
             num_left_out += 1

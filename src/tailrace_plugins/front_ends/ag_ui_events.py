@@ -31,8 +31,8 @@ class AgUiEncoder(BlockEncoder):
         is_continued = self._resumes and isinstance(event, Released)  # by the next server
         return b"" if is_continued else super().encode(seq, event)
 
-    def field(self, seq: int, place: int) -> str:
-        return f"id: {self.facts.record.stream_id}.{seq}.{place}\n"
+    def field(self, seq: int, index: int) -> str:
+        return f"id: {self.facts.record.stream_id}.{seq}.{index}\n"
 
     @property
     def _run(self) -> JsonBody:

@@ -234,7 +234,7 @@ def _messages(fields: UiChatBody, notes: list[str], images: list[Image] | None) 
             found += _answer(message.parts, where, notes)
             continue
         is_user = message.role == "user"
-        parts = [_content(part, f"{where}[{place}]", notes) for place, part in enumerate(message.parts)]
+        parts = [_content(part, f"{where}[{number}]", notes) for number, part in enumerate(message.parts)]
         seen = images if is_user else None
         text = text_of(
             [part for part in parts if part is not None],
@@ -257,14 +257,14 @@ def _content(part: _Part, where: str, notes: list[str]) -> TextPart | ImagePart 
 def _answer(parts: Sequence[_Part], where: str, notes: list[str]) -> list[ChatMessage]:
     found: list[ChatMessage] = []
     step: list[_Part] = []
-    for place, part in enumerate(parts):
+    for number, part in enumerate(parts):
         if part.type == "step-start":
             found += _step(step)
             step = []
         elif part.type in ("text", "reasoning") or part.tool:
             step.append(part)
         elif not part.type.startswith(("data-", "source-")):
-            notes.append(note(f"{where}[{place}]", "not shown to the model"))
+            notes.append(note(f"{where}[{number}]", "not shown to the model"))
     return found + _step(step)
 
 

@@ -146,13 +146,13 @@ class BlockEncoder(Encoder):
     def encode(self, seq: int, event: Event | Released) -> bytes:
         # ASCII, as on the other wires: some readers of lines also split at U+2028.
         frames = [
-            f"{self.field(seq, place)}data: {json.dumps(frame, separators=(',', ':'))}\n\n"
-            for place, frame in enumerate(self._frames(event))
+            f"{self.field(seq, index)}data: {json.dumps(frame, separators=(',', ':'))}\n\n"
+            for index, frame in enumerate(self._frames(event))
         ]
         return "".join(frames).encode("ascii") + self.tail(event)
 
-    def field(self, seq: int, place: int) -> str:
-        """Return the field before the data of a frame, with its line break, or "". The frames of one event have places
+    def field(self, seq: int, index: int) -> str:
+        """Return the field before the data of a frame, with its line break, or "". The frames of one event have indexes
         from 0."""
         return ""
 

@@ -153,10 +153,10 @@ def _literal(text: str) -> object:
         return text
 
 
-def _given(*places: tuple[str, Mapping[str, object]]) -> dict[str, tuple[str, object]]:
+def _given(*sources: tuple[str, Mapping[str, object]]) -> dict[str, tuple[str, object]]:
     """Return each setting with its file. The first file that has a setting wins."""
     given: dict[str, tuple[str, object]] = {}
-    for file, values in places:
+    for file, values in sources:
         for name in _SETTINGS:
             if values.get(name) is not None:
                 given.setdefault(name, (file, values[name]))

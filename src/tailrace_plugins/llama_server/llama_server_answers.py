@@ -119,7 +119,7 @@ class LlamaEncoder(Encoder):
 
 
 def _probabilities(vocabulary: TokenVocabulary, delta: TextDelta) -> list[JsonBody]:
-    """Return the tokens of an event, each with the likeliest ones at its place."""
+    """Return the tokens of an event, each with the likeliest ones at its position."""
     likeliest = chain(delta.top_logprobs, repeat(()))
     return [
         {"id": token_id, **shown, "top_logprobs": _with_ids([token_id for token_id, _ in top], shown["top_logprobs"])}

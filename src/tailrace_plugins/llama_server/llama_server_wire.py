@@ -56,7 +56,7 @@ __all__ = ["WIRE"]
 
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
 _MAX_JOINED_CHARACTERS = 8_192  # of the texts between ids, which are tokenised while the server waits
-_MARKER = "<__media__>"  # the place of an image
+_MARKER = "<__media__>"  # stands where an image is
 _MAX_FILES = 256
 _MAX_RESPONSE_FIELDS = 64
 _MAX_PROBS = 20  # as on all wires
@@ -141,7 +141,7 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
 
 
 def _with_images(server: ServerFacts, prompt: MediaPrompt) -> tuple[str, tuple[Image, ...]]:
-    """Return the text with marks in the places of its images, and the images. Raises: RequestError."""
+    """Return the text with marks where its images are, and the images. Raises: RequestError."""
     where, given = "prompt.multimodal_data", prompt.multimodal_data
     if given and eyes_of(server) is None:
         raise UnsupportedParameter("This model takes no images.", param=where)

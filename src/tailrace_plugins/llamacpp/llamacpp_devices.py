@@ -9,7 +9,7 @@ import xllamacpp
 
 from tailrace.errors import ModelError
 
-__all__ = ["find_gpus", "place"]
+__all__ = ["find_gpus", "set_device"]
 
 _GPU, _INTEGRATED = 1, 2  # values of ggml_backend_dev_type
 
@@ -27,7 +27,7 @@ def find_gpus(devices: Sequence[Mapping[str, Any]]) -> list[str]:  # Any: as the
     return []
 
 
-def place(params: Any, device: str, gpus: Sequence[str]) -> bool:  # Any: the library has no stubs
+def set_device(params: Any, device: str, gpus: Sequence[str]) -> bool:  # Any: the library has no stubs
     """Set where the layers are computed, and return whether this is a GPU. As many layers as fit get into its memory.
 
     `device` is `cpu`, the name of a GPU (`CUDA0`, `cuda:0`, `cuda`, `metal`), `gpu` for all GPUs, `gpu:1` for one of

@@ -123,5 +123,5 @@ class Projector:
     def _count(self, part: dict[str, object]) -> int:
         """Return the number of tokens of a message with one part; 0 if llama.cpp refuses it."""
         asked = {"messages": [{"role": "user", "content": [part]}]}
-        answer = ask(self._socket_path, "POST /v1/chat/completions/input_tokens", asked)
-        return msgspec.json.decode(answer, type=_Count).input_tokens
+        reply = ask(self._socket_path, "POST /v1/chat/completions/input_tokens", asked)
+        return msgspec.json.decode(reply, type=_Count).input_tokens

@@ -15,7 +15,7 @@ import msgspec
 from tailrace.engines import EngineSpec
 from tailrace.errors import ModelError
 from tailrace_kit.vectors import card_of
-from tailrace_plugins.llamacpp.llamacpp_devices import find_gpus, place
+from tailrace_plugins.llamacpp.llamacpp_devices import find_gpus, set_device
 from tailrace_plugins.llamacpp.llamacpp_eyes import CONTENT_TEMPLATE, Projector, marks_of
 from tailrace_plugins.llamacpp.llamacpp_sampling import SPARE_TOKENS
 from tailrace_plugins.llamacpp.socket_requests import ask
@@ -63,7 +63,7 @@ class _Settings(msgspec.Struct):
     grammar: str = ""
 
 
-class _Answer(msgspec.Struct):
+class _Reply(msgspec.Struct):
     generation_settings: _Settings
 
 
@@ -134,7 +134,7 @@ def start_server(
     Raises: ModelError if it does not load the model, or for an unknown device.
     """
     params = xllamacpp.CommonParams()
-    is_on_gpu = place(params, spec.device, find_gpus(xllamacpp.get_device_info()))
+    is_on_gpu = set_device(params, spec.device, find_gpus(xllamacpp.get_device_info()))
     params.model.path = spec.path
     params.hostnames = [socket_path]
     params.n_ctx = room_tokens(spec)
@@ -166,8 +166,8 @@ def start_server(
 def read_pieces(socket_path: str) -> TokenBytes:
     """Read the bytes of every token, by requesting the top logprobs of all tokens (0.2 s for 49,152).
     Also warms the model up."""
-    answer = ask(socket_path, "POST /completion", {"prompt": [0], "n_predict": 1, "n_probs": 2**30, "top_k": 1})
-    tokens = msgspec.json.decode(answer, type=_Likeliest).completion_probabilities[0].top_logprobs
+    reply = ask(socket_path, "POST /completion", {"prompt": [0], "n_predict": 1, "n_probs": 2**30, "top_k": 1})
+    tokens = msgspec.json.decode(reply, type=_Likeliest).completion_probabilities[0].top_logprobs
     pieces = [b""] * (1 + max(token.id for token in tokens))
     for token in tokens:
         pieces[token.id] = bytes(token.bytes)
@@ -184,8 +184,8 @@ def context_tokens(spec: EngineSpec, socket_path: str) -> int:
 def has_grammars(socket_path: str) -> bool:
     """Return whether llguidance is built in: then it converts a schema to llguidance's language, which crashes other
     builds. Also warms it up: the first grammar takes 0.3 s."""
-    answer = ask(socket_path, "POST /completion", {"prompt": [0], "n_predict": 1, "json_schema": {"type": "integer"}})
-    return msgspec.json.decode(answer, type=_Answer).generation_settings.grammar.startswith("%llguidance")
+    reply = ask(socket_path, "POST /completion", {"prompt": [0], "n_predict": 1, "json_schema": {"type": "integer"}})
+    return msgspec.json.decode(reply, type=_Reply).generation_settings.grammar.startswith("%llguidance")
 
 
 @contextmanager

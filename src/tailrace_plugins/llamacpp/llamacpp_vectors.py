@@ -66,9 +66,9 @@ class _Runner:
 
     def run(self, batch: Many[Sequence]) -> Rows:
         inputs = [list(sequence.prompt_ids) for sequence in batch]
-        answer = ask(self._socket_path, "POST /embedding", {"input": inputs, "embd_normalize": -1})
+        reply = ask(self._socket_path, "POST /embedding", {"input": inputs, "embd_normalize": -1})
         try:
-            found = msgspec.json.decode(answer, type=list[_Embedding])
+            found = msgspec.json.decode(reply, type=list[_Embedding])
         except msgspec.DecodeError as error:
             raise ModelError("llama.cpp made no embeddings of a text.") from error
         return np.array([one.embedding[0] for one in sorted(found, key=lambda one: one.index)], np.float32)

@@ -14,7 +14,7 @@ from tailrace.errors import ModelError
 
 __all__ = ["Exchange", "ask"]
 
-_CONNECT_S = 10  # longest wait for a place in the listener's queue
+_CONNECT_S = 10  # longest wait in the listener's queue
 _READ_BYTES = 1 << 18
 
 
@@ -57,7 +57,7 @@ class Exchange:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
     def receive(self) -> list[bytes]:
-        """Return the received JSON texts: events of a stream, or the body of another answer."""
+        """Return the received JSON texts: events of a stream, or the body of another reply."""
         try:
             read = self._socket.recv(_READ_BYTES)
             if read:
@@ -97,18 +97,18 @@ class Exchange:
 
 
 def ask(socket_path: str, route: str, content: object = None) -> bytes:
-    """Send a request and wait for its answer.
+    """Send a request and wait for its reply.
 
     Raises: ModelError if the server closes the connection.
     """
     exchange = Exchange(socket_path, b"" if content is None else msgspec.json.encode(content), route)
     with selectors.DefaultSelector() as selector:
         selector.register(exchange, selectors.EVENT_READ)
-        answers: list[bytes] = []
+        replies: list[bytes] = []
         while not exchange.is_over:
             selector.select()
-            answers += exchange.receive()
+            replies += exchange.receive()
     exchange.close()
-    if not answers:
+    if not replies:
         raise ModelError("llama.cpp's server closed the connection.")
-    return answers[0]
+    return replies[0]

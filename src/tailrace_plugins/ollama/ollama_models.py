@@ -115,13 +115,13 @@ def show_model(request: ParsedRequest) -> Reply:
         f"{architecture}.context_length": server.generator.limit_tokens(),
         f"{architecture}.embedding_length": server.num_dimensions or None,
     }
-    facts = {
+    shown = {
         "details": _details(server),
         "model_info": {key: value for key, value in info.items() if value is not None},
         "capabilities": capabilities_of(server),
         "modified_at": time_of(server.started_s),
     }
-    return Reply(to_json(facts), ignored=ignored)
+    return Reply(to_json(shown), ignored=ignored)
 
 
 def pull(request: ParsedRequest) -> Reply:
@@ -174,6 +174,6 @@ def _short(number: int) -> str:
     """Return a number of parameters as Ollama writes it, such as 3.2B or 134.52M; "" for 0, which is unknown."""
     for size, letter in _PREFIXES:
         if number >= size:
-            places = 0 if letter == "K" or not number % size else 1 if letter == "B" else 2
-            return f"{number / size:.{places}f}{letter}"
+            num_decimals = 0 if letter == "K" or not number % size else 1 if letter == "B" else 2
+            return f"{number / size:.{num_decimals}f}{letter}"
     return str(number or "")

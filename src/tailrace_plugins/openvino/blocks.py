@@ -48,7 +48,7 @@ class Blocks:
 
     def num_known(self, chain: Sequence[bytes]) -> int:
         """Return how many blocks at the beginning of a chain of digests are cached."""
-        return next((place for place, digest in enumerate(chain) if digest not in self._by_digest), len(chain))
+        return next((index for index, digest in enumerate(chain) if digest not in self._by_digest), len(chain))
 
     def share(self, chain: Sequence[bytes]) -> list[int]:
         """Use cached blocks, all of which must be known."""

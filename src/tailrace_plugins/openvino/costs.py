@@ -50,8 +50,8 @@ class StepTimes:
         if num_rows in self._took_s or not self._took_s:
             return self._took_s.get(num_rows, 0.0)
         rows = sorted(self._took_s)
-        place = bisect_left(rows, num_rows)
-        low, high = (rows[place - 1], rows[place]) if 0 < place < len(rows) else (rows[0], rows[-1])
+        index = bisect_left(rows, num_rows)
+        low, high = (rows[index - 1], rows[index]) if 0 < index < len(rows) else (rows[0], rows[-1])
         slope_s = (self._took_s[high] - self._took_s[low]) / max(high - low, 1)
         return max(self._took_s[low] + slope_s * (num_rows - low), 0.0)
 

@@ -4,8 +4,8 @@ All inputs are flat: the new tokens of all sequences one after the other, in [to
 tokens whose indexes are `sampled`, in [sampled, vocabulary]; the last layer's MLP is computed only for these. The
 library chooses the shapes of the KV cache when it compiles the model.
 
-A model that reads images has more inputs: the rows of images, `image_rows`, [rows, hidden], and the places of the
-tokens that have them instead of those of the embedding, `image_places`, [rows]. Both are empty in a step without
+A model that reads images has more inputs: the rows of images, `image_rows`, [rows, hidden], and the positions of the
+tokens that have them instead of those of the embedding, `image_positions`, [rows]. Both are empty in a step without
 images. In some models the tokens of an image see each other, also those that come later: `token_types`, [tokens] or
 empty, has a 1 for each of them, and an image is never cut.
 """
@@ -86,7 +86,7 @@ class _Builder:
         self._adapters = new_input("adapters", np.int64, [-1]) if branches.adapters else None
         self._numbers = self._adapters  # of the rows of the current layer
         self._image_rows = new_input("image_rows", np.float32, [-1, decoder.hidden_size]) if images else None
-        self._image_places = new_input("image_places", np.int64, [-1]) if images else None
+        self._image_positions = new_input("image_positions", np.int64, [-1]) if images else None
         self._types = new_input("token_types", np.int32, [-1]) if images == "mutual" else None
         self._angles: dict[Rope, tuple[Node, Node]] = {}
 
@@ -94,13 +94,13 @@ class _Builder:
         shape = self._shape
         hidden = _scaled(self._embedding(self._input_ids), shape.embedding_scale)
         if self._image_rows is not None:
-            hidden = ops.scatter_update(hidden, self._image_places, self._image_rows, ops.constant(np.int64(0)))
+            hidden = ops.scatter_update(hidden, self._image_positions, self._image_rows, ops.constant(np.int64(0)))
         for layer in range(shape.num_layers):
             hidden = self._layer(layer, hidden)
         hidden = self._norm("final_norm", hidden)
         logits = self._logits(hidden) if has_head else hidden
         inputs = [self._input_ids, self._positions, self._sampled, *self._paging, self._longest]
-        optional = (self._adapters, self._image_rows, self._image_places, self._types)
+        optional = (self._adapters, self._image_rows, self._image_positions, self._types)
         inputs += [given for given in optional if given is not None]
         return ov.Model([ops.result(logits, name="logits")], [*inputs, *self._caches])
 
@@ -143,9 +143,9 @@ class _Builder:
                 )
             ]
         )
-        facts = node.get_rt_info()  # by which the library chooses the shapes of the caches
+        hints = node.get_rt_info()  # by which the library chooses the shapes of the caches
         for kind in "kv":
-            facts[f"num_{kind}_heads"], facts[f"{kind}_head_size"] = shape.num_kv_heads, shape.head_size
+            hints[f"num_{kind}_heads"], hints[f"{kind}_head_size"] = shape.num_kv_heads, shape.head_size
         return node.output(0)
 
     def _turned(self, layer: int, norm: str, given: Node, num_heads: int) -> Node:
@@ -289,7 +289,7 @@ def _split(product: Node, sizes: Sequence[int]) -> list[Node]:
     if len(sizes) == 1:
         return [_node(product)]
     split = ops.variadic_split(product, np.int64(-1), np.array(sizes, np.int64))
-    return [split.output(place) for place in range(len(sizes))]
+    return [split.output(index) for index in range(len(sizes))]
 
 
 def _slice(given: Node, first: int, last: int) -> Node:
@@ -321,7 +321,7 @@ def new_input(name: str, kind: Any, shape: list[int]) -> Node:
     return node
 
 
-IMAGE_INPUTS = ("image_rows", "image_places", "token_types")
+IMAGE_INPUTS = ("image_rows", "image_positions", "token_types")
 # What paged attention can also do, and is not used here: scores, rotation of moved blocks, sparse attention, sinks,
 # removal of old tokens, and blocks of a query.
 _UNUSED = (

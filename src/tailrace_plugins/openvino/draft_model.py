@@ -57,7 +57,7 @@ class DraftModel:
     def measure(self, target: Runner, *, may_be_alone: bool) -> None:
         """Measure both models, before sequences use their blocks. `may_be_alone`: the model may compute a single row in
         another form."""
-        rows = [Piece((1,), place, (0,), is_sampled=True) for place in range(1 + _MOST)]
+        rows = [Piece((1,), index, (0,), is_sampled=True) for index in range(1 + _MOST)]
         piece = Piece((1,) * _PIECE, 0, range(_PIECE // BLOCK_TOKENS), is_sampled=False)
         self.costs.target.note(1, _least_s(target, rows[:1]))
         self.costs.target.note(len(rows), _least_s(target, rows))
@@ -86,11 +86,11 @@ class DraftModel:
     def guess(self, runs: Sequence[SequenceState], most: Sequence[int], num_rows: int) -> list[list[int]]:
         """Return guesses for some of these sequences, at most `most` for each. The model computes `num_rows` rows
         without them."""
-        able = [place for place, run in enumerate(runs) if most[place] > 0 and self._is_short(run)]
-        rows = {place: self._drafted(runs[place]) for place in able}
+        able = [index for index, run in enumerate(runs) if most[index] > 0 and self._is_short(run)]
+        rows = {index: self._drafted(runs[index]) for index in able}
         self._share += sum(0.01 * (drafted.share - self._share) for drafted in rows.values())
-        good = [place for place in able if self._fixed or rows[place].share >= _LEAST_SHARE]
-        gain = self._gain([rows[place].share for place in good], num_rows)
+        good = [index for index in able if self._fixed or rows[index].share >= _LEAST_SHARE]
+        gain = self._gain([rows[index].share for index in good], num_rows)
         if gain.num_guesses:
             return self._guesses(runs, most, good, gain)
         began_s = time.monotonic()
@@ -111,14 +111,14 @@ class DraftModel:
         self, runs: Sequence[SequenceState], most: Sequence[int], good: list[int], gain: Gain
     ) -> list[list[int]]:
         """Read on where the draft model is behind, if that pays, and guess where it is not."""
-        missing = {place: _num_missing(runs[place]) for place in good}
-        self._read([runs[place] for place in good if missing[place] > _NEAR and self._is_worth(runs[place], gain)])
-        near = [place for place in good if missing[place] <= _NEAR]
+        missing = {index: _num_missing(runs[index]) for index in good}
+        self._read([runs[index] for index in good if missing[index] > _NEAR and self._is_worth(runs[index], gain)])
+        near = [index for index in good if missing[index] <= _NEAR]
         found: list[list[int]] = [[] for _ in runs]
-        counts = [min(gain.num_guesses, most[place]) for place in near]
+        counts = [min(gain.num_guesses, most[index]) for index in near]
         if near:
-            for place, guesses in zip(near, self._draft([runs[place] for place in near], counts), strict=True):
-                found[place] = guesses
+            for index, guesses in zip(near, self._draft([runs[index] for index in near], counts), strict=True):
+                found[index] = guesses
         return found
 
     def _is_short(self, run: SequenceState) -> bool:
@@ -133,9 +133,9 @@ class DraftModel:
         """Return the sequence of which the draft model misses least, if there is time for a guess that will not pay."""
         if self._look_s <= 0 or not able:
             return []
-        place = min(able, key=lambda place: _num_missing(runs[place]))
-        read_s = self.costs.prompt(1) * _num_missing(runs[place])
-        return [place] if read_s + self.costs.extra_s(num_rows, 1, self.most) <= self._look_s else []
+        index = min(able, key=lambda index: _num_missing(runs[index]))
+        read_s = self.costs.prompt(1) * _num_missing(runs[index])
+        return [index] if read_s + self.costs.extra_s(num_rows, 1, self.most) <= self._look_s else []
 
     def _drafted(self, run: SequenceState) -> Drafted:
         if run.drafted is None:
@@ -168,18 +168,18 @@ class DraftModel:
         guesses: list[list[int]] = [[] for _ in runs]
         began_s = time.monotonic()
         for num_guessed in range(max(counts)):
-            places = [place for place, count in enumerate(counts) if num_guessed < count]
+            indexes = [index for index, count in enumerate(counts) if num_guessed < count]
             pieces = []
-            for place in places:
-                drafted, ids = self._drafted(runs[place]), runs[place].row.token_ids
+            for index in indexes:
+                drafted, ids = self._drafted(runs[index]), runs[index].row.token_ids
                 new, past = ids[drafted.num_done :], drafted.num_done
                 if num_guessed:
-                    new, past = guesses[place][-1:], len(ids) + num_guessed - 1
-                pieces.append(self._piece(runs[place], new, past, is_sampled=True))
+                    new, past = guesses[index][-1:], len(ids) + num_guessed - 1
+                pieces.append(self._piece(runs[index], new, past, is_sampled=True))
             is_batch = len(pieces) > 1 or len(pieces[0].ids) > 1
             logits = self._runner.run(pieces, is_batch=is_batch)
-            for place, token_id in zip(places, logits[:, : self._vocab_size].argmax(-1).tolist(), strict=True):
-                guesses[place].append(token_id)
+            for index, token_id in zip(indexes, logits[:, : self._vocab_size].argmax(-1).tolist(), strict=True):
+                guesses[index].append(token_id)
         for run, count in zip(runs, counts, strict=True):
             drafted = self._drafted(run)
             drafted.num_done, drafted.num_fed = len(run.row.token_ids), count - 1
@@ -189,11 +189,11 @@ class DraftModel:
     def _piece(self, run: SequenceState, ids: Sequence[int], past: int, *, is_sampled: bool) -> Piece:
         """Return a piece, and note which blocks are full after it."""
         end = past + len(ids)
-        for place in range(past // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)):
-            if (place + 1) * BLOCK_TOKENS <= end and place < len(run.chain):
-                self._filled[run.table[place]] = run.chain[place]
+        for index in range(past // BLOCK_TOKENS, -(-end // BLOCK_TOKENS)):
+            if (index + 1) * BLOCK_TOKENS <= end and index < len(run.chain):
+                self._filled[run.table[index]] = run.chain[index]
             else:
-                self._filled.pop(run.table[place], None)
+                self._filled.pop(run.table[index], None)
         known = [token_id if token_id < self._runner.vocab_size else 0 for token_id in ids]
         return Piece(known, past, run.table, is_sampled)
 

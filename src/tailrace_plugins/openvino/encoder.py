@@ -1,8 +1,8 @@
 """An encoder in OpenVINO's operations.
 
 The tokens of all sequences of a step lie one after the other, in [tokens], so that linear layers compute no padding.
-Only attention needs a rectangle: `places` says which token is where in [sequences, longest], and `rows` which places of
-the rectangle have a token. Pooling is a product with the matrix `pool`, [sequences, tokens]. The result is one vector
+Only attention needs a rectangle: `cells` says which token is in each cell of [sequences, longest], and `rows` which
+cells have a token. Pooling is a product with the matrix `pool`, [sequences, tokens]. The result is one vector
 for each sequence, or one score.
 """
 
@@ -43,10 +43,10 @@ class EncoderWeights:
 
     def _floats(self, name: str, kind: str) -> npt.NDArray[np.float32]:
         """Raises: ModelError if the file has no such tensor, or one of another size."""
-        place = f"{self._encoder.name_of(name)}.{kind}"
-        raw = self._find(f"{self._encoder.prefix}{place}") or self._find(place)
+        tensor = f"{self._encoder.name_of(name)}.{kind}"
+        raw = self._find(f"{self._encoder.prefix}{tensor}") or self._find(tensor)
         if raw is None:
-            raise ModelError(f"The model lacks the tensor {place}.")
+            raise ModelError(f"The model lacks the tensor {tensor}.")
         return floats(raw)
 
     def _find(self, name: str) -> Raw | None:
@@ -65,7 +65,7 @@ class _Builder:
         self._shape = encoder
         self._weights = weights
         self._flat = {name: new_input(name, np.int32, [-1]) for name in ("ids", "positions", "types", "rows")}
-        self._places = new_input("places", np.int32, [-1, -1])
+        self._cells = new_input("cells", np.int32, [-1, -1])
         self._mask = new_input("mask", np.float32, [-1, 1, 1, -1])  # is added to the scores of attention
         self._pool = new_input("pool", np.float32, [-1, -1])
 
@@ -83,7 +83,7 @@ class _Builder:
             active = ops.tanh(first) if shape.head_activation == "tanh" else ops.relu(first)
             result = self._linear(("head.last",), active)
         inputs = [given for name, given in self._flat.items() if name != "types" or "types" in shape.other_names]
-        return ov.Model([ops.result(result, name="vectors")], [*inputs, self._places, self._mask, self._pool])
+        return ov.Model([ops.result(result, name="vectors")], [*inputs, self._cells, self._mask, self._pool])
 
     def _rows_of(self, name: str, given: str) -> Node:
         table = ops.constant(self._weights.matrix(name))
@@ -101,12 +101,12 @@ class _Builder:
         """Return the results of all heads, [tokens, heads * size]."""
         shape, axis = self._shape, ops.constant(np.int32(0))
         all_three = self._linear(tuple(f"{name}.{kind}" for kind in "qkv"), hidden)
-        padded = ops.gather(all_three, self._places, axis)
+        padded = ops.gather(all_three, self._cells, axis)
         parts = ops.variadic_split(padded, np.int64(-1), np.array([shape.hidden_size] * 3, np.int64))
         heads = np.array([0, 0, shape.num_heads, shape.head_size])
         order = np.array([0, 2, 1, 3])
         queries, keys, values = (
-            ops.transpose(ops.reshape(parts.output(place), heads, True), order) for place in range(3)
+            ops.transpose(ops.reshape(parts.output(index), heads, True), order) for index in range(3)
         )
         mixed = ops.transpose(ops.scaled_dot_product_attention(queries, keys, values, self._mask), order)
         return ops.gather(ops.reshape(mixed, np.array([-1, shape.hidden_size]), False), self._flat["rows"], axis)

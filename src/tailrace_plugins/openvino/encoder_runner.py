@@ -20,7 +20,7 @@ from tailrace_plugins.openvino.model_loading import ENGINE, device_of
 
 __all__ = ["EncoderRunner"]
 
-_NEVER = np.float32(-1e9)  # is added to the score of a place without a token
+_NEVER = np.float32(-1e9)  # is added to the score of a cell without a token
 
 
 class EncoderRunner:
@@ -73,9 +73,9 @@ class EncoderRunner:
         columns = np.arange(lengths.max())
         is_token = columns < lengths[:, None]
         types = [
-            min(place, self._num_types - 1)
+            min(index, self._num_types - 1)
             for sequence in batch
-            for place, segment in enumerate(sequence.segments)
+            for index, segment in enumerate(sequence.segments)
             for _ in range(len(segment) if isinstance(segment, tuple) else segment.num_tokens)
         ]
         return {
@@ -83,7 +83,7 @@ class EncoderRunner:
             "positions": (np.nonzero(is_token)[1] + self._encoder.first_position).astype(np.int32),
             "types": np.array(types, np.int32),
             "rows": np.flatnonzero(is_token).astype(np.int32),
-            "places": np.where(is_token, starts[:, None] + columns, 0).astype(np.int32),
+            "cells": np.where(is_token, starts[:, None] + columns, 0).astype(np.int32),
             "mask": np.where(is_token, np.float32(0), _NEVER)[:, None, None, :],
             "pool": self._pool(lengths, starts),
         }

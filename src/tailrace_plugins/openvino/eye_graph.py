@@ -70,9 +70,9 @@ class _Builder:
             rows = ops.concat([ops.constant(own), rows], 0)
         count = shape.num_patches + shape.has_class
         positions = self._weights.get("positions", "weight", count, shape.hidden_size)
-        return ops.add(rows, ops.constant(positions[self._places()]))
+        return ops.add(rows, ops.constant(positions[self._position_indexes()]))
 
-    def _places(self) -> npt.NDArray[np.intp]:
+    def _position_indexes(self) -> npt.NDArray[np.intp]:
         """Return which position each row has. Idefics3 calculates them from shares of the side in float32, so with
         some sides a patch has the position of the one before."""
         shape, along = self._shape, self._shape.patches_along
@@ -81,8 +81,8 @@ class _Builder:
         bounds = (np.arange(1, along) * (1 / along)).astype(np.float32)
         shares = np.arange(along, dtype=np.float32) * (np.float32(1) / np.float32(along))
         found = np.searchsorted(bounds, np.minimum(shares, np.float32(1 - 1e-6)), side="right")
-        places: npt.NDArray[np.intp] = (found[:, None] * along + found[None]).reshape(-1)
-        return places
+        indexes: npt.NDArray[np.intp] = (found[:, None] * along + found[None]).reshape(-1)
+        return indexes
 
     def _layer(self, name: str, hidden: Node) -> Node:
         shape = self._shape

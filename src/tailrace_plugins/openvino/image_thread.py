@@ -41,7 +41,7 @@ class Pictures:
     """The images of one sequence."""
 
     spans: list[tuple[int, int, str]]  # the first token of each, the one behind its last, and its digest
-    places: npt.NDArray[np.int64]  # in the prompt, of the tokens that have rows; ascending
+    positions: npt.NDArray[np.int64]  # in the prompt, of the tokens that have rows; ascending
     looks: list[_Look] = field(default_factory=list)
     _rows: Numbers | None = None
 
@@ -57,10 +57,10 @@ class Pictures:
         return self._rows
 
     def between(self, first: int, last: int) -> tuple[npt.NDArray[np.int64], Numbers] | None:
-        """Return the places of rows among some tokens of the prompt, counted from the first of these, and the rows.
+        """Return the positions of rows among some tokens of the prompt, counted from the first of these, and the rows.
         None if there are none."""
-        begin, end = np.searchsorted(self.places, (first, last))
-        return None if begin == end else (self.places[begin:end] - first, self.rows()[begin:end])
+        begin, end = np.searchsorted(self.positions, (first, last))
+        return None if begin == end else (self.positions[begin:end] - first, self.rows()[begin:end])
 
     def whole(self, first: int, last: int) -> int:
         """Return the end of a piece of the prompt that cuts no image, near `last`: before an image, or behind it if the
@@ -71,9 +71,9 @@ class Pictures:
         return last
 
     def runs(self) -> list[tuple[int, int]]:
-        """Return where tokens with rows follow each other, each with the place behind its last."""
-        cuts = np.flatnonzero(np.diff(self.places) != 1) + 1
-        return [(int(part[0]), int(part[-1]) + 1) for part in np.split(self.places, cuts)]
+        """Return where tokens with rows follow each other, each with the index behind its last."""
+        cuts = np.flatnonzero(np.diff(self.positions) != 1) + 1
+        return [(int(part[0]), int(part[-1]) + 1) for part in np.split(self.positions, cuts)]
 
 
 class VisionTower:
@@ -105,15 +105,15 @@ class VisionTower:
         images = sequence.images
         if not images:
             return None
-        spans, places, start = [], [], 0
+        spans, positions, start = [], [], 0
         for segment in sequence.segments:
             ids = segment.token_ids if isinstance(segment, Attachment) else segment
             assert isinstance(ids, tuple)  # `Sequence.prompt_ids` has checked this
             if isinstance(segment, Attachment):
                 spans.append((start, start + len(ids), segment.digest))
-                places += [start + place for place in self._places(ids, sequence.attachments[segment.digest])]
+                positions += [start + index for index in self._positions(ids, sequence.attachments[segment.digest])]
             start += len(ids)
-        found = Pictures(spans, np.array(places, np.int64))
+        found = Pictures(spans, np.array(positions, np.int64))
         found.looks = [self._look(digest, sequence.attachments[digest]) for _, _, digest in spans]
         return found
 
@@ -135,13 +135,13 @@ class VisionTower:
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._looks.clear()
 
-    def _places(self, ids: Tokens[int], image: bytes) -> list[int]:
+    def _positions(self, ids: Tokens[int], image: bytes) -> list[int]:
         """Return which tokens of an image have rows. Raises: SequenceFailed if they are not as many as its rows."""
-        places = [place for place, token_id in enumerate(ids) if token_id == self._spelling.token_id]
+        positions = [index for index, token_id in enumerate(ids) if token_id == self._spelling.token_id]
         rows, columns = self._preparation.grid(image)
-        if len(places) != (rows * columns + 1) * self._shape.num_rows:
+        if len(positions) != (rows * columns + 1) * self._shape.num_rows:
             raise SequenceFailed("the tokens of an image are not those that this model has for it")
-        return places
+        return positions
 
     def _look(self, digest: str, image: bytes) -> _Look:
         look = self._looks.get(digest)

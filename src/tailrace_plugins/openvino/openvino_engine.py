@@ -161,18 +161,18 @@ class OpenVINOEngine:
         if not self._num_ahead:
             return guesses
         most = [_most_guesses(run, self._num_ahead) for run in runs]
-        for place, run in enumerate(runs):
+        for index, run in enumerate(runs):
             run.guesser = run.lookup
             if run.lookup is not None:
-                guesses[place] = run.lookup.guess(run.row.token_ids)[: most[place]]
+                guesses[index] = run.lookup.guess(run.row.token_ids)[: most[index]]
         if self._draft is not None and not is_beside:
-            places = [place for place, found in enumerate(guesses) if not found]
-            rest = [runs[place] for place in places]
+            indexes = [index for index, found in enumerate(guesses) if not found]
+            rest = [runs[index] for index in indexes]
             num_rows = len(runs) + sum(map(len, guesses))
-            drafted = self._draft.guess(rest, [most[place] for place in places], num_rows)
-            for place, run, found in zip(places, rest, drafted, strict=True):
+            drafted = self._draft.guess(rest, [most[index] for index in indexes], num_rows)
+            for index, run, found in zip(indexes, rest, drafted, strict=True):
                 if found:
-                    guesses[place], run.guesser = found, run.drafted
+                    guesses[index], run.guesser = found, run.drafted
         return guesses
 
     def _run(self, works: list[Work], *, is_alone: bool) -> list[Delta]:
@@ -284,9 +284,9 @@ def _advance(work: Work, logits: Logits) -> int:
     logits = _read_prompt(work, logits)
     if not len(logits):
         return 0
-    for place, given in enumerate(logits):
+    for index, given in enumerate(logits):
         chosen = row.choose(given)
-        if row.is_over or place == len(work.guesses) or chosen != work.guesses[place]:
+        if row.is_over or index == len(work.guesses) or chosen != work.guesses[index]:
             break
         num_right += 1
     _force(row)

@@ -1,7 +1,7 @@
 """Writes the packed weights of a model into one file, in the format safetensors.
 
-The places of all arrays are known before the first one is packed. So the matrices are packed in parts of a few rows, in
-as many threads as processors, and a part is written when it is packed: only a few parts are in memory.
+All offsets are known before the first array is packed. So the matrices are packed in parts of a few rows, in as many
+threads as processors, and a part is written when it is packed: only a few parts are in memory.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ class _Part:
     raw: Raw
 
 
-class _Places:
+class _Offsets:
     """Where each array begins in the file."""
 
     def __init__(self, start: int) -> None:
         self.head: dict[str, Any] = {}
         self._start = self.end = start
-        self._places: dict[str, tuple[int, int]] = {}  # the first byte, and the bytes of a row
+        self._offsets: dict[str, tuple[int, int]] = {}  # the first byte, and the bytes of a row
 
     def add(self, name: str, like: npt.NDArray[Any], num_rows: int) -> int:
         """Add an array whose rows are those of another one. Returns its first byte."""
         first, row_bytes = -(-self.end // _ALIGNMENT) * _ALIGNMENT, like.nbytes // len(like)
-        self._places[name] = first, row_bytes
+        self._offsets[name] = first, row_bytes
         self.end = first + num_rows * row_bytes
         self.head[name] = {
             "dtype": _NAMES[like.dtype.name],
@@ -88,7 +88,7 @@ class _Places:
         return first
 
     def of_row(self, name: str, row: int) -> int:
-        first, row_bytes = self._places[name]
+        first, row_bytes = self._offsets[name]
         return first + row * row_bytes
 
 
@@ -195,32 +195,32 @@ class Packer:
     def _write_body(
         self, file: BinaryIO, planned: list[_Planned], vectors: dict[str, npt.NDArray[np.float32]], total: int
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Write all arrays. Returns the head, and the facts of all matrices."""
-        places = _Places(file.tell())
+        """Write all arrays. Returns the head, and the descriptions of all matrices."""
+        offsets = _Offsets(file.tell())
         for name, vector in vectors.items():
-            file.seek(places.add(name, vector, len(vector)))
+            file.seek(offsets.add(name, vector, len(vector)))
             file.write(vector.data)
         matrices: dict[str, Any] = {}
         for one in planned:
             key = "+".join(one.names)
             row, num_rows = self._pack(one.raws[0].part(0, 1), one.form), sum(len(raw.rows) for raw in one.raws)
-            places.add(f"{key}.codes", row.codes, num_rows)
+            offsets.add(f"{key}.codes", row.codes, num_rows)
             if one.form.bits < 16:
-                places.add(f"{key}.scales", row.scales, num_rows)
+                offsets.add(f"{key}.scales", row.scales, num_rows)
             sizes = [len(raw.rows) for raw in one.raws]
             matrices[key] = {"sizes": sizes, "form": list(one.form), "num_columns": one.raws[0].columns}
         done, told_s = 0, time.monotonic()
         for part, packed in self._packed(planned):
             for name, array in (("codes", packed.codes), ("scales", packed.scales)):
                 if array.size:
-                    file.seek(places.of_row(f"{part.key}.{name}", part.first_row))
+                    file.seek(offsets.of_row(f"{part.key}.{name}", part.first_row))
                     file.write(array.data)
             done += part.raw.rows.nbytes
             if time.monotonic() - told_s > REPORT_S:
                 told_s = time.monotonic()
                 self._say(f"Preparing {self._name}: {100 * done / total:.0f} %")
-        file.truncate(places.end)
-        return places.head, matrices
+        file.truncate(offsets.end)
+        return offsets.head, matrices
 
     def _packed(self, planned: list[_Planned]) -> Iterator[tuple[_Part, Packed]]:
         """Yield the packed parts of all matrices, in order. Some parts are packed ahead, in as many threads as

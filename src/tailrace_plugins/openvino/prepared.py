@@ -78,17 +78,17 @@ class Weights:
         left = names
         while left:
             key = next(key for key in _prefixes(left) if key in self._matrices)
-            facts = self._matrices[key]
+            described = self._matrices[key]
             own = tuple(key.split("+"))
             packed = Packed(self._arrays[f"{key}.codes"], self._arrays.get(f"{key}.scales", np.empty((0, 0, 0))))
-            yield Matrix(own, tuple(facts["sizes"]), Form(*facts["form"]), facts["num_columns"], packed)
+            yield Matrix(own, tuple(described["sizes"]), Form(*described["form"]), described["num_columns"], packed)
             left = left[len(own) :]
 
     def shape(self, name: str) -> tuple[int, int]:
         """Return the numbers of outputs and inputs of a linear layer. Raises: KeyError."""
-        for key, facts in self._matrices.items():
+        for key, described in self._matrices.items():
             if name in (names := key.split("+")):
-                return facts["sizes"][names.index(name)], facts["num_columns"]
+                return described["sizes"][names.index(name)], described["num_columns"]
         raise KeyError(name)
 
     @property
@@ -130,8 +130,8 @@ def prepared_path(path: Path, cache: Path, bits: Bits = 0, head: str = "") -> Pa
     """Return the directory of a model's packed weights, which may not exist yet. `head` distinguishes what a model has
     instead of a head for text. Raises: OSError."""
     # With the least bits, because machines with different processors may share a cache directory.
-    facts = f"{path.resolve()} {_state(path)} {bits} {_least_bits(path)}{head}"
-    return cache / f"{_stem(path)}-packed{FORM}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+    source = f"{path.resolve()} {_state(path)} {bits} {_least_bits(path)}{head}"
+    return cache / f"{_stem(path)}-packed{FORM}-{hashlib.sha256(source.encode()).hexdigest()[:16]}"
 
 
 def prepare(

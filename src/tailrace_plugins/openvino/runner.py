@@ -40,7 +40,7 @@ class Piece:
     is_sampled: bool  # return the logits after the last token
     adapter: int = 0  # 0: none
     is_scored: bool = False  # return the logits after every token
-    # Of images: the places among `ids` that have rows, and the rows, float32 of (places, hidden).
+    # Of images: the positions among `ids` that have rows, and the rows, float32 of (positions, hidden).
     images: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None = None
 
     @property
@@ -174,9 +174,9 @@ class Runner:
         totals = past + lengths
         num_blocks = -(-totals // BLOCK_TOKENS)
         sampled = [
-            place
+            position
             for end, piece in zip(ends, pieces, strict=True)
-            for place in range(int(end) - piece.num_sampled, int(end))
+            for position in range(int(end) - piece.num_sampled, int(end))
         ]
         if is_batch and len(sampled) < 2:
             sampled = 2 * (sampled or [0])
@@ -206,11 +206,14 @@ class Runner:
             for begin, piece in zip(begins, pieces, strict=True)
             if piece.images
         ]
-        places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in found)])
-        arrays = {"image_places": places, "image_rows": np.concatenate([self._no_rows, *(rows for _, rows in found)])}
+        positions = np.concatenate([np.empty(0, np.int64), *(positions for positions, _ in found)])
+        arrays = {
+            "image_positions": positions,
+            "image_rows": np.concatenate([self._no_rows, *(rows for _, rows in found)]),
+        }
         if self._has_types:
             arrays["token_types"] = np.zeros(num_tokens if found else 0, np.int32)
-            arrays["token_types"][places] = 1
+            arrays["token_types"][positions] = 1
         return arrays
 
 

@@ -82,8 +82,8 @@ class Work:
             yield Piece(ids, run.num_done, run.table, self.is_last, run.adapter, run.row.wants_prompt, images)
             return
         first_sampled = len(ids) - 1
-        for place, token_id in enumerate((*ids, *self.guesses)):
-            yield Piece((token_id,), run.num_done + place, run.table, place >= first_sampled, run.adapter)
+        for index, token_id in enumerate((*ids, *self.guesses)):
+            yield Piece((token_id,), run.num_done + index, run.table, index >= first_sampled, run.adapter)
 
 
 @dataclass(slots=True)

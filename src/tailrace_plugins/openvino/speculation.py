@@ -66,5 +66,5 @@ class Drafted:
 
     def note(self, num_guessed: int, num_right: int, num_tokens: int) -> None:
         self.num_done += min(num_right, self.num_fed)
-        for place in range(min(num_right + 1, num_guessed)):
-            self.share += _FOLLOWS * ((place < num_right) - self.share)
+        for index in range(min(num_right + 1, num_guessed)):
+            self.share += _FOLLOWS * ((index < num_right) - self.share)

@@ -215,8 +215,8 @@ def _q6_k(rows: Bytes) -> Numbers:
     codes = np.empty((len(low), 2, 4, 32), np.uint8)
     np.bitwise_and(low, 15, out=codes[:, :, :2])
     np.right_shift(low, 4, out=codes[:, :, 2:])
-    for place in range(4):
-        codes[:, :, place] |= (high >> 2 * place & 3) << 4
+    for index in range(4):
+        codes[:, :, index] |= (high >> 2 * index & 3) << 4
     signed = codes.view(np.int8)
     signed -= 32
     scales = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)

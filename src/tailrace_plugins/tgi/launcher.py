@@ -20,7 +20,7 @@ _LEVELS = {"trace": "debug", "debug": "debug", "info": "info", "warn": "warning"
 
 class Flag(NamedTuple):
     """A flag of the launcher. `becomes` is a flag of `tailrace serve` with the same value, which only these `engines`
-    have, if there are any; `note` says what else is to be known, or why nothing takes its place. With `is_refused`,
+    have, if there are any; `note` says what else is to be known, or why nothing replaces it. With `is_refused`,
     answers would differ without it."""
 
     becomes: str = ""

@@ -161,7 +161,7 @@ def _parse(
 
 
 def _without_images(text: str, server: ServerFacts) -> tuple[str, tuple[Image, ...]]:
-    """Return a prompt with marks in the places of its images, and the images: in Markdown, as TGI has them. A model
+    """Return a prompt with marks where its images are, and the images: in Markdown, as TGI has them. A model
     without eyes reads the Markdown. Unlike TGI, nothing is fetched: a text with Markdown may be anybody's, not only the
     client's. Raises: RequestError."""
     images = eyes_of(server)
@@ -267,7 +267,7 @@ _RERANKER = {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 
 
 
 def show_info(request: ParsedRequest) -> Reply:
-    """The facts have the form of TGI or, if the first model makes vectors, that of Text Embeddings Inference."""
+    """The reply has the form of TGI or, if the first model makes vectors, that of Text Embeddings Inference."""
     server = request.server
     limit_tokens = server.generator.limit_tokens()
     kind: JsonBody = {
@@ -293,7 +293,7 @@ def show_info(request: ParsedRequest) -> Reply:
             "auto_truncate": False,
             "tokenization_workers": 1,
         }
-    facts: JsonBody = {
+    shown: JsonBody = {
         "model_id": server.model,
         "model_sha": None,
         **kind,
@@ -303,8 +303,8 @@ def show_info(request: ParsedRequest) -> Reply:
         "docker_label": None,
     }
     if request.others:
-        facts["models"] = [one.model for one in request.every]
-    return Reply(to_json(facts))
+        shown["models"] = [one.model for one in request.every]
+    return Reply(to_json(shown))
 
 
 def show_health(request: ParsedRequest) -> Reply:

@@ -13,7 +13,7 @@ import msgspec
 from tailrace.dialects import JsonBody, Other, read_fields
 from tailrace.errors import RequestError
 from tailrace_plugins.tool_loop.journal import LOOP_ID
-from tailrace_plugins.tool_loop.loop_records import Called, Planned, ToolFacts, call_item, output_item
+from tailrace_plugins.tool_loop.loop_rows import Called, DescribedTool, Planned, call_item, output_item
 from tailrace_plugins.tool_loop.mcp_errors import ApprovalConflict, UnknownApproval
 from tailrace_plugins.tool_loop.servers_file import LABEL
 
@@ -36,7 +36,7 @@ class ToolFilter(msgspec.Struct):
     read_only: bool | None = None
     tool_names: list[str] | None = None
 
-    def fits(self, tool: ToolFacts) -> bool:
+    def fits(self, tool: DescribedTool) -> bool:
         return (self.read_only is None or self.read_only is tool.is_read_only) and (
             self.tool_names is None or tool.name in self.tool_names
         )
@@ -58,13 +58,13 @@ class McpTool(msgspec.Struct, tag="mcp"):
     tunnel_id: str | None = None
     server_description: str | None = None
 
-    def allows(self, tool: ToolFacts) -> bool:
+    def allows(self, tool: DescribedTool) -> bool:
         allowed = self.allowed_tools
         if isinstance(allowed, list):
             return tool.name in allowed
         return allowed is None or allowed.fits(tool)
 
-    def needs_approval(self, tool: ToolFacts) -> bool:
+    def needs_approval(self, tool: DescribedTool) -> bool:
         """Return whether a call needs the user's approval, as it does if the request does not say anything."""
         rule = self.require_approval
         if not isinstance(rule, ApprovalFilters):
@@ -81,7 +81,7 @@ class McpTool(msgspec.Struct, tag="mcp"):
         return {**(self.headers or {}), **bearer}
 
 
-class ApprovalAnswer(msgspec.Struct, tag="mcp_approval_response"):
+class ApprovalResponseItem(msgspec.Struct, tag="mcp_approval_response"):
     approval_request_id: str
     approve: bool
     reason: str | None = None
@@ -118,7 +118,7 @@ class AllowedMcpTools(msgspec.Struct, tag="allowed_tools"):
     mode: Literal["auto", "required"] = "auto"
 
 
-_InputItem: TypeAlias = ApprovalAnswer | ApprovalRequestItem | McpCallItem | McpListItem | Other
+_InputItem: TypeAlias = ApprovalResponseItem | ApprovalRequestItem | McpCallItem | McpListItem | Other
 
 
 class _Body(msgspec.Struct):
@@ -176,7 +176,7 @@ class ToolRequest:
     def approving(self) -> set[str]:
         """The ids of the responses whose calls the input approves or refuses."""
         items = self.fields.input if isinstance(self.fields.input, list) else []
-        ids = (_APPROVAL.fullmatch(one.approval_request_id) for one in items if isinstance(one, ApprovalAnswer))
+        ids = (_APPROVAL.fullmatch(one.approval_request_id) for one in items if isinstance(one, ApprovalResponseItem))
         return {f"mcp_{found[1]}" for found in ids if found is not None}
 
     @property
@@ -197,7 +197,7 @@ class ToolRequest:
             "store": self.fields.store is not False,
         }
 
-    def choice(self, tools: dict[str, list[ToolFacts]]) -> object:
+    def choice(self, tools: dict[str, list[DescribedTool]]) -> object:
         """Return the choice of tools as the model's wire takes it. Raises: RequestError."""
         choice = self.fields.tool_choice
         if isinstance(choice, ChosenMcp):
@@ -215,7 +215,7 @@ class ToolRequest:
         return self._body.get("tool_choice")
 
     def read_input(
-        self, find: Callable[[str], tuple[Planned, ToolFacts] | None], tools: dict[str, list[ToolFacts]]
+        self, find: Callable[[str], tuple[Planned, DescribedTool] | None], tools: dict[str, list[DescribedTool]]
     ) -> tuple[list[JsonBody], list[Planned], set[str]]:
         """Return the items for the model, the calls that the user has approved just now, and the labels whose lists of
         tools the client has. `find` returns the call of an approval request of this owner, and its tool as it was.
@@ -229,11 +229,11 @@ class ToolRequest:
         said, decided = [], list[Planned]()
         done = {one.approval_request_id for one in given if isinstance(one, McpCallItem)}
         shown = {one.id for one in given if isinstance(one, ApprovalRequestItem)}
-        answered: set[str] = set()
+        decided_ids: set[str] = set()
         for index, (one, raw) in enumerate(zip(given, self._body["input"], strict=True)):
             match one:
-                case ApprovalAnswer(approval_id) if approval_id not in done and approval_id not in answered:
-                    answered.add(approval_id)
+                case ApprovalResponseItem(approval_id) if approval_id not in done and approval_id not in decided_ids:
+                    decided_ids.add(approval_id)
                     where = f"input[{index}].approval_request_id"
                     call = _approved(approval_id, find, tools, where)
                     if approval_id in shown:
@@ -285,8 +285,8 @@ def _own(entries: object) -> object:
 
 def _approved(
     approval_id: str,
-    find: Callable[[str], tuple[Planned, ToolFacts] | None],
-    tools: dict[str, list[ToolFacts]],
+    find: Callable[[str], tuple[Planned, DescribedTool] | None],
+    tools: dict[str, list[DescribedTool]],
     where: str,
 ) -> Planned:
     found = find(approval_id) if _APPROVAL.fullmatch(approval_id) else None
@@ -301,7 +301,7 @@ def _approved(
     return msgspec.structs.replace(call, approval_id=approval_id)
 
 
-def _functions(chosen: ChosenMcp, tools: dict[str, list[ToolFacts]], where: str) -> list[JsonBody]:
+def _functions(chosen: ChosenMcp, tools: dict[str, list[DescribedTool]], where: str) -> list[JsonBody]:
     names = [one.name for one in tools.get(chosen.server_label, ()) if chosen.name in (None, one.name)]
     if not names:
         raise RequestError(f"{where}: there is no such MCP tool in this request.", param=where)

@@ -19,7 +19,7 @@ from tailrace_plugins.tool_loop.asking import Asking
 from tailrace_plugins.tool_loop.journal import Journal, new_loop_id
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.loop import Loop
-from tailrace_plugins.tool_loop.loop_records import Begun, Needs, Planned, ToolFacts
+from tailrace_plugins.tool_loop.loop_rows import Begun, DescribedTool, Needs, Planned
 from tailrace_plugins.tool_loop.mcp_errors import ApprovalConflict, LoopsFull, ToolServerMissing, UnknownLoop
 from tailrace_plugins.tool_loop.tool_servers import ToolServers
 
@@ -86,9 +86,9 @@ class Beginnings:
                     loop = await self._new(asking, body, asked, tools)
             return loop
 
-    async def _tools_of(self, sender: Sender, asked: ToolRequest) -> dict[str, list[ToolFacts]]:
+    async def _tools_of(self, sender: Sender, asked: ToolRequest) -> dict[str, list[DescribedTool]]:
         """Return the tools of a request by the labels of their servers. Raises: RequestError, StorageError."""
-        tools: dict[str, list[ToolFacts]] = {}
+        tools: dict[str, list[DescribedTool]] = {}
         for tool in asked.tools:
             try:
                 tools[tool.server_label] = await self._tool_servers.tools_of(sender.owner, sender.key_id, tool)
@@ -106,7 +106,7 @@ class Beginnings:
                 raise ToolServerMissing.of(lacks)
 
     async def _new(
-        self, asking: Asking, body: JsonBody, asked: ToolRequest, tools: dict[str, list[ToolFacts]]
+        self, asking: Asking, body: JsonBody, asked: ToolRequest, tools: dict[str, list[DescribedTool]]
     ) -> Loop | None:
         """Begin a response. None: another server has just used its key or an approval. Raises: as `begin`."""
         sender, previous_id, previous = asking.sender, loop_id_of(asked.previous), None
@@ -183,10 +183,10 @@ class Beginnings:
 
     async def _calls_in(
         self, owner: str, asked: ToolRequest, previous: Loop | None
-    ) -> dict[str, tuple[Planned, ToolFacts]]:
+    ) -> dict[str, tuple[Planned, DescribedTool]]:
         """Return the calls that wait for the approvals in the input, by the ids of their approval requests. Most are
         of the previous response."""
-        calls: dict[str, tuple[Planned, ToolFacts]] = {}
+        calls: dict[str, tuple[Planned, DescribedTool]] = {}
         for loop_id in asked.approving:
             with contextlib.suppress(UnknownLoop):
                 loop = previous
@@ -212,7 +212,7 @@ class Beginnings:
             raise ApprovalConflict("This approval was used by a response that is deleted.", param="input") from None
         if not loop.has_ended:
             raise ApprovalConflict("A response that runs uses this approval.", param="input")
-        known = loop.results.get(call.place)
+        known = loop.results.get(call.unique_id)
         return replace(call, known=known) if known is not None else replace(call, after=used_by)
 
     def _check_room(self, owner: str) -> None:

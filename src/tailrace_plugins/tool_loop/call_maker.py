@@ -10,7 +10,7 @@ import msgspec
 from tailrace.dialects import JsonBody
 from tailrace.errors import RequestError
 from tailrace_plugins.tool_loop.kept import KeptLoop
-from tailrace_plugins.tool_loop.loop_records import Called, Planned
+from tailrace_plugins.tool_loop.loop_rows import Called, Planned
 from tailrace_plugins.tool_loop.mcp_connections import protocol_error, unknown_outcome
 from tailrace_plugins.tool_loop.tool_servers import Connect
 

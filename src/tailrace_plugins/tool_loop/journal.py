@@ -27,7 +27,7 @@ from tailrace_plugins.tool_loop.loop_keys import (
     STEPS,
     USED,
 )
-from tailrace_plugins.tool_loop.loop_records import Begun, Needs, Planned
+from tailrace_plugins.tool_loop.loop_rows import Begun, Needs, Planned
 
 __all__ = ["LOOP_ID", "Journal", "new_loop_id"]
 

@@ -12,7 +12,7 @@ import msgspec
 from tailrace.errors import JournalDamaged, LeaseLost, StorageError
 from tailrace.server import Table, TableLease, row_key
 from tailrace_plugins.tool_loop.loop_keys import CANCELLED, OPEN, READ, step_key
-from tailrace_plugins.tool_loop.loop_records import Begun, Called, Calling, Ended, Step, TurnEnded
+from tailrace_plugins.tool_loop.loop_rows import Begun, Called, Calling, Ended, Step, TurnEnded
 
 __all__ = ["KeptLoop"]
 
@@ -111,7 +111,7 @@ class KeptLoop:
 
     def _rows(self, steps: Sequence[Step]) -> dict[bytes, bytes]:
         owner, loop_id = self.begun.sender.owner, self.begun.loop_id
-        return {step_key(owner, loop_id, self._num_steps + place): _encode(step) for place, step in enumerate(steps)}
+        return {step_key(owner, loop_id, self._num_steps + index): _encode(step) for index, step in enumerate(steps)}
 
     async def announce(self, item_id: str, *, is_synced: bool) -> None:
         """Return when it is kept that a call goes out, and no other server can know of the response without that.

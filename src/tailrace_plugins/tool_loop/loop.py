@@ -22,7 +22,7 @@ from tailrace.server import Server
 from tailrace_plugins.tool_loop.call_maker import CallLimits, Calls
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.loop_output import ModelTurn, Output
-from tailrace_plugins.tool_loop.loop_records import (
+from tailrace_plugins.tool_loop.loop_rows import (
     Called,
     Ended,
     Planned,
@@ -50,7 +50,7 @@ class Loop:
         self.output = Output(begun)
         self.said = list(begun.said)  # all items so far, as the next turn of the model has them
         self.asked: list[Planned] = []  # calls that wait for an approval
-        self.results: dict[str, Called] = {}  # of the calls, by their place
+        self.results: dict[str, Called] = {}  # of the calls, by their `unique_id`
         self.has_ended = self.is_lost = False
         self.is_cancelled = False  # whether it is to end as soon as this server goes on with it
         self.is_waiting = False  # for another server
@@ -283,14 +283,14 @@ class Loop:
             return
         if result.item_id != call.item_id:
             result = msgspec.structs.replace(result, item_id=call.item_id)
-        self.results[call.place] = result
+        self.results[call.unique_id] = result
         self.output.end_call(result)
         self._wake()
         self._say(output_item(call.call_id, result.text), is_fresh=True)
         if result.is_unknown:
             again = msgspec.structs.replace(
                 call,
-                place=f"{self._hex}_again_{len(self.asked)}",
+                unique_id=f"{self._hex}_again_{len(self.asked)}",
                 call_id=f"{call.call_id}_again",
                 is_again=True,
                 approval_id=None,
@@ -302,7 +302,7 @@ class Loop:
         result = Called(item_id=call.item_id, error=protocol_error("The tool was not called."))
         if self.kept.calling[call.item_id]:
             result = unknown_outcome(call.item_id, "The response ended during this call.")
-            self.results[call.place] = result
+            self.results[call.unique_id] = result
         self._say(output_item(call.call_id, result.text), is_fresh=True)
 
     @property

@@ -11,7 +11,7 @@ import msgspec
 
 from tailrace.dialects import JsonBody
 from tailrace_plugins.tool_loop.inner_events import FINAL
-from tailrace_plugins.tool_loop.loop_records import Begun, Called, Planned, ToolFacts
+from tailrace_plugins.tool_loop.loop_rows import Begun, Called, DescribedTool, Planned
 
 __all__ = ["ModelTurn", "OutEvent", "Output"]
 
@@ -28,8 +28,8 @@ class ModelTurn:
         self.asked: list[Planned] = []  # calls that wait for an approval
         self.has_own_calls = False  # of functions that the client runs
         self.said: list[JsonBody] = []
-        self.places: dict[int, int] = {}  # of the items of the output, by their place in the turn
-        self.held: set[int] = set()  # places in the turn of calls that wait for an approval
+        self.indexes: dict[int, int] = {}  # of the turn's items, by their index in the turn
+        self.held: set[int] = set()  # indexes in the turn of calls that wait for an approval
 
     @property
     def is_complete(self) -> bool:
@@ -87,10 +87,10 @@ class Output:
 
     def close(self, status: str, error: JsonBody | None = None) -> None:
         """End the response: completed, incomplete, failed or cancelled."""
-        for place, item in enumerate(self.items):
+        for index, item in enumerate(self.items):
             if item.get("status") == "in_progress":
                 item["status"] = "incomplete"
-                self._emit("response.output_item.done", {"output_index": place, "item": item})
+                self._emit("response.output_item.done", {"output_index": index, "item": item})
         kind = {"cancelled": "incomplete"}.get(status, status)
         self.last = self.response(status, error)
         self._emit(f"response.{kind}", {"response": self.last})
@@ -108,11 +108,11 @@ class Output:
         self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
         return len(self.items) - 1
 
-    def _list_tools(self, label: str, tools: Iterable[ToolFacts]) -> None:
+    def _list_tools(self, label: str, tools: Iterable[DescribedTool]) -> None:
         item_id = f"mcpl_{self._begun.loop_id}_{label}"
         item: JsonBody = {"id": item_id, "type": "mcp_list_tools", "server_label": label, "tools": [], "error": None}
-        place = self._add(item)
-        self._emit("response.mcp_list_tools.in_progress", {"item_id": item_id, "output_index": place})
+        index = self._add(item)
+        self._emit("response.mcp_list_tools.in_progress", {"item_id": item_id, "output_index": index})
         item["tools"] = [
             {
                 "name": tool.name,
@@ -122,15 +122,15 @@ class Output:
             }
             for tool in tools
         ]
-        self._emit("response.mcp_list_tools.completed", {"item_id": item_id, "output_index": place})
-        self._emit("response.output_item.done", {"output_index": place, "item": item})
+        self._emit("response.mcp_list_tools.completed", {"item_id": item_id, "output_index": index})
+        self._emit("response.output_item.done", {"output_index": index, "item": item})
 
     def begin_call(self, call: Planned) -> None:
         """Add a call whose arguments are known."""
-        place = self._add_call(call, "")
-        position = {"item_id": call.item_id, "output_index": place}
+        index = self._add_call(call, "")
+        position = {"item_id": call.item_id, "output_index": index}
         self._emit("response.mcp_call_arguments.delta", {**position, "delta": call.arguments})
-        self.items[place]["arguments"] = call.arguments
+        self.items[index]["arguments"] = call.arguments
         self._emit("response.mcp_call_arguments.done", {**position, "arguments": call.arguments})
 
     def _add_call(self, call: Planned, arguments: str) -> int:
@@ -145,17 +145,17 @@ class Output:
             "output": None,
             "error": None,
         }
-        place = self._add(item)
-        self._emit("response.mcp_call.in_progress", {"item_id": call.item_id, "output_index": place})
-        return place
+        index = self._add(item)
+        self._emit("response.mcp_call.in_progress", {"item_id": call.item_id, "output_index": index})
+        return index
 
     def end_call(self, result: Called) -> None:
-        place = next(number for number, one in enumerate(self.items) if one["id"] == result.item_id)
-        item = self.items[place]
+        index = next(number for number, one in enumerate(self.items) if one["id"] == result.item_id)
+        item = self.items[index]
         item["output"], item["error"] = result.output, result.error
         item["status"] = "completed" if result.error is None else "failed"
-        self._emit(f"response.mcp_call.{item['status']}", {"item_id": result.item_id, "output_index": place})
-        self._emit("response.output_item.done", {"output_index": place, "item": item})
+        self._emit(f"response.mcp_call.{item['status']}", {"item_id": result.item_id, "output_index": index})
+        self._emit("response.output_item.done", {"output_index": index, "item": item})
 
     def ask(self, call: Planned) -> None:
         """Add a request to approve a call."""
@@ -166,8 +166,8 @@ class Output:
             "name": call.name,
             "arguments": call.arguments,
         }
-        place = self._add(item)
-        self._emit("response.output_item.done", {"output_index": place, "item": item})
+        index = self._add(item)
+        self._emit("response.output_item.done", {"output_index": index, "item": item})
 
     # Events of the model's turns
 
@@ -180,42 +180,42 @@ class Output:
             self._usage = _sum(self._usage, turn.final.get("usage") or {})
         if kind in _UNSENT:
             return
-        place = event.get("output_index", 0)
+        index = event.get("output_index", 0)
         if kind == "response.output_item.added":
-            self._add_of_turn(turn, place, event["item"])
+            self._add_of_turn(turn, index, event["item"])
         elif kind == "response.output_item.done":
-            self._end_of_turn(turn, place, event["item"])
-        elif place not in turn.held:
-            self._pass(turn, place, event)
+            self._end_of_turn(turn, index, event["item"])
+        elif index not in turn.held:
+            self._pass(turn, index, event)
 
-    def _add_of_turn(self, turn: ModelTurn, place: int, item: JsonBody) -> None:
+    def _add_of_turn(self, turn: ModelTurn, index: int, item: JsonBody) -> None:
         tool = self._tool_of(item)
         if tool is None:
-            turn.places[place] = self._add(copy.deepcopy(item))
+            turn.indexes[index] = self._add(copy.deepcopy(item))
         elif tool.needs_approval:
-            turn.held.add(place)
+            turn.held.add(index)
         else:
-            turn.places[place] = self._add_call(_planned(turn, place, item), "")
+            turn.indexes[index] = self._add_call(_planned(turn, index, item), "")
 
-    def _end_of_turn(self, turn: ModelTurn, place: int, item: JsonBody) -> None:
+    def _end_of_turn(self, turn: ModelTurn, index: int, item: JsonBody) -> None:
         turn.said += _as_input(item)
         if self._tool_of(item) is None:
             turn.has_own_calls |= item["type"] in ("function_call", "custom_tool_call")
-            shown = turn.places[place]
+            shown = turn.indexes[index]
             self.items[shown] = copy.deepcopy(item)
             self._emit("response.output_item.done", {"output_index": shown, "item": item})
         elif item["status"] != "completed":
             return  # it was cut off, and is not called: `close` ends it
-        elif place in turn.held:
-            call = _planned(turn, place, item)
+        elif index in turn.held:
+            call = _planned(turn, index, item)
             turn.asked.append(call)
             self.ask(call)
         else:
-            turn.calls.append(_planned(turn, place, item))
-            self.items[turn.places[place]]["arguments"] = item["arguments"]
+            turn.calls.append(_planned(turn, index, item))
+            self.items[turn.indexes[index]]["arguments"] = item["arguments"]
 
-    def _pass(self, turn: ModelTurn, place: int, event: JsonBody) -> None:
-        shown = turn.places[place]
+    def _pass(self, turn: ModelTurn, index: int, event: JsonBody) -> None:
+        shown = turn.indexes[index]
         kind, fields = (
             event["type"],
             {name: one for name, one in event.items() if name not in ("type", "sequence_number")},
@@ -228,16 +228,16 @@ class Output:
             kind = kind.replace("function_call_arguments", "mcp_call_arguments")
         self._emit(kind, fields)
 
-    def _tool_of(self, item: JsonBody) -> ToolFacts | None:
+    def _tool_of(self, item: JsonBody) -> DescribedTool | None:
         if item["type"] != "function_call":
             return None
         return self._tools.get(item.get("namespace") or "", {}).get(item["name"])
 
 
-def _planned(turn: ModelTurn, place: int, item: JsonBody) -> Planned:
+def _planned(turn: ModelTurn, index: int, item: JsonBody) -> Planned:
     """Return the call of an MCP tool that a model has written as a function's."""
     return Planned(
-        place=f"{turn.name}_{place}",
+        unique_id=f"{turn.name}_{index}",
         call_id=item["call_id"],
         label=item["namespace"],
         name=item["name"],

@@ -18,7 +18,7 @@ from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.loop import Loop
-from tailrace_plugins.tool_loop.loop_records import Needs
+from tailrace_plugins.tool_loop.loop_rows import Needs
 from tailrace_plugins.tool_loop.mcp_errors import NotBegun, ToolServerMissing, UnknownLoop
 from tailrace_plugins.tool_loop.tool_servers import ToolServers
 

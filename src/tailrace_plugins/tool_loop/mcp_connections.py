@@ -20,7 +20,7 @@ from mcp.client.streamable_http import streamable_http_client
 from tailrace.dialects import JsonBody
 from tailrace.server import is_deeper
 from tailrace_plugins.tool_loop.guarded_http import GuardedTransport, is_public
-from tailrace_plugins.tool_loop.loop_records import Called, ToolFacts
+from tailrace_plugins.tool_loop.loop_rows import Called, DescribedTool
 from tailrace_plugins.tool_loop.mcp_errors import ServerUnreachable
 from tailrace_plugins.tool_loop.servers_file import McpServer
 from tailrace_plugins.tool_loop.stdio import program_transport
@@ -117,18 +117,18 @@ class McpConnection:
         self.close()
         await asyncio.wait([self._task])
 
-    async def tools(self) -> list[ToolFacts]:
+    async def tools(self) -> list[DescribedTool]:
         """Return the tools of the server, as far as models can have them. Raises: ServerUnreachable."""
         client = await self.ready()
-        found: dict[str, ToolFacts] = {}
+        found: dict[str, DescribedTool] = {}
         try:
             async with asyncio.timeout(_LIST_S):
                 cursor: str | None = None
                 for _ in range(_MOST_PAGES):
                     page = await client.session.list_tools(params=mcp_types.PaginatedRequestParams(cursor=cursor))
                     for tool in page.tools:
-                        if len(found) < _MOST_TOOLS and (facts := _facts(tool)) is not None:
-                            found.setdefault(facts.name, facts)
+                        if len(found) < _MOST_TOOLS and (described := _described(tool)) is not None:
+                            found.setdefault(described.name, described)
                     cursor = page.next_cursor
                     if cursor is None:
                         break
@@ -236,7 +236,7 @@ async def http_transport(url: str, headers: Mapping[str, str], *, is_foreign: bo
         yield streams
 
 
-def _facts(tool: mcp_types.Tool) -> ToolFacts | None:
+def _described(tool: mcp_types.Tool) -> DescribedTool | None:
     """Return a tool, unless it is too large for a prompt, or models cannot name it."""
     schema = tool.input_schema
     if not _NAME.fullmatch(tool.name) or is_deeper(schema, _DEPTH) or len(json.dumps(schema)) > _SCHEMA_BYTES:
@@ -249,7 +249,7 @@ def _facts(tool: mcp_types.Tool) -> ToolFacts | None:
         msgspec.msgpack.encode([schema, hints])
     except OverflowError:  # an integer that the journal cannot keep
         return None
-    return ToolFacts(
+    return DescribedTool(
         name=tool.name, description=_cut(tool.description or "", _DESCRIPTION), schema=schema, annotations=hints
     )
 

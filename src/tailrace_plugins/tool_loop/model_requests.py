@@ -18,7 +18,7 @@ from tailrace.dialects import JsonBody
 from tailrace.errors import StreamError, TailraceError
 from tailrace.server import InnerStream, Server, StreamLog
 from tailrace_plugins.tool_loop.inner_events import FINAL, read_events
-from tailrace_plugins.tool_loop.loop_records import Begun, ToolFacts
+from tailrace_plugins.tool_loop.loop_rows import Begun, DescribedTool
 
 __all__ = ["IGNORED", "LoopModel", "body_of_turn"]
 
@@ -191,11 +191,11 @@ def body_of_turn(begun: Begun, number: int, said: Sequence[JsonBody], *, may_cal
     return body
 
 
-def _namespace(tools: tuple[str, list[ToolFacts]]) -> JsonBody:
+def _namespace(tools: tuple[str, list[DescribedTool]]) -> JsonBody:
     """Return the tools of an MCP server as the model's wire takes them."""
-    label, facts = tools
+    label, described = tools
     functions = [
         {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
-        for tool in facts
+        for tool in described
     ]
     return {"type": "namespace", "name": label, "tools": functions}

@@ -15,7 +15,7 @@ import msgspec
 from tailrace.dialects import JsonBody
 from tailrace_plugins.tool_loop.kept import KeptLoop
 from tailrace_plugins.tool_loop.loop_output import ModelTurn, Output
-from tailrace_plugins.tool_loop.loop_records import TurnEnded
+from tailrace_plugins.tool_loop.loop_rows import TurnEnded
 from tailrace_plugins.tool_loop.model_requests import LoopModel
 
 __all__ = ["Turns"]
@@ -38,10 +38,10 @@ class Turns:
         """Show what is not shown yet of a turn that is kept."""
         num_seen, self._raw = self._num_seen, []
         self._open()
-        for place, event in enumerate(msgspec.json.decode(zlib.decompress(self._kept.turns[number].events)), 1):
+        for count, event in enumerate(msgspec.json.decode(zlib.decompress(self._kept.turns[number].events)), 1):
             if event["sequence_number"] >= num_seen:
                 self._output.feed(turn, event)
-            if not place % _AT_ONCE:
+            if not count % _AT_ONCE:
                 await asyncio.sleep(0)  # others wait
 
     async def run(self, turn: ModelTurn, number: int, body: JsonBody) -> None:

@@ -12,7 +12,7 @@ from tailrace.errors import Forbidden
 from tailrace.server import Server
 from tailrace_plugins.tool_loop.asked import McpTool
 from tailrace_plugins.tool_loop.guarded_http import check_url
-from tailrace_plugins.tool_loop.loop_records import Begun, Needs, ToolFacts
+from tailrace_plugins.tool_loop.loop_rows import Begun, DescribedTool, Needs
 from tailrace_plugins.tool_loop.mcp_connections import McpConnection, McpConnections
 from tailrace_plugins.tool_loop.mcp_errors import ServerUnreachable
 from tailrace_plugins.tool_loop.servers_file import McpServer
@@ -49,7 +49,7 @@ class ToolServers:
         missing = [name for name in needs.models if name not in self._server.model_names]
         return f"the model {missing[0]}" if missing else ""
 
-    async def tools_of(self, owner: str, key_id: str, tool: McpTool) -> list[ToolFacts]:
+    async def tools_of(self, owner: str, key_id: str, tool: McpTool) -> list[DescribedTool]:
         """Return the tools of an MCP server that a request may have. Raises: RequestError, ServerUnreachable."""
         spec = self._allowed(owner, key_id, tool)
         connect = partial(self._connection, spec, tool.server_label, tool.server_url, tool.all_headers, owner)

@@ -36,8 +36,8 @@ def _head(look: Look) -> Text:
     rate = f"{_number(look.tokens_per_s)} tokens/s" if look.num_tokens is not None else "no metrics"
     running = sum(model["num_running"] for model in look.models)
     waiting = sum(model["num_waiting"] for model in look.models)
-    facts = f"{look.num_streams} streams, {running} running, {waiting} waiting, {rate}"
-    return Text.assemble((look.url, "bold"), "  ", facts, "  ", (time.strftime("%H:%M:%S"), "dim"))
+    counts = f"{look.num_streams} streams, {running} running, {waiting} waiting, {rate}"
+    return Text.assemble((look.url, "bold"), "  ", counts, "  ", (time.strftime("%H:%M:%S"), "dim"))
 
 
 def _models(models: list[dict[str, Any]]) -> Table:  # Any: of JSON

@@ -138,7 +138,7 @@ class ByteTokenizer(Tokenizer):
         return (text_segment(text),) if text else ()
 
     def infill(self, asked: Infill, *, bos: bool, room: int | None = None) -> tuple[Segment, ...]:
-        """As `Tokenizer.infill`. That server's API has no place for other files, so they are text before the prompt."""
+        """As `Tokenizer.infill`. That server's API has no field for other files, so they are text before the prompt."""
         before, after = text_segment(asked.before), text_segment(asked.after)
         others = "".join(f"{text}\n\n" for _, text in asked.files)
         if room is not None:

@@ -36,7 +36,7 @@ class _Read(NamedTuple):
     def num_bytes(self) -> int:
         return sum(map(_num_bytes, self.item.get_data().values()))
 
-    def place(self, ids: tuple[int, ...], start: int) -> PlaceholderRange:
+    def range_in(self, ids: tuple[int, ...], start: int) -> PlaceholderRange:
         """Return where this image is in a prompt that has its ids from `start`, perhaps without text at both ends.
         Raises: SequenceFailed if they are not its ids."""
         rows = self.has_rows.nonzero().flatten().tolist()
@@ -72,7 +72,7 @@ class VllmEyes:
 
     def prompt(self, sequence: Sequence) -> MultiModalInput:
         """Return a prompt with images as vLLM takes it. Raises: SequenceFailed."""
-        digests, items, places, start = [], [], [], 0
+        digests, items, ranges, start = [], [], [], 0
         for segment in sequence.segments:
             ids = segment.token_ids if isinstance(segment, Attachment) else segment
             assert isinstance(ids, tuple)  # `Sequence.prompt_ids` has checked this
@@ -80,10 +80,10 @@ class VllmEyes:
                 read = self._read(segment.digest, sequence.attachments[segment.digest])
                 digests.append(segment.digest)
                 items.append(read.item)
-                places.append(read.place(ids, start))
+                ranges.append(read.range_in(ids, start))
             start += len(ids)
         return mm_input(
-            list(sequence.prompt_ids), MultiModalKwargsItems({"image": items}), {"image": digests}, {"image": places}
+            list(sequence.prompt_ids), MultiModalKwargsItems({"image": items}), {"image": digests}, {"image": ranges}
         )
 
     def _read(self, digest: str, image: bytes) -> _Read:
@@ -99,11 +99,12 @@ class VllmEyes:
         }
         try:
             (given,) = self._renderer.render_cmpl([asked])
-            (item,), (place,) = given["mm_kwargs"]["image"], given["mm_placeholders"]["image"]
+            (item,), (range_,) = given["mm_kwargs"]["image"], given["mm_placeholders"]["image"]
         except Exception as error:  # the library raises whatever its processors do
             raise SequenceFailed("its size does not suit the model") from error
         has_rows = torch.zeros(len(given["prompt_token_ids"]), dtype=torch.bool)
-        has_rows[place.offset : place.offset + place.length] = True if place.is_embed is None else place.is_embed
+        end = range_.offset + range_.length
+        has_rows[range_.offset : end] = True if range_.is_embed is None else range_.is_embed
         self._kept[digest] = read = _Read(given["prompt_token_ids"], has_rows, item)
         num_bytes = sum(one.num_bytes for one in self._kept.values())
         while num_bytes > _KEPT_BYTES:

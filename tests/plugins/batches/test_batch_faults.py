@@ -22,11 +22,11 @@ from tailrace.server import LocalNotes, LocalTable, Sender, Table, TableLease, r
 from tailrace_plugins.batches.anthropic_routes import BatchRequest, write_rows
 from tailrace_plugins.batches.batch_files import PIECE_BYTES, Files, FileWriter, new_id
 from tailrace_plugins.batches.batch_keys import BATCHES, CANCELLED, OPEN, RESULTS, key_of_batch, result_prefix
-from tailrace_plugins.batches.batch_records import RowBatch, StoredFile
 from tailrace_plugins.batches.batch_rows import BatchRow
 from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
 from tailrace_plugins.batches.row_runner import RowRunner, RowsInProgress
+from tailrace_plugins.batches.stored_batches import RowBatch, StoredFile
 
 _MANY_BYTES = 2**30
 

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from tailrace.errors import RequestError, StreamError
-from tailrace_plugins.durable_streams.durable_records import Created, Stamp
+from tailrace_plugins.durable_streams.durable_changes import Created, Stamp
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from tailrace_outer.redis.redis_store import open_redis
+from tailrace_plugins.durable_streams.durable_changes import Stamp
 from tailrace_plugins.durable_streams.durable_opening import open_durable
-from tailrace_plugins.durable_streams.durable_records import Stamp
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch, Receipt
 
@@ -28,7 +28,9 @@ async def servers(
 ) -> AsyncIterator[list[DurableStreams]]:
     async with AsyncExitStack() as stack:
         stores = [
-            await stack.enter_async_context(open_redis(url, lease_s=LEASE_S, give_up_after_s=give_up_after_s, key=key))
+            await stack.enter_async_context(
+                open_redis(url, lease_s=LEASE_S, give_up_after_s=give_up_after_s, journal_key=key)
+            )
             for _ in range(count)
         ]
         yield [

@@ -1,4 +1,4 @@
-"""The pure part of durable streams: replaying the records gives the same state, and so do a snapshot and drafts."""
+"""The pure part of durable streams: replaying the changes gives the same state, and so do a snapshot and drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailrace.errors import (
     StreamError,
 )
 from tailrace_plugins.durable_streams.draft import DraftStore
-from tailrace_plugins.durable_streams.durable_records import DurableRecord
+from tailrace_plugins.durable_streams.durable_changes import DurableChange
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 from tailrace_plugins.durable_streams.page import position_of
@@ -30,17 +30,17 @@ TEXT = Creation("text/plain")
 @settings(max_examples=examples(400), deadline=None)
 @given(steps)
 def test_replaying_the_records_gives_the_same_state(taken: list[tuple[object, ...]]) -> None:
-    records: list[tuple[bytes, bytes]] = []
+    changes: list[tuple[bytes, bytes]] = []
     store = DurableStore(
-        budget_bytes=20_000, journal=lambda key, record: records.append((key, msgspec.msgpack.encode(record)))
+        budget_bytes=20_000, journal=lambda key, change: changes.append((key, msgspec.msgpack.encode(change)))
     )
     for step in taken:
-        before, num_bytes, num_records = state(store), store.num_bytes, len(records)
+        before, num_bytes, num_changes = state(store), store.num_bytes, len(changes)
         contents = {key: b"".join(stream.take(0, 10**9)[0]) for key, stream in store.streams.items()}
         try:
             take(store, step)
         except (StreamError, RequestError):
-            assert (state(store), store.num_bytes, len(records)) == (before, num_bytes, num_records)
+            assert (state(store), store.num_bytes, len(changes)) == (before, num_bytes, num_changes)
         assert store.num_bytes == sum(stream.num_bytes for stream in store.streams.values()) <= 20_000
         for key, stream in store.streams.items():
             offsets = [stream.offset(position) for position in range(stream.tail + 1)]
@@ -49,8 +49,8 @@ def test_replaying_the_records_gives_the_same_state(taken: list[tuple[object, ..
             if key in contents and key in before and before[key][0] is stream.created:
                 assert b"".join(stream.take(0, 10**9)[0]).startswith(contents[key])
 
-    decoder = msgspec.msgpack.Decoder(DurableRecord)
-    for kept in (((key, decoder.decode(record)) for key, record in records), snapshot(store)):
+    decoder = msgspec.msgpack.Decoder(DurableChange)
+    for kept in (((key, decoder.decode(change)) for key, change in changes), snapshot(store)):
         again = DurableStore(budget_bytes=0)
         again.restore(kept)
         assert state(again) == state(store)
@@ -83,7 +83,7 @@ def test_operations_that_the_journal_refuses_have_no_effect() -> None:
     store = DurableStore(budget_bytes=10**6)
     store.create(b"a", TEXT, b"one")
 
-    def refuse(key: bytes, record: DurableRecord) -> None:
+    def refuse(key: bytes, change: DurableChange) -> None:
         raise StorageError("No.")
 
     store.journal, before = refuse, state(store)

@@ -10,6 +10,7 @@ import pytest
 from tests.streams import virtual_time
 
 from tailrace.errors import RequestError, SeqOutOfRange, StreamExpired, UnknownStream
+from tailrace_plugins.durable_streams.durable_changes import Stamp
 from tailrace_plugins.durable_streams.durable_errors import (
     SequenceGap,
     StaleEpoch,
@@ -17,7 +18,6 @@ from tailrace_plugins.durable_streams.durable_errors import (
     StreamConflict,
     StreamsFull,
 )
-from tailrace_plugins.durable_streams.durable_records import Stamp
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.operations import Creation, ProducerBatch
 from tailrace_plugins.durable_streams.page import page_of, position_of

@@ -17,8 +17,8 @@ from tests.testing.redis_server import delete_keys, prefix_of, shared_url
 from tests.waiting import wait_until
 
 from tailrace.errors import StreamExpired, UnknownStream
+from tailrace_plugins.durable_streams.durable_changes import Stamp
 from tailrace_plugins.durable_streams.durable_errors import SequenceGap, StreamClosed, StreamConflict
-from tailrace_plugins.durable_streams.durable_records import Stamp
 from tailrace_plugins.durable_streams.durable_store import DurableStore
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.operations import Creation

@@ -25,8 +25,8 @@ from tailrace_outer.redis.redis_store import open_redis
 from tailrace_outer.redis.shared_log import RedisSharedLog
 from tailrace_plugins.durable_streams import durable_stream as stream_module
 from tailrace_plugins.durable_streams import shared_durable_streams as shared_module
+from tailrace_plugins.durable_streams.durable_changes import Stamp
 from tailrace_plugins.durable_streams.durable_opening import open_durable
-from tailrace_plugins.durable_streams.durable_records import Stamp
 from tailrace_plugins.durable_streams.durable_streams import DurableStreams
 from tailrace_plugins.durable_streams.operations import Creation
 from tailrace_plugins.durable_streams.shared_durable_streams import SharedDurableStreams

@@ -27,7 +27,7 @@ pytest.importorskip("tailrace_plugins.llamacpp.llamacpp_engine")
 
 import xllamacpp
 
-from tailrace_plugins.llamacpp.llamacpp_devices import find_gpus, place
+from tailrace_plugins.llamacpp.llamacpp_devices import find_gpus, set_device
 from tailrace_plugins.llamacpp.llamacpp_engine import LlamaCppEngine
 from tailrace_plugins.llamacpp.llamacpp_model import read_pieces
 from tailrace_plugins.llamacpp.socket_requests import ask
@@ -376,7 +376,7 @@ def test_a_device_is_chosen_by_its_name() -> None:
 
     def placed(device: str) -> tuple[bool, int, int, str]:
         params = xllamacpp.CommonParams()
-        is_gpu = place(params, device, gpus)
+        is_gpu = set_device(params, device, gpus)
         return is_gpu, params.main_gpu, params.n_gpu_layers, xllamacpp.llama_split_mode(params.split_mode).name[17:]
 
     assert placed("") == (True, 0, -1, "LAYER")  # all of them, as many layers as fit

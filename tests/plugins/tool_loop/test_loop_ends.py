@@ -35,7 +35,7 @@ from tailrace.access.principal import PRINCIPAL, Principal
 from tailrace.server import LocalTable
 from tailrace_plugins.tool_loop.asked import ToolRequest
 from tailrace_plugins.tool_loop.beginnings import RUNNING_OF_OWNER
-from tailrace_plugins.tool_loop.loop_records import Called
+from tailrace_plugins.tool_loop.loop_rows import Called
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.mcp_connections import McpConnection, McpConnections
 from tailrace_plugins.tool_loop.mcp_errors import LoopsFull

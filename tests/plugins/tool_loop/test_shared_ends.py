@@ -30,7 +30,7 @@ from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal, new_loop_id
 from tailrace_plugins.tool_loop.loop import Loop
 from tailrace_plugins.tool_loop.loop_keys import READ, step_key
-from tailrace_plugins.tool_loop.loop_records import Begun, Needs
+from tailrace_plugins.tool_loop.loop_rows import Begun, Needs
 from tailrace_plugins.tool_loop.loops import Loops
 from tailrace_plugins.tool_loop.mcp_errors import NotBegun, UnknownLoop
 from tailrace_plugins.tool_loop.response_answers import begun_answer, has_begun

@@ -58,8 +58,8 @@ def to_guidance(grammar: Grammar, *, as_text: bool = False) -> str:
 
 
 def control_names(grammar: Grammar) -> dict[int, str]:
-    """Return the names of the control tokens in a grammar, by their ids. With `as_text`, the grammar has these names in
-    the place of the tokens."""
+    """Return the names of the control tokens in a grammar, by their ids. With `as_text`, the grammar has these names
+    instead of the tokens."""
     if grammar.kind != "parts":
         return {}
     tokens = msgspec.json.decode(grammar.source, type=AnswerParts).tokens

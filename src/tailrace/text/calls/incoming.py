@@ -141,27 +141,27 @@ class Incoming:
         return ("", marker) if marker else (self.take(1), "")
 
     def _first(self, markers: tuple[str, ...], begin: int) -> tuple[int, str] | None:
-        """Return the place of the first marker, and the longest marker there; None if none has arrived whole, or if an
-        earlier or longer one may still be arriving."""
-        found = [(place, -len(one), one) for one in markers if (place := self.text.find(one, begin)) >= 0]
+        """Return the position of the first marker, and the longest marker there; None if none has arrived whole, or if
+        an earlier or longer one may still be arriving."""
+        found = [(position, -len(one), one) for one in markers if (position := self.text.find(one, begin)) >= 0]
         if not found:
             return None
-        place, _, marker = min(found)
+        position, _, marker = min(found)
         if not self.is_complete:
             tail = self.text[max(begin, len(self.text) - max(map(len, markers))) :]
             arriving = len(self.text) - max(overlap(tail, one) for one in markers)
-            if arriving < place or (arriving == place and self._may_grow(markers, place, marker)):
+            if arriving < position or (arriving == position and self._may_grow(markers, position, marker)):
                 return None
-        return place, marker
+        return position, marker
 
-    def _may_grow(self, markers: tuple[str, ...], place: int, marker: str) -> bool:
-        rest = self.text[place:]
+    def _may_grow(self, markers: tuple[str, ...], position: int, marker: str) -> bool:
+        rest = self.text[position:]
         return any(len(one) > len(rest) and one.startswith(rest) and len(one) > len(marker) for one in markers)
 
 
 @lru_cache(maxsize=256)
 def _beginnings(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern of the places where a marker may begin: its first three characters, or fewer at the end."""
+    """Return a pattern of what a marker may begin with: its first three characters, or fewer at the end."""
     return re.compile("|".join(sorted({_beginning(marker[:3]) for marker in markers})) or "(?!)")
 
 

@@ -49,7 +49,7 @@ def _is_text(schema: _Json, root: _Json, depth: int) -> bool | None:
 
 def _target(reference: str, root: _Json) -> _Json:
     """Return the schema to which a reference like `#/$defs/name` leads; None if there is none."""
-    place = root
+    node = root
     for name in reference.removeprefix("#/").split("/"):
-        place = place.get(name) if isinstance(place, dict) else None
-    return place
+        node = node.get(name) if isinstance(node, dict) else None
+    return node

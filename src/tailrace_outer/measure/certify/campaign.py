@@ -117,7 +117,7 @@ class _Kill:
     async def _start(self, answers: list[SequenceTranscript]) -> None:
         is_visited = self._situation.company == "visited"
         count = self._draw.randint(1, _VISITORS) if is_visited else len(answers)
-        neighbours = [self._answer(ids, place) for place, ids in enumerate(self._questions(count))]
+        neighbours = [self._answer(ids, index) for index, ids in enumerate(self._questions(count))]
         if is_visited:
             for neighbour in neighbours:
                 neighbour.sampling = replace(neighbour.sampling, max_tokens=self._draw.randint(1, _VISIT_TOKENS))
@@ -127,7 +127,7 @@ class _Kill:
         company, capabilities = self._situation.company, self._worker.capabilities
         width = 1 if company in ("alone", "visited") else min(_WIDTH, capabilities.max_sequences // 2)
         prompts = self._situation.prompts(self._prompts, self._draw, width)
-        answers = [self._answer(ids, place) for place, ids in enumerate(prompts)]
+        answers = [self._answer(ids, index) for index, ids in enumerate(prompts)]
         if not self._situation.has_first_turn:
             return answers
         await self._finish(answers)
@@ -144,10 +144,10 @@ class _Kill:
     def _questions(self, count: int) -> list[tuple[int, ...]]:
         return [self._prompts.ids(self._prompts.question(self._draw)) for _ in range(count)]
 
-    def _answer(self, ids: tuple[int, ...], place: int) -> SequenceTranscript:
+    def _answer(self, ids: tuple[int, ...], index: int) -> SequenceTranscript:
         samplings = self._situation.samplings
-        sampling = samplings[(place + self._tally.kills) % len(samplings)]
-        adapter = self._adapters[(place + self._tally.kills) % len(self._adapters)]
+        sampling = samplings[(index + self._tally.kills) % len(samplings)]
+        adapter = self._adapters[(index + self._tally.kills) % len(self._adapters)]
         return SequenceTranscript(ids, replace(sampling, seed=self._seed()), adapter=adapter)
 
     def _seed(self) -> int:

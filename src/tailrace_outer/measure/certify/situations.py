@@ -99,4 +99,4 @@ def _twins(prompts: PromptMaker, draw: Random, count: int) -> list[Prompt]:
 
 def _long(prompts: PromptMaker, draw: Random, count: int) -> list[Prompt]:
     """Return prompts of which every fourth has several hundred tokens."""
-    return [prompts.ids(prompts.text(draw, draw.randint(20, 40) if place % 4 == 0 else 1)) for place in range(count)]
+    return [prompts.ids(prompts.text(draw, draw.randint(20, 40) if index % 4 == 0 else 1)) for index in range(count)]

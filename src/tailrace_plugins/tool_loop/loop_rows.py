@@ -13,18 +13,18 @@ __all__ = [
     "Begun",
     "Called",
     "Calling",
+    "DescribedTool",
     "Ended",
     "Needs",
     "Planned",
     "Step",
-    "ToolFacts",
     "TurnEnded",
     "call_item",
     "output_item",
 ]
 
 
-class ToolFacts(msgspec.Struct, frozen=True, kw_only=True):
+class DescribedTool(msgspec.Struct, frozen=True, kw_only=True):
     """A tool, as its server described it when the response began. It is called only as such."""
 
     name: str
@@ -42,7 +42,7 @@ class ToolFacts(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a second call does no harm, as the tool says itself."""
         return self.is_read_only or bool(self.annotations and self.annotations.get("idempotentHint"))
 
-    def is_same(self, other: ToolFacts) -> bool:
+    def is_same(self, other: DescribedTool) -> bool:
         """Return whether the other one describes the same tool, so that an approval of one is one of the other."""
         return msgspec.structs.replace(self, needs_approval=other.needs_approval) == other
 
@@ -66,10 +66,10 @@ class Called(msgspec.Struct, tag=4, kw_only=True):
         return f"Error: {self.error.get('message', '')}"
 
 
-class Planned(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a tool. `place` is unique among the calls of all responses."""
+class Planned(msgspec.Struct, frozen=True, kw_only=True, rename={"unique_id": "place"}):  # as it is stored
+    """A call of a tool. `unique_id` is unique among the calls of all responses."""
 
-    place: str
+    unique_id: str
     call_id: str
     label: str
     name: str
@@ -81,12 +81,12 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def item_id(self) -> str:
-        return f"mcp_{self.place}"
+        return f"mcp_{self.unique_id}"
 
     @property
     def asked_id(self) -> str:
         """The id of a request to approve it."""
-        return f"mcpr_{self.place}"
+        return f"mcpr_{self.unique_id}"
 
 
 class Begun(msgspec.Struct, kw_only=True):
@@ -101,7 +101,7 @@ class Begun(msgspec.Struct, kw_only=True):
     previous: str | None  # a response without MCP tools, which `said` follows
     choice: Any  # Any: the tool_choice of the first turn, as clients write it
     own_tools: list[JsonBody]
-    tools: dict[str, list[ToolFacts]]
+    tools: dict[str, list[DescribedTool]]
     listed: list[str]  # the servers whose tools are listed in the output
     urls: dict[str, str]  # of the servers that the request itself named
     with_secrets: list[str]  # of them, those whose requests have headers of the client, which are not kept
@@ -114,7 +114,7 @@ class Begun(msgspec.Struct, kw_only=True):
     claim: str = ""  # the key of the note that has its Idempotency-Key
     is_on_socket: bool = False  # a WebSocket began it: its client finds it there, also if it is not to be stored
 
-    def tool(self, label: str, name: str) -> ToolFacts | None:
+    def tool(self, label: str, name: str) -> DescribedTool | None:
         """Return a tool as its server described it at the beginning; None if the request does not have it."""
         return next((one for one in self.tools.get(label, ()) if one.name == name), None)
 

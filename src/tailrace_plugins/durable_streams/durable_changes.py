@@ -1,14 +1,14 @@
-"""The records of durable streams. Each record is one complete change, so replaying the records restores the state.
+"""The changes of durable streams. Each is complete, so replaying them restores the state.
 
-The records of all streams are replayed in the order of writing, because a fork starts with the content of its source.
-After `Dropped`, the earlier records of that stream are not needed.
+The changes of all streams are replayed in the order of writing, because a fork starts with the content of its source.
+After `Dropped`, the earlier changes of that stream are not needed.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Appended", "Created", "Dropped", "DurableRecord", "Fork", "Hidden", "Stamp", "Used"]
+__all__ = ["Appended", "Created", "Dropped", "DurableChange", "Fork", "Hidden", "Stamp", "Used"]
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -41,7 +41,7 @@ class Created(msgspec.Struct, frozen=True, tag=True):
 
 
 class Appended(msgspec.Struct, frozen=True, tag=True):
-    """An append, a close, or both, with the state of the producer. One record, so that they are stored together."""
+    """An append, a close, or both, with the state of the producer: one change, so they are stored together."""
 
     pieces: tuple[bytes, ...] = ()  # messages of a JSON stream, else one byte string; () appends nothing
     stamp: Stamp | None = None
@@ -61,4 +61,4 @@ class Used(msgspec.Struct, frozen=True, tag=True):
     """Read. Other servers restart the TTL."""
 
 
-DurableRecord = Created | Appended | Hidden | Dropped | Used
+DurableChange = Created | Appended | Hidden | Dropped | Used

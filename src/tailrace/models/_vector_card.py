@@ -15,7 +15,7 @@ from tailrace.errors import ModelError
 from tailrace.models.card import Pooling
 from tailrace.types import Task
 
-__all__ = ["ENCODERS", "VectorFacts", "read_vector_facts"]
+__all__ = ["ENCODERS", "VectorCard", "read_vector_card"]
 
 # The families whose models generate nothing, whatever their files say.
 ENCODERS = frozenset(
@@ -30,7 +30,7 @@ _POOLINGS: dict[str, Pooling] = {
 _PARTS = frozenset(("Transformer", "Pooling", "Normalize", "LogitScore"))  # vectors are normalised by request
 
 
-class VectorFacts(NamedTuple):
+class VectorCard(NamedTuple):
     """How a model makes vectors of texts."""
 
     task: Task
@@ -69,24 +69,24 @@ class _Limits(msgspec.Struct):
 Read = TypeVar("Read")
 
 
-def read_vector_facts(path: Path) -> VectorFacts | None:
+def read_vector_card(path: Path) -> VectorCard | None:
     """Return None for a model that generates text. Raises: ModelError for a model whose vectors cannot be made here."""
     config = _decode(path / "config.json", _Config) or _Config()
     if any(name.endswith(_RANKS) for name in config.architectures or ()):
         num_labels = len(config.id2label) or config.num_labels
         if num_labels != 1:
             raise ModelError(f"{path} sorts texts into classes. Of such models, only those run that give one score.")
-        return VectorFacts("rank", "first" if config.model_type in ENCODERS else "last")
+        return VectorCard("rank", "first" if config.model_type in ENCODERS else "last")
     modules = _decode(path / "modules.json", list[_Module])
     if modules is None:
-        return VectorFacts("embed", num_dimensions=_size(config)) if config.model_type in ENCODERS else None
+        return VectorCard("embed", num_dimensions=_size(config)) if config.model_type in ENCODERS else None
     kinds = {module.type.rpartition(".")[2]: module for module in modules}
     if unknown := sorted(set(kinds) - _PARTS):
         raise ModelError(f"{path} has a part {unknown[0]} behind its encoder, which is not supported.")
     if "LogitScore" in kinds:
-        return VectorFacts("rank", "last", score_tokens=_score_tokens(path / kinds["LogitScore"].path / "config.json"))
+        return VectorCard("rank", "last", score_tokens=_score_tokens(path / kinds["LogitScore"].path / "config.json"))
     limits = _decode(path / "sentence_bert_config.json", _Limits) or _Limits()
-    return VectorFacts(
+    return VectorCard(
         "embed",
         _pooling(path / kinds["Pooling"].path / "config.json") if "Pooling" in kinds else "mean",
         _size(config),
