@@ -50,7 +50,33 @@ _REPLACED = {
     "ForeignServer": "OpenAIServer",
     "nobody_held_up": "unaffected_stream",
     "place_of": "branch_point_of",
+    "NoAnswer": "NoReply",
+    "DurableRecord": "DurableChange",
+    "records_use": "keeps_use",
+    "AnswerFacts": "AnswerRow",
+    "ToolFacts": "DescribedTool",
+    "VectorFacts": "VectorCard",
+    "read_fact": "read_property",
+    "write_fact": "write_property",
+    "read_key": "read_journal_key",
+    "ApprovalAnswer": "ApprovalResponseItem",
 }
+
+# Words with one meaning: such names, the modules that may not have them, and the words for what they would mean there.
+_OTHER_MEANINGS = (
+    (
+        r"(?!_?in_)(\w+_|_)?places?",
+        r"(?!.*(cli/(commands|places|serve)|apps/ray_place)\.py)",
+        "index, position, offset",
+    ),
+    (
+        r"\w*answers?",
+        r".*(outer/redis/|compat/psycopg|streams/shared_durable|serve/(handles|_calls)\.py)",
+        "reply, result",
+    ),
+    (r"\w*records?", r".*plugins/durable_streams/", "change"),
+    (r"(?!_|chat|generator|prompt|server|stream)\w+facts", r".*", "card, row, properties"),
+)
 
 
 # A name in JavaScript, and not a word in a text: `function lose()`, `lose(`, `lose:`, `lose =`, `stream.lose`.
@@ -80,6 +106,20 @@ def test_replaced_names_do_not_come_back() -> None:
         f"{path.relative_to(ROOT)}: {name}, now {_REPLACED[name]}"
         for path in ours
         for name in _names(path) & set(_REPLACED)
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(("names", "modules", "words"), _OTHER_MEANINGS)
+def test_a_word_has_one_meaning(names: str, modules: str, words: str) -> None:
+    name_of_it = re.compile(rf"\b({names})\b", re.IGNORECASE)
+    ours = [path for path in _sources() if re.match(modules, path.as_posix())]
+    ours = [path for path in ours if name_of_it.search(path.read_text("utf-8"))]
+    found = [
+        f"{path.relative_to(ROOT)}: {name}, not one of {words}"
+        for path in ours
+        for name in _names(path)
+        if name_of_it.fullmatch(name)
     ]
     assert not found, "\n".join(found)
 
