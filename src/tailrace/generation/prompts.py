@@ -70,7 +70,7 @@ class PromptEncoder:
                 raise UnsupportedParameter("This model takes images only in chats.", param=image.param)
             if not self.chat_facts.shows_images:
                 raise UnsupportedParameter(
-                    f"{image.param}: this model's chat template has no images.", param=image.param
+                    f"{image.param}: this model's chat template takes no images.", param=image.param
                 )
         for name in request.template_values:
             if self.chat is None or not self.chat.knows(name):
