@@ -67,7 +67,7 @@ def _describe(project: dict[str, Any], source_path: Path) -> None:  # Any: as in
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("commit", os.environ.get("TAILRACE_TEST_OLD_COMMITS", " ".join(_COMMITS)).split())
 def test_servers_of_two_versions(tmp_path: Path, commit: str) -> None:
-    """Streams go from the old version to the new one, back, and to the new one again."""
+    """Streams and idempotency keys go from the old version to the new one, back, and to the new one again."""
     old = code_of(commit, tmp_path / "old")
     with own_redis(tmp_path / "redis") as (url, _):
         servers = Team(tmp_path, url, VersionedServer, seed=1)
@@ -76,10 +76,13 @@ def test_servers_of_two_versions(tmp_path: Path, commit: str) -> None:
             for version, victim in (("Old", earlier), ("New", later), ("Old again", None)):
                 victim = victim or servers.servers[0]
                 streams = servers.begin_some(version, 3, 300, on=victim)
+                body, key = {"prompt": version, "max_tokens": 300}, {"Idempotency-Key": version.replace(" ", "-")}
+                keyed = victim.create(body, **key)
                 servers.kill(victim)
                 for stream in streams:
                     stream.wait()
                     assert b'"continuity":"replayed"' in stream.end
+                assert {server.post("/v1/streams", body, **key).json()["id"] for server in servers.servers} == {keyed}
                 servers.add(source_path=old if victim is later else None)
             assert all(server.http.get("/readyz").status_code == 200 for server in servers.servers)
             servers.check()
