@@ -120,7 +120,9 @@ async def _proxy(
 
     async with await asyncio.start_server(connect, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        yield parts._replace(netloc=parts.netloc.replace(str(parts.port), str(port))).geturl()
-    for connection in connections:
-        connection.cancel()
-    await asyncio.gather(*connections, return_exceptions=True)
+        try:
+            yield parts._replace(netloc=parts.netloc.replace(str(parts.port), str(port))).geturl()
+        finally:  # from Python 3.12.1 on, leaving the server waits for its connections
+            for connection in connections:
+                connection.cancel()
+            await asyncio.gather(*connections, return_exceptions=True)
