@@ -74,7 +74,7 @@ COVERED := $(addprefix tests/,access admission conversations dialects generation
 	$(addprefix test_,errors.py types.py wording.py))
 
 coverage: install-dev
-	$(BIN)/pytest -n 2 --dist loadfile $(TRIES) -m "not deep" --cov --cov-report=term $(COVERED) $(ARGS)
+	$(BIN)/pytest -n 4 --dist loadfile $(TRIES) -m "not deep" --cov --cov-report=term $(COVERED) $(ARGS)
 	$(BIN)/python -m scripts.coverage_floors
 
 # The tests of what depends on libraries, with their lowest and their newest releases, and on each Python of this machine. It
