@@ -416,6 +416,9 @@ class LeaseLost(StorageError):
 
     code = "lease_lost"
 
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = 1.0) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)  # then that server is found
+
 
 class StreamTooLong(StreamError):
     """The stream of an app is longer than 64 MiB."""

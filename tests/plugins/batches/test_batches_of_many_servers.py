@@ -94,6 +94,7 @@ def test_a_server_that_does_not_run_for_a_while_leaves_its_batch(tmp_path: Path)
         _freeze_until_taken(first, second)
         ended = wait_ended(client, batch)
         assert ended.status == "completed"
+        assert ended.error_file_id is None, answers_of(client, ended.error_file_id)
         _check_rows(client_of(first), ended.output_file_id, 200, 20)
 
 
