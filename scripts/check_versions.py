@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--resolution", choices=("lowest-direct", "highest"), action="append")
     parser.add_argument("--python", choices=PYTHONS, action="append")
-    parser.add_argument("tests", nargs="*", default=[f"tests/{place}" for place in TESTS])
+    parser.add_argument("tests", nargs="*", default=[f"tests/{path}" for path in TESTS])
     given = parser.parse_args()
     pairs = [("lowest-direct", LOWEST), *(("highest", python) for python in PYTHONS)]
     failed = []

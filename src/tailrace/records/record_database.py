@@ -113,7 +113,7 @@ class RecordDatabase:
         """Return whether something took too long."""
         reason = getattr(error, "orig", None)
         if not self._is_postgresql:
-            return isinstance(reason, sqlite3.OperationalError) and "locked" in str(reason)
+            return _is_locked(reason)
         from tailrace.records.postgresql import is_late
 
         return is_late(reason)
@@ -178,6 +178,10 @@ def _sqlite(url: URL) -> Engine:
     return engine
 
 
+def _is_locked(error: object) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
+
+
 def _use_wal(connection: sqlite3.Connection) -> None:
     """Switch a new file to a write-ahead log. Where several servers do it at once, SQLite refuses without waiting."""
     until_s = time.monotonic() + _BUSY_S
@@ -185,7 +189,7 @@ def _use_wal(connection: sqlite3.Connection) -> None:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
         except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > until_s:
+            if not _is_locked(error) or time.monotonic() > until_s:
                 raise
             time.sleep(0.01)
         else:

@@ -16,7 +16,7 @@ import msgspec
 
 from tailrace.errors import JournalDamaged, RequestError
 from tailrace.server import Table, row_key
-from tailrace_plugins.tool_loop.kept import KeptLoop
+from tailrace_plugins.tool_loop.kept import KeptLoop, rows_until_end
 from tailrace_plugins.tool_loop.loop_keys import (
     BEGUN,
     CANCELLED,
@@ -206,8 +206,7 @@ class Journal:
         lease = await self.table.take(row_key(BEGUN, owner, loop_id))
         if lease is None:
             return False
-        await self.table.change({}, [row_key(kind, owner, loop_id) for kind in (OPEN, CANCELLED)], lease=lease)
-        await self._erase(row_key(READ, owner, f"{loop_id}/"))
+        await self.table.change({}, await rows_until_end(self.table, owner, loop_id), lease=lease)
         return True
 
     async def forget(self, owner: str) -> int:

@@ -14,7 +14,7 @@ from tailrace.server import Table, TableLease, row_key
 from tailrace_plugins.tool_loop.loop_keys import CANCELLED, OPEN, READ, step_key
 from tailrace_plugins.tool_loop.loop_rows import Begun, Called, Calling, Ended, Step, TurnEnded
 
-__all__ = ["KeptLoop"]
+__all__ = ["KeptLoop", "rows_until_end"]
 
 logger = logging.getLogger("tailrace.mcp")
 
@@ -161,7 +161,10 @@ class KeptLoop:
 
     async def _gone(self) -> list[bytes]:
         """Return the rows that go with the end. Raises: StorageError."""
-        open_key, cancelled, read = (
-            row_key(kind, self.begun.sender.owner, self.begun.loop_id) for kind in (OPEN, CANCELLED, READ)
-        )
-        return [open_key, cancelled, *await self._table.sizes(read + b"/", most=_READ_AT_ONCE)]
+        return await rows_until_end(self._table, self.begun.sender.owner, self.begun.loop_id)
+
+
+async def rows_until_end(table: Table, owner: str, loop_id: str) -> list[bytes]:
+    """Return the keys of the rows that a response has only until its end. Raises: StorageError."""
+    open_key, cancelled, read = (row_key(kind, owner, loop_id) for kind in (OPEN, CANCELLED, READ))
+    return [open_key, cancelled, *await table.sizes(read + b"/", most=_READ_AT_ONCE)]
