@@ -132,6 +132,7 @@ class TailraceError(Exception):
     status = 500
     code = "internal_error"
     is_retryable = False  # whether the same request may be answered if it is sent again
+    retry_after_s: float | None = None  # unless the one who raises it knows better
     # For programs, if a stream was cut off: is_retryable, and where the stream can be followed again (`failure_of`).
     cut_fields: Mapping[str, object] = MappingProxyType({})
 
@@ -139,7 +140,8 @@ class TailraceError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.retry_after_s = retry_after_s
+        if retry_after_s is not None:
+            self.retry_after_s = retry_after_s
 
 
 class RequestError(TailraceError):
@@ -395,6 +397,7 @@ class StorageError(TailraceError):
     status = 503
     code = "journal_unavailable"
     is_retryable = True
+    retry_after_s: float | None = 1.0
 
 
 class JournalFull(StorageError):
@@ -402,6 +405,7 @@ class JournalFull(StorageError):
 
     status = 507
     code = "log_full"
+    retry_after_s = 5.0
 
 
 class JournalDamaged(StorageError):
@@ -409,15 +413,13 @@ class JournalDamaged(StorageError):
 
     status = 500
     code = "journal_damaged"
+    retry_after_s = None
 
 
 class LeaseLost(StorageError):
     """Another server writes the stream now. Clients see this only as the reason why a reader was sent away."""
 
     code = "lease_lost"
-
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = 1.0) -> None:
-        super().__init__(message, param=param, retry_after_s=retry_after_s)  # then that server is found
 
 
 class StreamTooLong(StreamError):
@@ -445,6 +447,7 @@ class EngineLost(EngineError):
     status = 503
     code = "engine_unavailable"
     is_retryable = True
+    retry_after_s: float | None = 1.0
 
     def __init__(
         self,

@@ -159,7 +159,7 @@ class WorkerProcess(asyncio.Protocol):
         was while it read the image.
         """
         if self.gone.done():
-            raise EngineLost("The engine is not running.", retry_after_s=1.0)
+            raise EngineLost("The engine is not running.")
         self.has_given = True
         number = next(self._number)
         reply: asyncio.Future[Sight] = asyncio.get_running_loop().create_future()
@@ -254,7 +254,7 @@ class WorkerProcess(asyncio.Protocol):
             self.gone.set_result(reason)
         for question in self._questions.values():
             if not question.done():
-                lost = EngineLost("The engine was lost while it read an image.", retry_after_s=1.0, is_crash=True)
+                lost = EngineLost("The engine was lost while it read an image.", is_crash=True)
                 question.set_exception(lost)
 
 

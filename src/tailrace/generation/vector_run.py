@@ -196,7 +196,7 @@ class VectorRun:
         self.times.num_losses += 1
         self._on_lost(self, lost)
         if self.times.num_losses == _MOST_LOSSES:
-            self.fail(EngineLost(f"{error.message} {_MOST_LOSSES} engines had begun this request.", retry_after_s=1.0))
+            self.fail(EngineLost(f"{error.message} {_MOST_LOSSES} engines had begun this request."))
 
     def _submit(self) -> None:
         """Submit prompts until enough are on the engine."""
@@ -225,4 +225,4 @@ class VectorRun:
         if delta.is_refused:
             self.fail(RequestRefused(f"The engine refused this request: {delta.failure}."))
         else:
-            self.fail(EngineLost(reason, retry_after_s=1.0) if delta.is_lost else SequenceFailed(reason))
+            self.fail(EngineLost(reason) if delta.is_lost else SequenceFailed(reason))

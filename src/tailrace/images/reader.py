@@ -134,4 +134,4 @@ def _decode(content: bytes) -> tuple[int, bytes]:
 
 
 def _check_failed() -> EngineLost:
-    return EngineLost("Images cannot be read at the moment.", retry_after_s=1.0)
+    return EngineLost("Images cannot be read at the moment.")

@@ -237,7 +237,7 @@ class ConversationKeeper(Observer):
             async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 await asyncio.shield(done)
         except TimeoutError:
-            raise StorageError(UNREACHABLE, retry_after_s=_RETRY_S) from None
+            raise StorageError(UNREACHABLE) from None
 
     def _put(self, owner: str, stream_id: str) -> None:
         if self._num_queued < MAX_QUEUED:
@@ -307,7 +307,7 @@ async def _run(call: Awaitable[_Result]) -> _Result:
     try:
         return await call
     except ModelError as error:
-        raise StorageError(error.message, retry_after_s=_RETRY_S) from None
+        raise StorageError(error.message) from None
 
 
 def _spoken(log: StreamLog) -> Spoken:

@@ -104,7 +104,7 @@ class RecordDatabase:
         except SQLAlchemyError as error:
             logger.debug("the database: %s", error)
             message = TOO_SLOW if self._is_late(error) else UNREACHABLE
-            raise StorageError(message, retry_after_s=1.0) from None
+            raise StorageError(message) from None
 
     def close(self) -> None:
         self.engine.dispose()

@@ -30,7 +30,6 @@ __all__ = ["RequestLog"]
 
 logger = logging.getLogger("tailrace.records")
 
-_RETRY_S = 2.0  # Retry-After while the database is unreachable
 _MAX_BYTES = 256 * 2**20  # of rows that are not in the database yet
 _TRUNCATE_BYTES = 2**20  # of rows that are in the database, before they are removed from the file
 _NO_TOKENS = Usage(0, 0)
@@ -150,7 +149,7 @@ class RequestLog(Observer, Meter):
             self._refused = {arrival: rows for arrival, rows in self._refused.items() if arrival.owner != owner}
             await self._drain()
             if self._is_unreachable:
-                raise StorageError(UNREACHABLE, retry_after_s=_RETRY_S)
+                raise StorageError(UNREACHABLE)
             self._spool.drop(self._drained, self._running.values())
             self._drained = 0
 
@@ -196,7 +195,7 @@ class RequestLog(Observer, Meter):
     def reserve(self, record: Record) -> None:
         """Raises: StorageError while requests cannot be recorded; QuotaExceeded, RequestError as `Quotas.reserve`."""
         if self._is_failing or self.num_waiting_bytes > _MAX_BYTES:
-            raise StorageError("Requests cannot be recorded at the moment.", retry_after_s=_RETRY_S)
+            raise StorageError("Requests cannot be recorded at the moment.")
         self._quotas.reserve(record)
 
     def release(self, record: Record) -> None:

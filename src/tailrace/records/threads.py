@@ -20,7 +20,6 @@ _Result = TypeVar("_Result")
 _Call = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]  # Any: of each call
 
 MAX_WAITING = 200  # calls without a thread
-_RETRY_S = 2.0
 
 
 class DatabaseThreads:
@@ -42,7 +41,7 @@ class DatabaseThreads:
         StorageError on a timeout, or if too many calls wait for a thread.
         """
         if self._calls.qsize() >= MAX_WAITING:
-            raise StorageError("The database has too many calls waiting. Try again later.", retry_after_s=_RETRY_S)
+            raise StorageError("The database has too many calls waiting. Try again later.")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
         self._calls.put((call, loop, future))
@@ -54,7 +53,7 @@ class DatabaseThreads:
             async with asyncio.timeout(within_s):
                 return await future
         except TimeoutError:
-            raise StorageError(TOO_SLOW, retry_after_s=_RETRY_S) from None
+            raise StorageError(TOO_SLOW) from None
 
     def _work(self) -> None:
         while True:

@@ -10,7 +10,7 @@ __all__ = ["as_storage_error", "is_damage", "journal_full"]
 
 
 def journal_full() -> JournalFull:
-    return JournalFull("The disk of this server's journal is full.", retry_after_s=5.0)
+    return JournalFull("The disk of this server's journal is full.")
 
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
@@ -27,4 +27,4 @@ def as_storage_error(error: sqlite3.Error) -> StorageError:
         return JournalDamaged("The journal of this server is damaged.")
     is_locked = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     reason = "is locked by another program" if is_locked else "cannot be written"
-    return StorageError(f"The journal of this server {reason}.", retry_after_s=5.0)
+    return StorageError(f"The journal of this server {reason}.")

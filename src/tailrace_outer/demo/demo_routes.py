@@ -141,7 +141,7 @@ class DemoRoutes:
         self._check_may_kill(request)
         pid = self._find(request.query_params.get("model")).supervisor.pid
         if pid is None:
-            raise EngineLost("This engine is not running.", retry_after_s=1.0)
+            raise EngineLost("This engine is not running.")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         return JsonAnswer(msgspec.json.encode({"killed": pid}))

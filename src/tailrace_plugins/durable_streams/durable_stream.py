@@ -156,7 +156,7 @@ class DurableStream:
         if self.is_gone:
             return UnknownStream("This stream was deleted.")
         # An empty answer would bring the client back at once.
-        reason = StorageError("The stream goes on, but not on this server. Ask again.", retry_after_s=1.0)
+        reason = StorageError("The stream goes on, but not on this server. Ask again.")
         return reason if self.is_halted else None
 
     def halt(self) -> None:

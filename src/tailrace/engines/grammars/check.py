@@ -138,7 +138,7 @@ def _compile(grammar: Grammar) -> str:
 
 
 def _check_failed() -> EngineLost:
-    return EngineLost("Grammars cannot be checked at the moment.", retry_after_s=1.0)
+    return EngineLost("Grammars cannot be checked at the moment.")
 
 
 def _queue_full() -> QueueFull:
