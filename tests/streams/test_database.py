@@ -8,19 +8,25 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.streams.crash_workload import record_of
 
 from tailrace.errors import JournalDamaged, StorageError
+from tailrace.streams import StreamLog
+from tailrace.streams._compaction import Compaction
 from tailrace.streams._database import Database, TailRow
-from tailrace.streams.rows import Rows
+from tailrace.streams.rows import Rows, elements
 from tailrace.types import (
     Attachment,
     CallReading,
+    End,
+    Event,
     Payload,
     Prompt,
     ReasoningFormat,
     Record,
     TextDelta,
     TextSegment,
+    Usage,
     new_stream_id,
 )
 
@@ -87,3 +93,36 @@ def test_a_stream_of_a_model_has_no_bytes_of_apps() -> None:
             Rows(None, of_apps=True).read_events(stream_id, Rows(None).encode_events(stream_id, [TextDelta(text, ())]))
     with pytest.raises(JournalDamaged):
         Rows(None).read_events(stream_id, b"\0" + msgspec.msgpack.encode([Payload(b"\xff")]))
+
+
+class Failing(Database):
+    """Fails once, after it has written the finished streams."""
+
+    has_failed = False
+
+    def sweep(self) -> bool:
+        if not self.has_failed:
+            self.has_failed = True
+            raise StorageError("The disk is full.")
+        return super().sweep()
+
+
+@pytest.mark.parametrize("num_deltas", [1, 14, 15, 70_000])
+def test_a_step_that_failed_behind_the_finished_streams_loses_no_event(tmp_path: Path, num_deltas: int) -> None:
+    database, rows = Failing(tmp_path, erases=False), Rows(None)
+    events: list[Event] = [TextDelta(f" {number}", (number,)) for number in range(num_deltas)]
+    events.append(End("done", Usage(3, num_deltas)))
+    record = record_of("s1")
+    log = StreamLog(record, events, number=database.begin("s1", rows.encode_record(record)))
+    for event in events:
+        log.encoded += elements([event])
+    compaction = Compaction(database, rows, keeps=True)
+    compaction.finished.append(log)
+    with pytest.raises(StorageError):
+        compaction.step()
+    compaction.step()
+    found = database.load("s1")
+    assert found is not None
+    assert rows.read_events("s1", found[1]) == events
+    assert not log.encoded
+    database.close()

@@ -51,6 +51,8 @@ class Compaction:
         except StorageError:
             self.finished[:0], self.expired[:0] = finished, expired
             raise
+        for log in finished:
+            log.encoded = bytearray()
         if has_dead or self.finished or self.expired:
             return True
         if self._has_unused_pages:
@@ -60,4 +62,5 @@ class Compaction:
     def _row(self, log: StreamLog) -> FinishedRow:
         stream_id = log.stream_id
         record = self._rows.encode_record(log.record.finished())
-        return FinishedRow(log.number, stream_id, record, self._rows.encode_events(stream_id, log.events), stamp())
+        events = self._rows.join_events(stream_id, len(log.events), log.encoded)
+        return FinishedRow(log.number, stream_id, record, events, stamp())

@@ -27,7 +27,7 @@ from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.log import StreamLog, enqueue, without_producers
 from tailrace.streams.notes import Note
 from tailrace.streams.old_journals import LIFETIME_PROPERTY
-from tailrace.streams.rows import Rows
+from tailrace.streams.rows import Rows, elements
 from tailrace.streams.startup_recovery import Unfinished
 from tailrace.streams.write_errors import WriteErrors
 from tailrace.types import Event, Record
@@ -167,10 +167,11 @@ class DiskJournal:
         pending = self._pending
         if not pending or (self._is_broken and self.write_errors.current is not None and not only_ends):
             return
-        encode_events = self._rows.encode_events
+        join = self._rows.join_events
+        added = [elements(events) for events in pending.values()]
         rows = [
-            TailRow(log.number, log.last_seq + 1, encode_events(log.stream_id, events))
-            for log, events in pending.items()
+            TailRow(log.number, log.last_seq + 1, join(log.stream_id, len(events), encoded))
+            for (log, events), encoded in zip(pending.items(), added, strict=True)
         ]
         begun_s = time.monotonic()
         try:
@@ -184,7 +185,8 @@ class DiskJournal:
         self._committed.set()
         if self.write_errors.current is not None and not self.write_errors.has_given_up:
             self._recovered()
-        for log, events in pending.items():
+        for (log, events), encoded in zip(pending.items(), added, strict=True):
+            log.encoded += encoded
             log.extend(events)
             if log.end is not None:
                 self.finish(log)

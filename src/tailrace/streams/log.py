@@ -36,6 +36,7 @@ class StreamLog(Generic[ContentT]):
         "_ending",
         "_linger",
         "_waiting",
+        "encoded",
         "end",
         "events",
         "expires_s",
@@ -55,6 +56,9 @@ class StreamLog(Generic[ContentT]):
         self.number = number  # in the journal
         self.queued: Sequence[Event[ContentT]] = ()  # appended and not committed yet; they follow `events`
         self.events: list[Event[ContentT]] = list(events)  # seq n is events[n - 1]
+        # `elements` of `events`, for the journal on disk, until they are in one row. At the end of a long stream its
+        # events are no longer in the processor's caches: copying this takes a tenth of the time.
+        self.encoded = bytearray()
         last = self.events[-1] if self.events else None
         self.end: End | None = last if isinstance(last, End) else None
         self.released: TailraceError | None = None  # why this process adds no more events, although it has not ended
@@ -110,13 +114,13 @@ class StreamLog(Generic[ContentT]):
     @property
     def num_bytes(self) -> int:
         """Return about how much memory the stream takes."""
-        content = [
+        num_content_bytes = len(self.encoded) or sum(
             len(event.text) + len(event.reasoning) if type(event) is TextDelta
             else len(event.data) if type(event) is Payload
             else 0
             for event in self.events
-        ]  # fmt: skip
-        return sum(content) + _EVENT_BYTES * len(self.events) + len(self.record.memo) + len(self.record.turn)
+        )  # fmt: skip
+        return num_content_bytes + _EVENT_BYTES * len(self.events) + len(self.record.memo) + len(self.record.turn)
 
     def extend(self, events: Sequence[Event[ContentT]]) -> None:
         """Add events, of which only the last may be terminal, and wake the readers that wait for them. Ignored after

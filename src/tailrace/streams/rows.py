@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,12 +20,15 @@ import msgspec
 from tailrace.errors import JournalDamaged, ModelError
 from tailrace.types import End, Event, Payload, Prompt, Record, TextDelta
 
-__all__ = ["Rows", "checksum", "intact", "read_journal_key"]
+__all__ = ["Rows", "checksum", "elements", "intact", "read_journal_key"]
 
 _PLAIN, _SEALED = b"\0", b"\1"
 _NONCE_BYTES = 12
 _TAG_BYTES = 16
 _MIN_KEY_BYTES = 32
+_ARRAY = struct.Struct(">BI")  # the header of an array in msgpack: its type and its length
+_MOST_SHORT = 15  # elements of a short array, whose header is one byte
+_HEADER_BYTES = {0xDC: 3, 0xDD: 5}  # by its first byte
 _SPREAD = 2_654_435_761  # spreads the numbers of streams over 32 bits (Knuth, 6.4)
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -89,6 +93,11 @@ class Rows:
     def encode_events(self, stream_id: str, events: Sequence[Event]) -> bytes:
         return self.encrypt(_encode(events), stream_id)
 
+    def join_events(self, stream_id: str, num_events: int, encoded: bytes | bytearray) -> bytes:
+        """Return the row of events that are encoded already (`elements`)."""
+        header = _ARRAY.pack(0xDD, num_events) if num_events > _MOST_SHORT else bytes((0x90 | num_events,))
+        return self.encrypt(header + encoded, stream_id)
+
     def read_record(self, stream_id: str, row: bytes | None) -> Record:
         try:
             fields = _decode_fields(self.open(row, stream_id))
@@ -104,6 +113,12 @@ class Rows:
             return self._decode_events(self.open(row, stream_id))
         except (msgspec.DecodeError, UnicodeEncodeError) as error:
             raise JournalDamaged("not a list of events") from error
+
+
+def elements(events: Sequence[Event]) -> bytes:
+    """Return events as msgpack, one after the other: a list of them without its header."""
+    body = _encode(events)
+    return body[_HEADER_BYTES.get(body[0], 1) :]
 
 
 def _stored(prompt: Prompt) -> Any:  # Any: a named tuple's elements

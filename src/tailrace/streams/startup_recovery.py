@@ -12,7 +12,7 @@ from tailrace.streams._compaction import MAX_EXPIRED
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished, topics_of
 from tailrace.streams.log import StreamLog
-from tailrace.streams.rows import Rows
+from tailrace.streams.rows import Rows, elements
 from tailrace.types import End, Event, Failure, Status, Usage
 
 __all__ = ["MAX_RECOVERIES", "TOO_MANY_RECOVERIES", "Unfinished", "end_of", "finished", "unfinished"]
@@ -64,6 +64,7 @@ def unfinished(database: Database, rows: Rows) -> list[Unfinished]:
             continue
         events, is_whole = _events(rows, stream_id, tail.get(number, []))
         log = StreamLog(record, events, number=number)
+        log.encoded += elements(events)
         end = None
         if log.end is None and not is_whole:
             logger.error("stream %s was damaged on disk and ends before the damage", stream_id)
