@@ -5,8 +5,10 @@
 Three servers with the scripted engine at full speed: one with `--journal disk`, two that share a Redis. Each turn
 measures in turns on disk and in Redis, at 1, 16 and 64 streams: events a second, microseconds of the server's processor
 for each event, and, at 1 stream, the time to the first token. Then, over the two that share a Redis: how much later a
-reader on the other server sees a token, and how long a stop and the first event of a stream take there. Prints
-medians, and the least processor time, because other work on the machine can only add to it.
+reader on the other server sees a token, and how long a stop and the first event of a stream take there. At last it
+follows 1, 50 and 400 streams at once from the other server: how much later a token comes, and what each event costs
+Redis: bytes that it receives, and microseconds of its processor. Prints medians, and the least processor time, because
+other work on the machine can only add to it.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from servers import RunningServer, serving
 from tailrace_outer.measure.bench.load import percentile, run_load
 
 LOADS = {1: 4_000, 16: 2_000, 64: 1_000}  # streams, and tokens of each
+FOLLOWED = (1, 50, 400)  # streams
 PREFIX = "bench-shared-streams"
 PACED = {"prompt": "A river.", "max_tokens": 300, "seed": 1}
 
@@ -84,6 +87,26 @@ async def delays_ms(one: Server, other: Server) -> list[float]:
     return [1000 * (late - early) for early, late in zip(here[-both + 20 :], there[-both + 20 :], strict=True)]
 
 
+async def followed(one: Server, other: Server, num_streams: int, client: redis.Redis) -> dict[str, float]:
+    """Read streams of one server from the other, all at once."""
+
+    def spent() -> tuple[float, int]:
+        found = client.info("all")
+        return found["used_cpu_sys"] + found["used_cpu_user"], found["total_net_input_bytes"]
+
+    ids = [one.create() for _ in range(num_streams - 1)]
+    cpu_s, num_bytes = spent()
+    *others, delays = await asyncio.gather(*(event_times(other.port, one_id) for one_id in ids), delays_ms(one, other))
+    num_events = sum(map(len, others)) + len(delays)
+    now_cpu_s, now_bytes = spent()
+    return {
+        "p50, ms": percentile(delays, 0.5),
+        "p99, ms": percentile(delays, 0.99),
+        "redis, bytes_per_event": (now_bytes - num_bytes) / num_events,
+        "redis, cpu_us_per_event": 1e6 * (now_cpu_s - cpu_s) / num_events,
+    }
+
+
 def follow_ms(one: Server, other: Server) -> float:
     """Return how long the first event of a running stream takes from another server than its own."""
     stream_id = one.create()
@@ -123,6 +146,7 @@ def main() -> None:
     options = parser.parse_args()
     rows: defaultdict[tuple[str, int], list[dict[str, float]]] = defaultdict(list)
     apart: defaultdict[str, list[float]] = defaultdict(list)
+    at_once: defaultdict[int, list[dict[str, float]]] = defaultdict(list)
     try:
         with servers(options.redis) as found:
             for _ in range(options.turns):
@@ -136,6 +160,9 @@ def main() -> None:
                 apart["token elsewhere"] += asyncio.run(delays_ms(paced, other))
                 apart["follow elsewhere"] += [follow_ms(paced, other) for _ in range(5)]
                 apart["stop elsewhere"] += [stop_ms(paced, other) for _ in range(5)]
+                for num_streams in FOLLOWED:
+                    with redis.Redis.from_url(options.redis) as client:
+                        at_once[num_streams].append(asyncio.run(followed(paced, other, num_streams, client)))
     finally:
         with redis.Redis.from_url(options.redis) as client:
             for key in client.scan_iter(match=f"{PREFIX}:*", count=1_000):
@@ -152,6 +179,9 @@ def main() -> None:
     for name, times in apart.items():
         ms = {"p50": percentile(times, 0.5), "p90": percentile(times, 0.9), "p99": percentile(times, 0.99)}
         lines.append({f"{name}, ms": {key: round(value, 2) for key, value in ms.items()}})
+    for num_streams, some in at_once.items():
+        medians = {key: round(statistics.median(one[key] for one in some), 2) for key in some[0]}
+        lines.append({"streams followed elsewhere": num_streams, **medians})
     for line in lines:
         print(json.dumps(line))
     if options.output:

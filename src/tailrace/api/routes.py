@@ -263,7 +263,7 @@ def _parsed(
 def _claim_of(request: Request, parsed: ParsedRequest) -> Claim | None:
     """Return the idempotency key of a request. Raises: RequestError."""
     key = request.headers.get("idempotency-key")
-    return None if key is None else claim_of(key, [request.url.path, dict(parsed.query), parsed.body])
+    return None if key is None else claim_of(key, [request.scope["path"], dict(parsed.query), parsed.body])
 
 
 def _action_of(operation: Operation) -> str:

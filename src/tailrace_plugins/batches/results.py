@@ -19,6 +19,7 @@ __all__ = ["RESULT_NAMES", "Results", "result_file_id", "result_of", "unrun_line
 
 RESULT_NAMES = {RESULTS: "output", ERRORS: "error"}
 _RETRY_S = 1.0
+_GATHER_S = 0.003  # for which results wait for others, since a commit costs as much as a fortieth of a small row
 _LETTERS: dict[Outcome, bytes] = {"succeeded": b"s", "errored": b"e", "expired": b"x", "canceled": b"c"}
 _OUTCOMES = {letter: outcome for outcome, letter in _LETTERS.items()}
 _MESSAGES: dict[Outcome, tuple[str, str]] = {
@@ -81,6 +82,7 @@ class Results:
     async def _flush(self) -> None:
         """Keep what waits, and what comes meanwhile."""
         while self._waiting and self._kept is not None:
+            await asyncio.sleep(_GATHER_S)
             rows, kept = self._waiting, self._kept
             self._waiting, self._kept = {}, None
             if self._files.table.is_shared:  # the other servers show how far it is
