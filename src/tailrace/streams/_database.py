@@ -31,6 +31,7 @@ _LOCK_MS = 50
 _WAL_BYTES = 16 * 2**20  # file size to which the write-ahead log is truncated when it restarts
 _SWEEP_ROWS = 4_000  # per sweep: takes a few milliseconds
 _SWEEP_STREAMS = 500
+_INSERT_STREAM = "INSERT INTO streams (stream_id, record, record_crc, owner) VALUES (?, ?, ?, ?)"
 _INSERT, _ROW = "INSERT INTO tail (row, stream, seq, events, crc) VALUES ", "(?, ?, ?, ?, ?)"
 _ROWS_AT_ONCE = 128  # older builds of SQLite allow 999 values in a statement
 DAMAGED_PROPERTY = "damaged"  # the time when streams were lost
@@ -209,11 +210,11 @@ class Database:
 
     def begin(self, stream_id: str, record: bytes, owner: str = ANONYMOUS) -> int:
         """Write a new stream; returns its number."""
-        with self._writing() as connection:
-            cursor = connection.execute(
-                "INSERT INTO streams (stream_id, record, record_crc, owner) VALUES (?, ?, ?, ?)",
-                (stream_id, record, checksum(record, stream_id), owner),
-            )
+        values = stream_id, record, checksum(record, stream_id), owner
+        try:  # without BEGIN and COMMIT, as in `append`
+            cursor = self._connection.execute(_INSERT_STREAM, values)
+        except sqlite3.Error as error:
+            raise as_storage_error(error) from error
         assert cursor.lastrowid is not None
         return cursor.lastrowid
 
