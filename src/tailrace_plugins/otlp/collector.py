@@ -1,6 +1,6 @@
 """The collector, to which the OpenTelemetry SDK sends spans and metrics in batches, from threads of its own. Its
 variables (OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS, OTEL_BSP_…,
-OTEL_METRIC_EXPORT_INTERVAL) have their effect."""
+OTEL_METRIC_EXPORT_INTERVAL, OTEL_METRICS_EXPORTER=none) have their effect."""
 
 from __future__ import annotations
 
@@ -41,8 +41,11 @@ class Collector:
         self._resource = Resource.create(own).merge(OTELResourceDetector().detect())  # the variables go before these
         self._scope = InstrumentationScope("tailrace", __version__, attributes={"tailrace.conventions": VERSION})
         self._spans = BatchSpanProcessor(OTLPSpanExporter(f"{address}/v1/traces", timeout=_TIMEOUT_S))
-        exporter = OTLPMetricExporter(f"{address}/v1/metrics", timeout=_TIMEOUT_S)
-        self._meters = MeterProvider([PeriodicExportingMetricReader(exporter)], resource=self._resource)
+        readers = []
+        if os.environ.get("OTEL_METRICS_EXPORTER") != "none":  # Jaeger and Phoenix take no metrics
+            exporter = OTLPMetricExporter(f"{address}/v1/metrics", timeout=_TIMEOUT_S)
+            readers.append(PeriodicExportingMetricReader(exporter))
+        self._meters = MeterProvider(readers, resource=self._resource)
         meter = self._meters.get_meter("tailrace", __version__)
         self._histograms: Mapping[str, Histogram] = {
             name: meter.create_histogram(name, "s", explicit_bucket_boundaries_advisory=bounds)

@@ -81,6 +81,14 @@ def test_variables_of_the_sdk_name_the_service(
     assert receiver.services == {name}
 
 
+def test_a_collector_without_metrics_gets_none(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    with _serving(receiver) as server:
+        server.post("/v1/chat/completions", _CHAT)
+        until(lambda: bool(receiver.named("chat scripted")))
+    assert not receiver.metrics
+
+
 def test_text_is_sent_only_if_asked_for(receiver: Receiver) -> None:
     with _serving(receiver, "--otlp-text") as server:
         text = server.post("/v1/chat/completions", _CHAT).json()["choices"][0]["message"]["content"]
