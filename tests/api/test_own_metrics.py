@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,22 +151,32 @@ def test_a_stopped_engine_is_a_stall(slow: Server) -> None:
 async def test_a_key_has_its_own_counts_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailrace.api.server_metrics.MAX_KEYS", 1)
     async with serving_with_keys(tmp_path) as house:
-        first, second = house.key(scopes=("generate", "metrics")), house.key("you")
+        first, second = house.key(scopes=("generate", "read", "metrics")), house.key("you")
         for token in (first, second, first):
             async with house.client(token) as client:
                 assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        async with house.client(first) as client, house.client(second) as other:
+            for sender in (client, other):
+                assert (await sender.post("/v1/chat/completions", json={**CHAT, "temperature": -1})).status_code == 400
+            unread = (await client.post("/v1/streams", json={"prompt": "Not read.", "max_tokens": 5})).json()
+            while (await client.get(f"/v1/streams/{unread['id']}")).json()["status"] != "done":
+                await asyncio.sleep(0.01)  # whoever waits for its end as a reader gets its tokens
         async with house.client("tr_wrong") as nobody:
             assert (await nobody.post("/v1/chat/completions", json=CHAT)).status_code == 401
         async with house.client(first) as client:
             found = samples((await client.get("/metrics")).text)
         key = first.split("_")[1]
-        assert found[f"tailrace_key_requests_total{{key={key}}}"] == 2
-        assert found["tailrace_key_requests_total{key=other}"] == 1
-        assert found[f"tailrace_key_tokens_total{{key={key},phase=decode}}"] == 24
+        assert found[f"tailrace_key_requests_total{{key={key}}}"] == 4
+        assert found["tailrace_key_requests_total{key=other}"] == 2
+        assert found[f"tailrace_key_tokens_total{{key={key},phase=decode}}"] == 29
+        for name in (key, "other"):
+            assert found[f"tailrace_key_refusals_total{{key={name},reason=invalid_request}}"] == 1
+        assert found[f"tailrace_key_unread_tokens_total{{key={key}}}"] == 5
+        assert found["tailrace_key_unread_tokens_total{key=other}"] == 0
         assert found["tailrace_refusals_total{reason=invalid_api_key}"] == 1
         assert second.split("_")[1] not in str(found)
 
         house.app = house.build_app(Settings(public_metrics=True))
         async with house.client() as anybody, house.client(first) as client:
             assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
-            assert "tailrace_key_requests_total{" not in (await anybody.get("/metrics")).text
+            assert "tailrace_key_" not in re.sub("#.*", "", (await anybody.get("/metrics")).text)

@@ -89,6 +89,8 @@ class Metrics(Observer):
         self.stalled = self._counter("stalled_seconds", "Seconds of these gaps.", "cause")
         self.of_keys = self._counter("key_requests", "Requests of a key.", "key")
         self.tokens_of_keys = self._counter("key_tokens", "Tokens of a key's requests.", "key", "phase")
+        self.refusals_of_keys = self._counter("key_refusals", "Refused requests of a key.", "key", "reason")
+        self.unread_of_keys = self._counter("key_unread_tokens", "Tokens of a key that no client had read.", "key")
         self.outlived = self._gauge(
             "streams_outlived",
             "Streams that survived the loss of an engine or a server: replayed or continued.",
@@ -159,6 +161,8 @@ class Metrics(Observer):
 
     def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
         self._of(self.refusals, arrival.model, error.code).inc()
+        if arrival.key_id and self._shows_keys:
+            self._of(self.refusals_of_keys, arrival.model, self._key(arrival.key_id), error.code).inc()
 
     def on_turned_away(self, error: TailraceError) -> None:
         """A request was refused by its Host, Origin or key, before anybody knew its model."""
@@ -205,7 +209,7 @@ class Metrics(Observer):
         self._of(self.ended, model, end.status, end.failure.code if end.failure is not None else "").inc()
         if end.continuity is not None and (times.num_losses or not times.num_preemptions):
             self._of(self.outlived, model, end.continuity).inc()
-        num_tokens = end.usage.num_completion_tokens
+        num_tokens, num_unread = end.usage.num_completion_tokens, log.num_unread_tokens
         self._num_decoded[model] += num_tokens
         cached = end.num_cached_tokens or 0
         read = end.usage.num_prompt_tokens - cached if times.admitted_s is not None else 0
@@ -215,8 +219,9 @@ class Metrics(Observer):
             key = self._key(record.key_id)
             for phase, count in (("prefill", read), ("cached", cached), ("decode", num_tokens)):
                 self._of(self.tokens_of_keys, model, key, phase).inc(max(0, count))
+            self._of(self.unread_of_keys, model, key).inc(num_unread)
         self._of(self.reasoning, model).inc(end.num_reasoning_tokens)
-        self._of(self.unread, model).inc(log.num_unread_tokens)
+        self._of(self.unread, model).inc(num_unread)
         if times.first_s is not None and times.ended_s is not None and num_tokens > record.num_choices:
             gaps = num_tokens / record.num_choices - 1
             self._of(self.itl_s, model).observe((times.ended_s - times.first_s) / gaps)
