@@ -303,6 +303,6 @@ def test_a_call_that_a_limit_cuts_is_whole_or_text() -> None:
 
 def test_a_call_whose_arguments_are_nested_too_deeply_is_text() -> None:
     reader = WholeCallReader()
-    source = '{"a": ' * 2_000 + "1" + "}" * 2_000
+    source = '{"a": ' * 20_000 + "1" + "}" * 20_000
     found = reader.push(call("b", source)) + reader.flush()
     assert found == ['{"name": "b", "arguments": ' + source]
