@@ -46,9 +46,10 @@ _SETTINGS = (
     "```",
     "",
     "A flag goes before a variable, and both before the file. `tailrace config --example` prints a file with all",
-    "settings as comments, `tailrace config --config tailrace.toml` checks a file and shows what is in force. A change",
-    "needs a restart, during which streams continue. Keys, their limits and TLS certificates are read again while the",
-    "server runs; they are no settings.",
+    "settings as comments, `tailrace config --config tailrace.toml` checks a file and shows what is in force. After",
+    "SIGHUP (`systemctl reload`), the settings with a `yes` in the column reload are in use at once; the others need a",
+    "restart, during which streams continue ([as a service](service.md)). Keys, their limits and TLS certificates are",
+    "read again while the server runs; they are no settings.",
     "",
 )
 
@@ -72,12 +73,12 @@ _OTHER_VARIABLES = (
 def render() -> str:
     lines = ["# Reference", "", "Made from the code by `TAILRACE_REGENERATE=1 pytest tests/test_docs.py`.", ""]
     lines += [*_SETTINGS]
-    lines += ["| flag | variable | default | |", "|---|---|---|---|"]
+    lines += ["| flag | variable | default | reload | |", "|---|---|---|---|---|"]
     for row in settings_table():
         default = str(row.default).lower() if row.kind is bool else str(row.default)
         if row.default in ("", None):
             default = "by engine" if row.default is None else "none"
-        lines.append(f"| `{row.flag}` | `{row.variable}` | {default} | {row.text} |")
+        lines.append(f"| `{row.flag}` | `{row.variable}` | {default} | {'yes' if row.reloads else ''} | {row.text} |")
     of_model = ", ".join(f"`{row.key}`" for row in settings_table() if row.of_model)
     lines += ["", f"Of several models each may have its own of these, by `--set NAME.SETTING=VALUE`: {of_model}."]
     lines += ["", *_OTHER_VARIABLES, ""]

@@ -32,6 +32,7 @@ class Setting:
     choices: tuple[str, ...] = ()  # for texts; () allows any text
     of_model: bool = False  # each of several models may have its own value
     is_list: bool = False  # a text that may have several parts, separated by commas; the flag may be repeated
+    reloads: bool = False  # it may change while the server runs: nobody keeps a copy
 
     @property
     def limit(self) -> float:

@@ -97,7 +97,7 @@ __all__ = [
 logger = logging.getLogger("tailrace.plugins")
 
 Options: TypeAlias = Mapping[str, Any]  # Any: of each setting's type
-"""The values of an extension's settings, by name."""
+"""The values of an extension's settings, by name. Those that reload change here."""
 
 
 class Server:
@@ -107,6 +107,7 @@ class Server:
     store what `table_of` returns, a `Table`, or what `notes_of` returns: a `SharedLog` where servers share one, else
     `LocalNotes`. `ask` sends a request to
     the server itself; `error_answer` is how it answers with an error. `observe` calls an observer of all requests.
+    `settings` may be others later (`Setting.reloads`): read them at each use, or ask with `on_reload` to be told.
     """
 
     def __init__(
@@ -128,9 +129,25 @@ class Server:
         self._keyring = records.keyring if records is not None else Keyring()
         self._observers = tuple(observers)
         self._app: ASGIApp | None = None
+        self._on_reload: list[Callable[[Settings], None]] = [self.bodies.use, self.streams.use]
+        if records is not None:
+            self._on_reload.append(records.use)
         self._wires = ServedWires()
         self._answers = asyncio.Event()
         self._forgets: tuple[Forget, ...] = ()
+
+    def on_reload(self, call: Callable[[Settings], None]) -> None:
+        """Call a function with the settings each time that they change while the server runs."""
+        self._on_reload.append(call)
+
+    def use(self, settings: Settings) -> None:
+        """Use other settings from now on."""
+        self.settings = settings
+        for call in self._on_reload:
+            try:
+                call(settings)
+            except Exception:  # extensions may raise anything
+                logger.exception("a part of the server may have kept its settings")
 
     def observe(self, observer: Observer) -> None:
         """Call an observer for each request of all models. Streams that this server has taken over as it started may
@@ -307,5 +324,11 @@ async def open_extensions(server: Server) -> AsyncIterator[list[Opened]]:
 
 def _open(extension: Extension, server: Server) -> AbstractAsyncContextManager[Opened]:
     function: Open = pkgutil.resolve_name(extension.opens)
-    given = server.settings.of_extensions
-    return function(server, {row.name: given.get(row.name, row.default) for row in extension.settings})
+    options: dict[str, Any] = {}  # Any: as in Options
+
+    def use(settings: Settings) -> None:
+        options.update({row.name: settings.value_of(row) for row in extension.settings})
+
+    use(server.settings)
+    server.on_reload(use)
+    return function(server, options)

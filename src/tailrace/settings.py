@@ -33,13 +33,15 @@ def _setting(
     choices: tuple[str, ...] = (),
     of_model: bool = False,
     is_list: bool = False,
+    reloads: bool = False,
 ) -> Any:
     kind = kind or type(default)
-    row = {"text": text, "kind": kind, "least": least, "most": most}
-    return field(default=default, metadata=row | {"choices": choices, "of_model": of_model, "is_list": is_list})
+    row = {"text": text, "kind": kind, "least": least, "most": most, "choices": choices}
+    return field(default=default, metadata=row | {"of_model": of_model, "is_list": is_list, "reloads": reloads})
 
 
 _model_setting = partial(_setting, of_model=True)
+_live, _live_model = partial(_setting, reloads=True), partial(_model_setting, reloads=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +138,18 @@ class Settings:
         "Which of several models are loaded before the server takes requests: the first one, or all.",
         choices=("first", "all"),
     )
-    idle_unload_s: float = _model_setting(
+    idle_unload_s: float = _live_model(
         0.0, "Time without a stream after which a model is unloaded. The next request loads it again. 0 is never."
     )
-    memory_bytes: int = _setting(
+    memory_bytes: int = _live(
         0, "Memory limit for the engines of several models. Idle engines are unloaded to make room. 0 is no limit."
     )
     max_sequences: int = _model_setting(64, "Sequences that run at once; more are queued.", least=1)
-    max_concurrent_requests: int = _model_setting(
-        128, "Requests running and queued; more are refused with 429.", least=1
-    )
-    default_max_tokens: int = _model_setting(
+    max_concurrent_requests: int = _live_model(128, "Requests running and queued; more are refused with 429.", least=1)
+    default_max_tokens: int = _live_model(
         1024, "Longest answer if the request does not set a limit. /v1/completions uses 16, like OpenAI.", least=1
     )
-    prompt_template: str = _setting(
+    prompt_template: str = _live(
         "", "Template for prompts of the plain wires (/?prompt=, /query-stream, /generate-stream), with {prompt} in it."
     )
     reasoning: str = _model_setting(
@@ -158,7 +158,7 @@ class Settings:
         "in the text.",
         choices=("auto", "text"),
     )
-    reasoning_budget: int = _model_setting(
+    reasoning_budget: int = _live_model(
         -1,
         "Most tokens of reasoning in an answer; then its end is forced, and the answer follows. -1 is no limit. "
         "Requests may set their own.",
@@ -169,9 +169,9 @@ class Settings:
         "Format in which the model writes tool calls: auto finds it by the chat template; another name is one of the "
         "formats in docs/tools.md.",
     )
-    strict: bool = _setting(False, "Refuse fields that have no effect, instead of listing them in X-Tailrace-Ignored.")
-    queue_s: float = _setting(60.0, "Longest time of a request in the queue.")
-    linger_s: float = _setting(60.0, "How long a stream of /v1/streams continues without a reader.")
+    strict: bool = _live(False, "Refuse fields that have no effect, instead of listing them in X-Tailrace-Ignored.")
+    queue_s: float = _live(60.0, "Longest time of a request in the queue.")
+    linger_s: float = _live(60.0, "How long a stream of /v1/streams continues without a reader.")
     retention_s: float = _setting(900.0, "How long a finished stream can still be read.")
     retention_bytes: int = _setting(256 * 2**20, "Space for finished streams; the oldest are dropped first.")
     journal: str = _setting(
@@ -207,17 +207,17 @@ class Settings:
         "Keep finished streams in the journal for --retention-s. Otherwise they are deleted from disk at their end, "
         "and stay readable only while this process runs.",
     )
-    heartbeat_s: float = _setting(
+    heartbeat_s: float = _live(
         10.0, "Idle time after which a stream gets an event or a line without text, so that it is kept open."
     )
-    body_bytes: int = _setting(2_000_000, "Largest request body.", least=1)
-    image_body_bytes: int = _setting(
+    body_bytes: int = _live(2_000_000, "Largest request body.", least=1)
+    image_body_bytes: int = _live(
         20_000_000,
         "Largest request body with images, where a model reads them; at most an eighth of --pending-body-bytes. "
         "Besides the images it has at most --body-bytes.",
         least=1,
     )
-    pending_body_bytes: int = _setting(
+    pending_body_bytes: int = _live(
         256 * 2**20,
         "Memory for the bodies of all requests without an answer yet, at least --body-bytes; beyond it 429. When less "
         "than half is free, large bodies are refused first.",
@@ -227,66 +227,66 @@ class Settings:
         "Hosts from which images of questions are fetched, separated by commas; *.example.com allows all below a name, "
         "* any. Never from private addresses.",
     )
-    body_gap_s: float = _setting(1.0, "Timeout for the next piece of a request body.", least=0.1)
-    body_s: float = _setting(30.0, "Timeout for a whole request body.", least=0.1)
-    header_s: float = _setting(10.0, "Timeout for the head of a request: its request line and headers.", least=0.1)
-    keep_alive_s: int = _setting(
+    body_gap_s: float = _live(1.0, "Timeout for the next piece of a request body.", least=0.1)
+    body_s: float = _live(30.0, "Timeout for a whole request body.", least=0.1)
+    header_s: float = _live(10.0, "Timeout for the head of a request: its request line and headers.", least=0.1)
+    keep_alive_s: int = _live(
         90,
         "How long a connection stays open between a response and the next request. A proxy in front must give up idle "
         "connections earlier.",
         least=1,
     )
-    write_s: float = _setting(
+    write_s: float = _live(
         30.0,
         "Write timeout: a client must take 64 KiB, or all that is buffered, in this time. Otherwise it is "
         "disconnected, and can resume.",
         least=0.1,
         most=86_400,
     )
-    max_connections: int = _setting(
+    max_connections: int = _live(
         10_000,
         "Connections open at once; more are refused with 503. The limit of open files (ulimit -n) minus 80 is also a "
         "limit.",
         least=1,
     )
-    client_connections: int = _setting(
+    client_connections: int = _live(
         0,
         "Connections open at once from one address. 0 is a tenth of --max-connections; for loopback addresses, which "
         "may be proxies, three quarters.",
     )
-    stall_s: float = _model_setting(30.0, "Time without progress after which the engine is restarted.", least=0.1)
-    load_s: float = _model_setting(600.0, "Timeout for loading the engine.", least=0.1)
-    recover_s: float = _setting(
+    stall_s: float = _live_model(30.0, "Time without progress after which the engine is restarted.", least=0.1)
+    load_s: float = _live_model(600.0, "Timeout for loading the engine.", least=0.1)
+    recover_s: float = _live(
         120.0, "How long streams wait for a new engine after a crash, before they end with an error.", least=0.1
     )
     spare_engine: bool = _model_setting(
         False, "Keep a second engine loaded, so that streams continue at once after a crash. It needs as much memory."
     )
-    shutdown_delay_s: float = _setting(
+    shutdown_delay_s: float = _live(
         0.0,
         "How long new requests are still accepted after SIGTERM or Ctrl-C, while `/readyz` answers 503: until load "
         "balancers have seen it. Then --drain-s begins.",
     )
-    drain_s: float = _setting(
+    drain_s: float = _live(
         10.0, "How long running streams may continue after SIGTERM or Ctrl-C; the journal keeps the others."
     )
-    ws_sockets: int = _setting(1000, "WebSockets open at once; more are refused with 429.", least=1)
-    ws_owner_sockets: int = _setting(
+    ws_sockets: int = _live(1000, "WebSockets open at once; more are refused with 429.", least=1)
+    ws_owner_sockets: int = _live(
         200, "WebSockets that one owner of keys has open at once; more are refused with 429.", least=1
     )
-    ws_streams: int = _setting(64, "Streams that one WebSocket follows at once.", least=1)
-    ws_message_bytes: int = _setting(
+    ws_streams: int = _live(64, "Streams that one WebSocket follows at once.", least=1)
+    ws_message_bytes: int = _live(
         2**20, "Largest message on a WebSocket. On that of Responses, it may be as large as a request body.", least=1
     )
-    ws_message_s: float = _setting(30.0, "Timeout for a whole message on a WebSocket, from its first byte.", least=0.1)
-    ws_ping_s: float = _setting(
+    ws_message_s: float = _live(30.0, "Timeout for a whole message on a WebSocket, from its first byte.", least=0.1)
+    ws_ping_s: float = _live(
         20.0, "Time between pings on a WebSocket. A client that does not answer two is disconnected. 0 is never."
     )
-    ws_idle_s: float = _setting(
+    ws_idle_s: float = _live(
         3600.0, "How long a WebSocket stays open without a message from the client or a running request. 0 is forever."
     )
-    allowed_hosts: str = _setting("", "Further Host names of this server, separated by commas; * allows any.")
-    allowed_origins: str = _setting("", "Web origins that may call this server, separated by commas; * allows any.")
+    allowed_hosts: str = _live("", "Further Host names of this server, separated by commas; * allows any.")
+    allowed_origins: str = _live("", "Web origins that may call this server, separated by commas; * allows any.")
     root_path: str = _setting(
         "",
         "Path below which a proxy serves this server, such as /llm. The proxy must remove it from requests. The paths "
@@ -301,25 +301,25 @@ class Settings:
         "records.sqlite in the data directory.",
     )
     record_text: bool = _setting(False, "Store prompts and answers with requests, not only counts.")
-    record_days: float = _setting(90.0, "How long the rows of requests are kept. Sums per day stay. 0 is forever.")
+    record_days: float = _live(90.0, "How long the rows of requests are kept. Sums per day stay. 0 is forever.")
     kept_image_bytes: int = _setting(
         2**30,
         "Size of all images in one owner's conversations and stored responses. With 0, they keep none.",
         least=0,
     )
-    response_days: float = _setting(
+    response_days: float = _live(
         30.0, "How long stored responses are kept in the database, if there is one. 0 is forever."
     )
     insecure: bool = _setting(
         False, "Allow other addresses than loopback without keys: all clients that reach the port have access."
     )
-    log_level: str = _setting(
+    log_level: str = _live(
         "warning",
         "Lowest level of log messages, also for apps under `tailrace run`. debug includes messages of libraries.",
         choices=("debug", "info", "warning", "error"),
     )
-    log_format: str = _setting("text", "Log lines as text, or as one JSON object per line.", choices=("text", "json"))
-    access_log: bool = _setting(False, "Log one line per finished request, without prompts and answers.")
+    log_format: str = _live("text", "Log lines as text, or as one JSON object per line.", choices=("text", "json"))
+    access_log: bool = _live(False, "Log one line per finished request, without prompts and answers.")
     metrics_as: str = _setting(
         "tgi", "Metric names of other servers beside tailrace's own at /metrics: tgi, vllm or vllm,tgi."
     )
@@ -396,6 +396,15 @@ class Settings:
         scale of --adapter. Raises: ValueError."""
         first: dict[str, Any] = {"adapter_scale": 1.0} if "adapter" in own else {}
         return replace(self, **{**first, **own})
+
+    def value_of(self, row: Setting) -> Any:  # Any: as above
+        return getattr(self, row.name) if row in _TABLE else self.of_extensions.get(row.name, row.default)
+
+    def taking(self, others: Settings) -> Settings:
+        """Return the settings, with those that may change while a server runs (`Setting.reloads`) from others."""
+        taken = {row.name: others.value_of(row) for row in settings_table() if row.reloads}
+        own = {row.name: taken.pop(row.name) for row in _TABLE if row.reloads}
+        return replace(self, **own, of_extensions={**self.of_extensions, **taken})
 
 
 def _is_address(host: str) -> bool:

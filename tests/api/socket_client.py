@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message
@@ -18,15 +18,15 @@ from tailrace.api.sockets import Sockets
 from tailrace.api.stream_starts import StreamStarts
 from tailrace.assembly.models import Models
 from tailrace.assembly.served import Served
-from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge
-from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
+from tailrace.server import Server
 from tailrace.settings import Settings
+from tailrace.streams.opening import Store
 from tailrace.transport.websocket_parts import SEND_MANY
 from tailrace_outer.scripted.scripted_models import find_scripted
 
-__all__ = ["SocketClient", "app_of", "models_of"]
+__all__ = ["SocketClient", "app_of", "models_of", "server_of"]
 
 _MOMENT_S = 0.001  # of virtual time: it passes when everybody else waits
 
@@ -148,6 +148,11 @@ def models_of(harness: Harness) -> Models:
     return Models([served], Settings(), asyncio.TaskGroup())
 
 
+def server_of(harness: Harness, settings: Settings | None = None) -> Server:
+    """Return the server of this generator's streams."""
+    return Server(settings or Settings(), cast(Store, harness.generator.store))
+
+
 def app_of(
     harness: Harness,
     *,
@@ -155,6 +160,6 @@ def app_of(
     **settings: Any,  # Any: of any of the settings' types
 ) -> ASGIApp:
     given = Settings(**settings)
-    models, streams = models_of(harness), StreamActions(harness.generator.store, given)
-    sockets = Sockets(models, streams, given, StreamStarts(models, streams, given), BodyBudget(given))
+    models, server = models_of(harness), server_of(harness, given)
+    sockets = Sockets(models, server, StreamStarts(models, server))
     return Edge(Router([*sockets.of_wires(ServedWires()), *sockets.table()]), given, authentication)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.routing import Router
 from starlette.types import ASGIApp
-from tests.api.socket_client import SocketClient, models_of
+from tests.api.socket_client import SocketClient, models_of, server_of
 from tests.generation.harness import Harness
 from tests.streams.virtual_time import run as run_scenario
 
@@ -17,9 +17,7 @@ from tailrace.api.routes import Routes
 from tailrace.api.sockets import Sockets
 from tailrace.api.stream_starts import StreamStarts
 from tailrace.assembly.served import Served
-from tailrace.http.body_budget import BodyBudget
 from tailrace.http.edge import Edge
-from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.streams import MemoryLogStore
@@ -72,10 +70,9 @@ def test_a_model_is_in_use_while_a_request_is_made(
         store, settings = _SlowStore(), Settings()
         harness = Harness(store=store)
         models = models_of(harness)
-        wires, streams = ServedWires(), StreamActions(store, settings)
-        starts = StreamStarts(models, streams, settings)
-        sockets = Sockets(models, streams, settings, starts, BodyBudget(settings))
-        routes = Routes(wires, models, streams, settings, BodyBudget(settings), starts)
+        wires, server = ServedWires(), server_of(harness, settings)
+        starts = StreamStarts(models, server)
+        sockets, routes = Sockets(models, server, starts), Routes(wires, models, server, starts)
         app = Edge(Router([*routes.table(), *sockets.of_wires(wires), *sockets.table()]), settings)
         served = models.first
         assert use_of(served) == (0, False, True)

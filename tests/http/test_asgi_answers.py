@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from starlette.routing import Router
 from starlette.types import Message, Scope
-from tests.api.socket_client import models_of
+from tests.api.socket_client import models_of, server_of
 from tests.dialects.sse import parse
 from tests.dialects.transcripts import VIEWS, facts
 from tests.generation.harness import Harness, greedy, text_of
@@ -21,10 +21,7 @@ from tailrace.api.stream_starts import StreamStarts
 from tailrace.dialects import Encoder, View, openai
 from tailrace.errors import StorageError
 from tailrace.http.asgi_answers import StreamAnswer, WholeAnswer
-from tailrace.http.body_budget import BodyBudget
-from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
-from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import End, Event, Record, TextDelta, Usage
 from tailrace_outer.responses.responses_events import ResponsesView
@@ -262,10 +259,8 @@ async def followed(harness: Harness, log: StreamLog, after: int) -> bytes:
         nonlocal body
         body += message.get("body", b"")
 
-    streams = StreamActions(harness.generator.store, Settings())
-    models = models_of(harness)
-    starts = StreamStarts(models, streams, Settings())
-    routes = Routes(ServedWires(), models, streams, Settings(), BodyBudget(Settings()), starts)
+    models, server = models_of(harness), server_of(harness)
+    routes = Routes(ServedWires(), models, server, StreamStarts(models, server))
     scope: Scope = {
         "type": "http",
         "method": "GET",

@@ -83,7 +83,7 @@ class Gate:
     """
 
     def __init__(self, *, max_requests: int = 128) -> None:
-        self._max_requests = max_requests
+        self.max_requests = max_requests
         self.capacity_tokens = 0
         self._capacity_sequences = 0
         self.block_tokens = 1
@@ -223,7 +223,7 @@ class Gate:
     def check_open(self, by: _Asks = _ANYBODY, *, is_slowed: bool = False) -> None:
         """Check that an owner may queue a request now, whatever its size. Raises: QueueFull, Draining, EngineLost."""
         self._check_refusal()
-        num_slots = max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests
+        num_slots = max(1, 3 * self.max_requests // 4) if is_slowed else self.max_requests
         used = self._num_slots[by.is_background]
         num_used = used.total()
         share = num_slots // len({by.owner, *used})

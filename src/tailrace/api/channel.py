@@ -17,8 +17,7 @@ from tailrace.dialects import websocket
 from tailrace.dialects.wire import shows_progress
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, Unauthenticated
 from tailrace.http.accepted_websocket import UNAUTHENTICATED, Over, Socket
-from tailrace.http.stream_actions import StreamActions
-from tailrace.settings import Settings
+from tailrace.server import Server
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, PromptProgress, Released, TextDelta
 
@@ -44,15 +43,13 @@ class _Frames(FrameSource):
 class StreamChannel:
     """A WebSocket of `/v1/ws`: receives commands, sends the frames of many streams. Commands are executed in order."""
 
-    def __init__(
-        self, models: Models, streams: StreamActions, settings: Settings, socket: Socket, group: asyncio.TaskGroup
-    ) -> None:
+    def __init__(self, models: Models, server: Server, socket: Socket, group: asyncio.TaskGroup) -> None:
         self._models = models
-        self._streams = streams
+        self._streams = server.streams
         self._socket = socket
-        self._is_strict = settings.strict
+        self._is_strict = server.settings.strict
         self._group = group
-        self._most = settings.ws_streams
+        self._most = server.settings.ws_streams
         self._followed = FollowedStreams(socket)
         self._tasks: dict[str, asyncio.Task[None]] = {}  # by the names of the streams
 

@@ -41,10 +41,8 @@ from tailrace.dialects.wire import (
 )
 from tailrace.errors import QueueFull, SeqOutOfRange, TailraceError, TooManyLanes, Unauthenticated, UnknownStream
 from tailrace.http.accepted_websocket import UNAUTHENTICATED, Over, Socket
-from tailrace.http.body_budget import BodyBudget
 from tailrace.http.lane_streams import LaneStream, LaneTake
-from tailrace.http.stream_actions import StreamActions
-from tailrace.settings import Settings
+from tailrace.server import Server
 from tailrace.streams import Reader, StreamLog
 from tailrace.transport.websocket_parts import LargeMessages
 from tailrace.types import End, GenerateRequest, Released, TextDelta
@@ -103,10 +101,8 @@ class LaneSocket:
         wire: Wire,
         lanes: SocketLanes,
         models: Models,
-        streams: StreamActions,
+        server: Server,
         starts: StreamStarts,
-        bodies: BodyBudget,
-        settings: Settings,
         socket: Socket,
         take: LaneTake | None = None,
     ) -> None:
@@ -115,11 +111,11 @@ class LaneSocket:
         self._table = lanes
         self._act = lanes.operation.act
         self._models = models
-        self._streams = streams
+        self._streams = server.streams
         self._starts = starts
-        self._bodies = bodies
+        self._bodies = server.bodies
         self._caller = caller_of(socket.scope)
-        self._settings = settings
+        self._settings = settings = server.settings
         self._socket = socket
         self._sender = HTTPConnection(socket.scope)
         self._take = take

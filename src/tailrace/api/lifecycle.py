@@ -19,6 +19,7 @@ from tailrace.access.requests_in_progress import CANCEL_DELAY_S
 from tailrace.api.about_routes import AboutRoutes
 from tailrace.api.admin_routes import AdminRoutes, RecentErrors
 from tailrace.api.openapi import document
+from tailrace.api.reload import Reread
 from tailrace.api.routes import Routes
 from tailrace.api.server_metrics import Metrics
 from tailrace.api.session_routes import SessionRoutes
@@ -32,12 +33,13 @@ from tailrace.dialects import native
 from tailrace.errors import SHUTTING_DOWN, Draining, ModelError
 from tailrace.generation.stalls import StallWatch
 from tailrace.http.access_log import AccessLog
-from tailrace.http.edge import Edge, let_origins_read
+from tailrace.http.edge import CrossOrigin, Edge
 from tailrace.http.near_paths import NearPaths
 from tailrace.http.wires import ServedWires
 from tailrace.records.records_service import Records, open_records
 from tailrace.server import Opened, Server, open_extensions
 from tailrace.settings import Settings
+from tailrace.system import eventloop
 from tailrace.transport.listening import BACKLOG, Signals, Uvicorn
 
 __all__ = ["PUBLIC", "RunningServer", "build_app", "build_routes", "open_server", "serve"]
@@ -72,24 +74,24 @@ def build_routes(
     metrics: Metrics | None = None,
 ) -> tuple[list[BaseRoute], ServedWires]:
     """Return all routes, and the wires among them. `own_routes` come first."""
-    settings, streams, bodies = server.settings, server.streams, server.bodies
+    settings = server.settings
     metrics = metrics or _metrics_of(models, settings)
     conversations = records.conversations if records is not None else None
-    about = AboutRoutes(models, metrics, lambda: document(wires, settings.root_path, extensions))
+    about = AboutRoutes(models, metrics, lambda: document(wires, server.settings.root_path, extensions))
     own: list[BaseRoute] = [*about.table()]
     errors = RecentErrors()
     server.forget_with(*(extension.forget for extension in extensions), errors.forget)
     if records is not None:
         own += SessionRoutes(records, settings.root_path).table()
-    own += AdminRoutes(models, bodies, errors).table()
-    starts = StreamStarts(models, streams, settings, conversations)
+    own += AdminRoutes(models, server.bodies, errors).table()
+    starts = StreamStarts(models, server, conversations)
     lane_takes = {path: take for extension in extensions for path, take in extension.lane_takes.items()}
-    sockets = Sockets(models, streams, settings, starts, bodies, lane_takes)
+    sockets = Sockets(models, server, starts, lane_takes)
     own += sockets.table()
     of_extensions = [route for extension in extensions for route in extension.routes]
     wires = ServedWires((*own_routes, *own), of_extensions)
     takes = {key: take for extension in extensions for key, take in extension.takes.items()}
-    routes = Routes(wires, models, streams, settings, bodies, starts, takes)
+    routes = Routes(wires, models, server, starts, takes)
     return [*own_routes, *routes.table(), *sockets.of_wires(wires), *own, *of_extensions], wires
 
 
@@ -128,10 +130,10 @@ def build_app(
         on_refused=metrics.on_turned_away,
     )
     server.answer_with(edge, wires)
-    app = let_origins_read(edge, settings, [name for one in extensions for name in one.exposed_headers])
-    if settings.access_log:
-        app = AccessLog(app, wires)
-    return NearPaths(app, wires, routes)
+    shown = CrossOrigin(edge, settings, [name for one in extensions for name in one.exposed_headers])
+    for part in (models, edge, shown):
+        server.on_reload(part.use)
+    return NearPaths(AccessLog(shown, wires), wires, routes)
 
 
 def _end_streams(models: Models, key_id: str) -> None:
@@ -149,6 +151,7 @@ class RunningServer:
     """A server below its sockets: the application, and what it uses."""
 
     app: ASGIApp
+    server: Server
     service: Service
     records: Records
     extensions: Sequence[Opened]
@@ -229,7 +232,7 @@ async def open_server(
                 app = build_app(service.models, server, extensions, records, own_routes(service), audit, *metrics)
                 stalls = StallWatch([served.generator for served in service.models], *metrics)
                 watching = group.create_task(stalls.run())
-                yield RunningServer(app, service, records, extensions)
+                yield RunningServer(app, server, service, records, extensions)
                 watching.cancel()
 
 
@@ -242,11 +245,12 @@ async def serve(
     cache_path: str = "",
     more: Sequence[Source] = (),
     on_ready: Callable[[RunningServer], None] = lambda running: None,
-    on_drain: Callable[[int], None] = lambda num_streams: None,
+    on_drain: Callable[[int, float], None] = lambda num_streams, within_s: None,
     own_routes: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
+    reread: Reread | None = None,
 ) -> None:
     """Serve on a bound socket until SIGTERM or SIGINT, then drain. A second signal stops the server at once; while the
-    engine loads, the first does.
+    engine loads, the first does. SIGHUP reads the settings again.
 
     Raises: ModelError if the engine cannot load the model.
     """
@@ -267,18 +271,28 @@ async def serve(
                 raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
             single_headers = [name for one in running.extensions for name in one.single_headers]
             server = Uvicorn(running.app, settings, native.encode_error, single_headers)
+            running.server.on_reload(server.use)
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))
                 on_ready(running)
+                reloading = None
+                if reread is not None:
+                    reloading = serving.create_task(reread.run(running.server, running.service.models))
                 await signals.stop_requested.wait()
-                on_drain(running.service.num_live)
+                if reloading is not None:
+                    reloading.cancel()
+                now = running.server.settings
+                on_drain(running.service.num_live, now.shutdown_delay_s + now.drain_s)
                 running.announce_drain()
-                await signals.wait_forced(settings.shutdown_delay_s)
-                await running.drain(settings.drain_s, signals.force_requested)
+                await signals.wait_forced(now.shutdown_delay_s)
+                await running.drain(now.drain_s, signals.force_requested)
                 server.force_exit = signals.force_requested.is_set()
                 server.should_exit = True
 
-    async with asyncio.TaskGroup() as group:
+    async with contextlib.AsyncExitStack() as stack:
+        if reread is not None:
+            stack.enter_context(eventloop.on_hangup(reread.requested.set))
+        group = await stack.enter_async_context(asyncio.TaskGroup())
         task = group.create_task(serve_until_stopped())
         await signals.stop_requested.wait()
         if not ready.is_set():

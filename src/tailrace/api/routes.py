@@ -49,12 +49,10 @@ from tailrace.errors import (
     RequestError,
 )
 from tailrace.http.asgi_answers import JsonAnswer, WholeAnswer, WithHeaders, unless_left
-from tailrace.http.body_budget import BodyBudget, BodyReader
-from tailrace.http.stream_actions import StreamActions
+from tailrace.http.body_budget import BodyReader
 from tailrace.http.wires import ServedWires, is_meant
 from tailrace.images.owner_turns import OwnerTurns
-from tailrace.server import Take
-from tailrace.settings import Settings
+from tailrace.server import Server, Take
 from tailrace.types import Claim
 
 __all__ = ["Routes", "route"]
@@ -74,18 +72,14 @@ class Routes:
         self,
         wires: ServedWires,
         models: Models,
-        streams: StreamActions,
-        settings: Settings,
-        bodies: BodyBudget,
+        server: Server,
         starts: StreamStarts,
         takes: Mapping[tuple[str, str], Take] | None = None,
     ) -> None:
         self._takes = takes or {}
         self._wires = wires
         self._models = models
-        self._streams = streams
-        self._settings = settings
-        self._bodies = bodies
+        self._server = server
         self._starts = starts
         self._slow = OwnerTurns(_SLOW_AT_ONCE, _SLOW_OF_OWNER)
         self._num_slow = 0
@@ -123,11 +117,11 @@ class Routes:
         principal.require(_action_of(operation))
         principal.require_within("wire", wire.name)
         has_images = operation.has_images and self._models.read_images
-        with self._bodies.reader(request.scope, has_images=has_images) as reader:
+        with self._server.bodies.reader(request.scope, has_images=has_images) as reader:
             parsed, meant = await self._parse(wire, operation, request, reader)
             known = [name.rstrip("!") for name in operation.query]
             unknown = [printable(name) for name in parsed.query if name not in known]
-            headers = ignored_header(unknown, is_strict=self._settings.strict) | vary
+            headers = ignored_header(unknown, is_strict=self._server.settings.strict) | vary
             take = self._takes.get((operation.method, operation.path))
             if take is not None and (taken := await take(request, parsed.body)) is not None:
                 return WithHeaders(taken, headers) if headers else taken
@@ -148,7 +142,7 @@ class Routes:
                     owner = owner_of(request.scope)
                     stream_id, view = find(await self._starts.with_newest(wire, owner, parsed, topic))
                     opened = partial(self._starts.open, view)
-                    answer = await self._streams.act(request.scope, stream_id, verb, opened)
+                    answer = await self._server.streams.act(request.scope, stream_id, verb, opened)
                 case Show(render, is_slow):
                     answer = self._reply(
                         await self._show_slowly(owner_of(request.scope), render, parsed) if is_slow else render(parsed)
@@ -181,7 +175,7 @@ class Routes:
         return self._starts.addressed(wire, operation, request, body, query, reader=reader)
 
     def _reply(self, reply: Reply) -> Response:
-        headers = ignored_header(reply.ignored, is_strict=self._settings.strict)
+        headers = ignored_header(reply.ignored, is_strict=self._server.settings.strict)
         if reply.retry_after_s is not None:
             headers["retry-after"] = f"{reply.retry_after_s:.0f}"
         return Response(reply.body, reply.status, headers, reply.media_type)
@@ -198,10 +192,10 @@ class Routes:
             call = act.parse(parsed)
             if isinstance(call, Reply):
                 return self._reply(call)
-            ignored_header(call.ignored, is_strict=self._settings.strict)
+            ignored_header(call.ignored, is_strict=self._server.settings.strict)
             if not served.is_loaded:
                 await self._models.load(served, is_background=is_background(request))
-            wanted = with_priority(fitted_inputs(call.request, is_strict=self._settings.strict), request)
+            wanted = with_priority(fitted_inputs(call.request, is_strict=self._server.settings.strict), request)
             try:
                 run = await served.embedder.begin(sent_by(request.scope, wanted, wire=wire.name, model=named.model))
             except RequestError as error:
@@ -231,11 +225,11 @@ class Routes:
                 return Response(body, 200, ignored_header(notes, is_strict=False), call.view.media_type)
             case BegunStream(call, log, facts, notes):
                 encoder = call.view.open(facts)
-                headers = self._streams.headers_of(log) | ignored_header(notes, is_strict=False)
+                headers = self._server.streams.headers_of(log) | ignored_header(notes, is_strict=False)
                 if call.stream:
-                    return self._streams.follow(log, encoder, call.view, headers=headers.items())
+                    return self._server.streams.follow(log, encoder, call.view, headers=headers.items())
                 if call.at_once:
-                    headers["location"] = self._streams.path_of(log)
+                    headers["location"] = self._server.streams.path_of(log)
                     return JsonAnswer(encoder.whole(log.events), call.status, headers)
                 return WholeAnswer(log, encoder, wire, headers)
             case never:
@@ -243,7 +237,7 @@ class Routes:
 
     async def _follow(self, scope: Scope, following: Following) -> ASGIApp:
         log, encoder = await self._starts.follow(owner_of(scope), following)
-        answer = self._streams.follow(log, encoder, following.view, following.after)
+        answer = self._server.streams.follow(log, encoder, following.view, following.after)
         observers = self._models.of(log).generator.observers
         if not observers.hear_of_reads:
             return answer

@@ -28,11 +28,9 @@ from tailrace.dialects import ServerFacts, SocketChat, Wire, native
 from tailrace.dialects.wire import SocketLanes
 from tailrace.errors import SHUTTING_DOWN, Draining, QueueFull, UpgradeRequired
 from tailrace.http.accepted_websocket import Socket, end_of
-from tailrace.http.body_budget import BodyBudget
 from tailrace.http.lane_streams import LaneTake
-from tailrace.http.stream_actions import StreamActions
 from tailrace.http.wires import ServedWires
-from tailrace.settings import Settings
+from tailrace.server import Server
 from tailrace.types import ANONYMOUS
 
 __all__ = ["Sockets"]
@@ -47,18 +45,14 @@ class Sockets:
     def __init__(
         self,
         models: Models,
-        streams: StreamActions,
-        settings: Settings,
+        server: Server,
         starts: StreamStarts,
-        bodies: BodyBudget,
         takes: Mapping[str, LaneTake] | None = None,
     ) -> None:
         self._takes = takes or {}  # of sockets with lanes, by path
         self._models = models
-        self._streams = streams
-        self._settings = settings
+        self._server = server
         self._starts = starts
-        self._bodies = bodies
         self._num_open = 0
         self._num_open_of: Counter[tuple[str, str]] = Counter()  # by owner, and the stream of a ticket
 
@@ -85,10 +79,10 @@ class Sockets:
         """Accept a socket, run it, and close it. Raises: AdmissionError before the socket is accepted."""
         if self._models.first.generator.gate.is_draining:
             raise Draining(SHUTTING_DOWN, retry_after_s=_RETRY_S)
-        if self._num_open >= self._settings.ws_sockets:
+        if self._num_open >= self._server.settings.ws_sockets:
             raise QueueFull("Too many WebSockets are open.", retry_after_s=_RETRY_S)
-        principal, idle_s = principal_of(scope), self._settings.ws_idle_s
-        most = self._settings.ws_owner_sockets
+        principal, idle_s = principal_of(scope), self._server.settings.ws_idle_s
+        most = self._server.settings.ws_owner_sockets
         if principal.stream_id is not None:
             most, idle_s = _MAX_OF_TICKETS, min(idle_s or LIFETIME_S, LIFETIME_S)
         whose = principal.owner, principal.stream_id or ""
@@ -109,15 +103,13 @@ class Sockets:
                 del self._num_open_of[whose]
 
     async def _chat(self, wire: str, begin: Callable[[ServerFacts], SocketChat], socket: Socket) -> None:
-        chat = ChatSocket(self._models, self._settings, socket, begin(self._models.names[0]), wire=wire)
+        chat = ChatSocket(self._models, self._server.settings, socket, begin(self._models.names[0]), wire=wire)
         async with asyncio.TaskGroup() as group:
             group.create_task(chat.answer_all())
             await chat.listen()
 
     async def _lanes(self, wire: Wire, lanes: SocketLanes, take: LaneTake | None, socket: Socket) -> None:
-        answering = LaneSocket(
-            wire, lanes, self._models, self._streams, self._starts, self._bodies, self._settings, socket, take
-        )
+        answering = LaneSocket(wire, lanes, self._models, self._server, self._starts, socket, take)
         over = await end_of(answering.run())
         if over.close is None and await socket.is_done():
             await answering.cancel_own()  # nothing is followed any more, and nothing ends this
@@ -125,7 +117,7 @@ class Sockets:
 
     async def _follow(self, socket: Socket) -> None:
         async with asyncio.TaskGroup() as group:
-            await StreamChannel(self._models, self._streams, self._settings, socket, group).run()
+            await StreamChannel(self._models, self._server, socket, group).run()
 
 
 class _Endpoint:

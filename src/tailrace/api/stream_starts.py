@@ -55,9 +55,8 @@ from tailrace.errors import (
 from tailrace.generation import Generator, images_of, without_images
 from tailrace.http.body_budget import BodyReader
 from tailrace.http.inner_requests import FOUND_ONLY
-from tailrace.http.stream_actions import StreamActions
 from tailrace.records.conversation_keeper import ConversationKeeper
-from tailrace.settings import Settings
+from tailrace.server import Server
 from tailrace.streams import StreamLog
 from tailrace.types import Claim, End, Failure, GenerateRequest, Record, Sampling, Task, Usage, new_stream_id
 
@@ -92,13 +91,11 @@ class StreamStarts:
     def __init__(
         self,
         models: Models,
-        streams: StreamActions,
-        settings: Settings,
+        server: Server,
         conversations: ConversationKeeper | None = None,
     ) -> None:
         self._models = models
-        self._streams = streams
-        self._is_strict = settings.strict
+        self._server = server
         self._conversations = conversations
         self._store = models.first.generator.store
         self._keys_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
@@ -181,13 +178,13 @@ class StreamStarts:
             call = act.parse(parsed)
             if not isinstance(call, GenerateCall):
                 return call
-            ignored_header(call.ignored, is_strict=self._is_strict)
+            ignored_header(call.ignored, is_strict=self._server.settings.strict)
             if not may_generate(sender) and is_cross_origin(sender):
                 raise Forbidden("Pages of other origins cannot start a generation.", param="sec-fetch-site")
             if sender.scope.get("method") == "HEAD":
                 return call
             generation = sent_by(sender.scope, with_headers(call.request, sender), wire=wire.name, model=named.model)
-            generation, left_out = fitted(generation, served.generator, is_strict=self._is_strict)
+            generation, left_out = fitted(generation, served.generator, is_strict=self._server.settings.strict)
             notes = [*call.ignored, *(name_on_wire(name, wire, parsed) for name in left_out)]
             try:
                 if meant is None:
@@ -228,7 +225,7 @@ class StreamStarts:
         if stream_id is None:
             return parsed
         try:
-            log = await self._streams.find(owner, stream_id)
+            log = await self._server.streams.find(owner, stream_id)
         except UnknownStream:
             return parsed
         return replace(parsed, past=(facts_of(self._models.of(log), log), log.events))
@@ -277,7 +274,7 @@ class StreamStarts:
     async def follow(self, owner: str, following: Following) -> tuple[StreamLog, Encoder]:
         """Find the stream to follow, and open its encoder. Raises: StreamError, StorageError, and what the wire
         raises."""
-        log = await self._streams.find(owner, following.stream_id, following.after)
+        log = await self._server.streams.find(owner, following.stream_id, following.after)
         self._models.of(log).generator.observers.on_followed(log.record, following.after)
         encoder = self.open(following.view, log)
         if following.replay:

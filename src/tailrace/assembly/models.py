@@ -76,6 +76,15 @@ class Models:
         one = f"This server runs {self.names[0].model}; there is no such model here."
         return UnknownModel(_NO_SUCH_MODEL if len(self.names) > 1 else one, param="model")
 
+    def use(self, settings: Settings) -> None:
+        """Use other settings from now on. Those of its models have been changed."""
+        self._settings = settings
+        for served in self:
+            if (timer := self._timers.pop(served.model, None)) is not None:
+                timer.cancel()
+            if served.is_loaded and served.settings.idle_unload_s:
+                self._watch(served, 0.0)  # it is unloaded now, or looked at again when it may be
+
     def end_streams_of(self, key_id: str) -> None:
         """End the streams that a revoked key has begun."""
         for served in self:

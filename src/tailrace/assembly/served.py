@@ -15,6 +15,7 @@ from tailrace.engines.supervisor import Supervisor
 from tailrace.errors import EngineLost, TailraceError
 from tailrace.generation.embedder import Embedder
 from tailrace.generation.generator import Generator
+from tailrace.generation.limits import Limits
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.models import ModelCard
 from tailrace.models.directories import data_path
@@ -23,7 +24,7 @@ from tailrace.system.child import resident_bytes
 from tailrace.text import ChatFacts
 from tailrace.types import Arrival, Pooling, Task
 
-__all__ = ["NamedModel", "Served"]
+__all__ = ["NamedModel", "Served", "limits_of"]
 
 _PROCESS_BYTES = 64 * 2**20  # estimate of a worker's memory without its engine's, until it is measured
 
@@ -64,6 +65,13 @@ class Served:
         self._peak_bytes = 0  # the largest measured memory of its workers
         kind = find_kind(spec.engine)  # the weights may be in processes of the worker, which are not measured
         self._least_bytes = self._estimated_bytes if kind is not None and kind.starts_processes else 0
+
+    def use(self, settings: Settings) -> None:
+        """Use other settings from now on, of which only those that reload are different."""
+        self.settings = settings
+        self.generator.limits = limits_of(settings)
+        self.generator.gate.max_requests = settings.max_concurrent_requests
+        self.supervisor.stall_s, self.supervisor.load_s = settings.stall_s, settings.load_s
 
     @property
     def is_idle(self) -> bool:
@@ -140,8 +148,14 @@ class NamedModel:
         self.model = model
         self.parent = parent
         self.started_s = served.started_s
-        self.max_requests = served.settings.max_concurrent_requests
-        self.prompt_template = served.settings.prompt_template
+
+    @property
+    def max_requests(self) -> int:
+        return self.served.settings.max_concurrent_requests
+
+    @property
+    def prompt_template(self) -> str:
+        return self.served.settings.prompt_template
 
     @property
     def card(self) -> ModelCard:
@@ -206,6 +220,18 @@ class NamedModel:
     @property
     def max_prompts(self) -> int:
         return self.generator.limits.max_choices
+
+
+def limits_of(settings: Settings) -> Limits:
+    """Return the limits of a model with these settings."""
+    return Limits(
+        default_max_tokens=settings.default_max_tokens,
+        max_reasoning_tokens=settings.reasoning_budget if settings.reasoning_budget >= 0 else None,
+        queue_s=settings.queue_s,
+        linger_s=settings.linger_s,
+        recover_s=settings.recover_s,
+        fetch_images=settings.fetch_images,
+    )
 
 
 def _verdict(supervisor: Supervisor) -> Verdict | None:

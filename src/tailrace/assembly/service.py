@@ -14,14 +14,13 @@ from typing import TypeAlias
 
 from tailrace.admission import Gate
 from tailrace.assembly.models import Models
-from tailrace.assembly.served import Served
+from tailrace.assembly.served import Served, limits_of
 from tailrace.assembly.source import Source
 from tailrace.engines import OPTIONAL_SETTINGS, EngineSpec, all_kinds
 from tailrace.engines.devices import read_device
 from tailrace.errors import EngineLost, ModelError, StorageError, TemplateError
 from tailrace.generation.embedder import Embedder
 from tailrace.generation.generator import Generator
-from tailrace.generation.limits import Limits
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.models import ModelCard
 from tailrace.models.directories import expanded
@@ -158,14 +157,7 @@ async def _generator(source: Source, served: Served, store: LogStore) -> Generat
         supervisor=served.supervisor,
         gate=Gate(max_requests=settings.max_concurrent_requests),
         store=store,
-        limits=Limits(
-            default_max_tokens=settings.default_max_tokens,
-            max_reasoning_tokens=settings.reasoning_budget if settings.reasoning_budget >= 0 else None,
-            queue_s=settings.queue_s,
-            linger_s=settings.linger_s,
-            recover_s=settings.recover_s,
-            fetch_images=settings.fetch_images,
-        ),
+        limits=limits_of(settings),
         may_see=all_kinds()[source.engine].sees(source.card),
     )
     generator.on_unload()

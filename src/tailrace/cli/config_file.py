@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import click
@@ -15,47 +14,15 @@ from tailrace.cli.setting_options import setting_options
 from tailrace.extensions import Setting
 from tailrace.settings import settings_table
 
-__all__ = ["config_option", "example", "file_options"]
+__all__ = ["config_option", "file_options", "settings_by_key"]
 
 _Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
 _SOURCE, _MODEL, _MODELS = "source", "model", "models"
 
-_HEAD = """\
-# Settings of `tailrace serve --config tailrace.toml`. Names are those of the flags. A flag or a variable goes before
-# this file. Lines with # are the defaults. `tailrace config --config tailrace.toml` checks the file, and shows what is
-# in force. A change needs a restart; keys and their limits are no settings, and change while the server runs.
 
-# The model: a name, a GGUF file, a directory, hf:org/name[:file], or another server.
-#model = "smollm2"
-"""
-_TAIL = """
-# More models, each with settings of its own.
-#[models.embed]
-#source = "minilm"
-#idle-unload-s = 600
-"""
-
-
-def example() -> str:
-    """Return a file with all settings as comments."""
-    rows = [
-        f"\n{fill(row.text, 118, initial_indent='# ', subsequent_indent='# ', break_on_hyphens=False)}\n"
-        f"#{name} = {_toml(() if row.is_list else row.default)}\n"
-        for name, row in _rows().items()
-    ]
-    return _HEAD + "".join(rows) + _TAIL
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if value is None:
-        return '"" # decided by the engine'
-    return "[]" if value == () else f'"{value}"' if isinstance(value, str) else str(value)
-
-
-def _rows() -> dict[str, Setting]:
+def settings_by_key() -> dict[str, Setting]:
+    """Return all settings by their names in the file."""
     return {row.flag.removeprefix("--"): row for row in settings_table()}
 
 
@@ -74,7 +41,7 @@ def _read(ctx: click.Context, param: click.Parameter, path: Path | None) -> None
 
 def _defaults(content: Mapping[str, Any]) -> dict[str, Any]:  # Any: whatever TOML has
     """Return values by the names of click's parameters. Raises: ValueError, which names what is wrong."""
-    rows = _rows()
+    rows = settings_by_key()
     defaults: dict[str, Any] = {}
     for name, value in content.items():
         if name == _MODELS:
@@ -91,7 +58,7 @@ def _models(content: object) -> dict[str, Any]:  # Any: as above
     """Return `--model` and `--set` for the tables of models."""
     if not isinstance(content, dict) or not all(isinstance(one, dict) for one in content.values()):
         raise ValueError("models should be tables, such as [models.chat] with a source.")
-    rows = {name: row for name, row in _rows().items() if row.of_model}
+    rows = {name: row for name, row in settings_by_key().items() if row.of_model}
     sources, own = [], []
     for name, values in content.items():
         where = f"models.{name}"
@@ -111,7 +78,7 @@ def _row(name: str, rows: Mapping[str, Setting], where: str = "") -> Setting:
     if key in rows:
         return rows[key]
     shown = f"{where}.{name}" if where else name
-    if key in _rows():
+    if key in settings_by_key():
         raise ValueError(f"{shown} cannot be set for a single model.")
     raise ValueError(f"{shown} is not a setting.{hint_of_setting(key, (*rows, _MODEL, _MODELS))}")
 

@@ -11,19 +11,15 @@ import click
 
 from tailrace import DEFAULT_MODEL
 from tailrace.errors import ModelError
-from tailrace.models.directories import prepared_path
 from tailrace.models.resolve import resolve
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-    from tailrace.assembly.source import Source
-    from tailrace.engines import EngineSpec
     from tailrace.models import Progress
-    from tailrace.settings import Settings
 
-__all__ = ["found_model", "pull", "terminal_progress"]
+__all__ = ["pull", "terminal_progress"]
 
 _LINE_EVERY_S = 5.0
 _LINE_EVERY_PERCENT = 10
@@ -36,19 +32,6 @@ def terminal_progress(stream: TextIO | None = None) -> Progress:
     stream = stream or sys.stderr
     draws = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
     return _Bar(stream) if draws else _Lines(stream)
-
-
-def found_model(model: str, settings: Settings) -> tuple[Source, EngineSpec]:
-    """Find a model that writes text, or download it. Returns it with the spec for a worker. Call this before the event
-    loop runs, so that Ctrl-C stops a download at once. Raises: ModelError."""
-    from tailrace.assembly.service import engine_spec
-    from tailrace.assembly.source import find_source
-    from tailrace.errors import ModelError
-
-    source = find_source(model, terminal_progress(), settings)
-    if source.card.task != "generate":
-        raise ModelError(f"{source.card.name} writes no text, which is what this command measures.")
-    return source, engine_spec(source, settings, cache_path=prepared_path())
 
 
 class _Bar:

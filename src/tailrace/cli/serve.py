@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,9 +21,18 @@ from tailrace import DEFAULT_MODEL
 from tailrace.cli.config_file import config_option
 from tailrace.cli.console import say, say_error, show_log
 from tailrace.cli.places import HERE, ModelArguments, place_options, serve_at, take_place_options
-from tailrace.cli.setting_options import is_given, model_options, setting_options, warn_of_unknown_variables
+from tailrace.cli.setting_options import (
+    is_given,
+    model_options,
+    setting_options,
+    settings_in,
+    warn_of_unknown_variables,
+)
 from tailrace.settings import Settings, settings_of, settings_table
 from tailrace.system import eventloop
+
+if TYPE_CHECKING:
+    from tailrace.api.reload import Given
 
 __all__ = [
     "bound_socket",
@@ -43,10 +52,19 @@ _EXAMPLES = {
     ),
 }
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WORDS = f"{__name__}.words"  # in the meta of its context
 _STOPPED_LOADING = 130  # exit status after a signal that came before the server was ready
 
 
-@click.command(params=place_options())
+class _Serve(click.Command):
+    """Keeps its words, with which it is read again at SIGHUP."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Serve, params=place_options())
 @config_option
 @model_options
 @setting_options(*(row.name for row in settings_table()))
@@ -85,13 +103,16 @@ def serve(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     warn_of_unknown_variables()
-    show_log(settings.log_level, as_json=settings.log_format == "json", with_requests=settings.access_log)
-    is_first = not named or is_given(ctx, "model")
-    first = model if is_first else None
-    models = ModelArguments(first, named, own)
+    _show_log(settings)
+    models = _models_in(ctx)
     if on != HERE:
         raise SystemExit(serve_at(on, models, settings, place) if _may_listen(settings) else 1)
-    raise SystemExit(run_on_socket(settings, partial(_serve, models, settings)))
+    read_again = partial(_read_again, ctx) if ctx.default_map is not None else None  # else nothing can have changed
+    raise SystemExit(run_on_socket(settings, partial(_serve, models, settings, read_again)))
+
+
+def _show_log(settings: Settings) -> None:
+    show_log(settings.log_level, as_json=settings.log_format == "json", with_requests=settings.access_log)
 
 
 def bound_socket(settings: Settings) -> socket.socket | None:
@@ -239,11 +260,38 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
             yield Path(directory)
 
 
-def _serve(models: ModelArguments, settings: Settings, sock: socket.socket) -> Coroutine[Any, Any, bool]:
+def _models_in(ctx: click.Context) -> ModelArguments:
+    given = ctx.params
+    is_first = not given["named"] or is_given(ctx, "model")
+    return ModelArguments(given["model"] if is_first else None, given["named"], given["own"])
+
+
+def _given(settings: Settings, models: ModelArguments) -> Given:
+    from tailrace.api.reload import Given
+
+    named = [text.partition("=") for text in models.named]
+    sources = {"model": models.first or ""} | {f"models.{name}": source for name, _, source in named}
+    return Given(settings, models.own, sources)
+
+
+def _read_again(ctx: click.Context) -> Given:
+    """Return what the words of a command, the environment and the file say now. Raises: ValueError, which says what is
+    wrong."""
+    try:
+        now = ctx.command.make_context(ctx.info_name, list(ctx.meta[_WORDS]), parent=ctx.parent)
+        return _given(settings_in(now), _models_in(now))
+    except click.ClickException as error:
+        raise ValueError(error.format_message()) from None
+
+
+def _serve(
+    models: ModelArguments, settings: Settings, read_again: Callable[[], Given] | None, sock: socket.socket
+) -> Coroutine[Any, Any, bool]:
     """Download the models if they are missing, and return the server's coroutine for `run_on_socket`."""
     from tailrace.api.lifecycle import RunningServer
     from tailrace.api.lifecycle import serve as serve_model
     from tailrace.api.pages import NO_LIBRARIES, has_libraries
+    from tailrace.api.reload import Reread
     from tailrace.assembly.source import find_named
     from tailrace.cli.pull import terminal_progress
     from tailrace.cli.windows import small_window
@@ -255,12 +303,15 @@ def _serve(models: ModelArguments, settings: Settings, sock: socket.socket) -> C
     draft = f" with the draft model {found.draft.name}" if found.draft is not None else ""
     say(f"Loading {found.card.name}{draft} into {found.engine} ({found.why}) …")
     url = url_of(sock, settings)
+    outlives_hangup = settings.audit_log or settings.tls_cert or signal.getsignal(signal.SIGHUP) is not signal.SIG_DFL
+    reread = Reread(_given(settings, models), read_again) if read_again is not None and outlives_hangup else None
     local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # the URL on this machine
 
     def on_ready(running: RunningServer) -> None:
         nonlocal is_ready
         is_ready = True
         service = running.service
+        running.server.on_reload(_show_log)
         capabilities = service.models.first.supervisor.capabilities
         assert capabilities is not None
         loaded_s = time.monotonic() - started
@@ -286,16 +337,16 @@ def _serve(models: ModelArguments, settings: Settings, sock: socket.socket) -> C
             say(f"  Larger models:    {larger}")
         say("")
 
-    def on_drain(num_streams: int) -> None:
+    def on_drain(num_streams: int, within_s: float) -> None:
         if num_streams:
             streams = "1 stream has" if num_streams == 1 else f"{num_streams} streams have"
-            say(f"Stopping; {streams} {settings.shutdown_delay_s + settings.drain_s:g} s to finish.")
+            say(f"Stopping; {streams} {within_s:g} s to finish.")
 
     async def main() -> bool:
         with data_directory(settings, sock.getsockname()[1]) as data:
             await serve_model(
                 found, settings, sock, data_path=data, cache_path=prepared_path(), more=more, on_ready=on_ready,
-                on_drain=on_drain,
+                on_drain=on_drain, reread=reread,
             )  # fmt: skip
         return is_ready
 

@@ -14,11 +14,12 @@ from click.core import ParameterSource
 from tailrace import DEFAULT_MODEL
 from tailrace.cli.console import say_error
 from tailrace.cli.other_servers import hint_of_setting
+from tailrace.errors import ModelError
 from tailrace.extensions import Setting
-from tailrace.settings import settings_table
+from tailrace.settings import Settings, settings_of, settings_table
 from tailrace.wording import closest
 
-__all__ = ["is_given", "model_options", "setting_options", "warn_of_unknown_variables"]
+__all__ = ["is_given", "model_options", "setting_options", "settings_in", "warn_of_unknown_variables"]
 
 Command = Callable[..., None]
 
@@ -71,6 +72,21 @@ def warn_of_unknown_variables() -> None:
             similar = closest(ending, by_end)
             hint = hint_of_setting(ending, ()) or (f" Did you mean {by_end[similar]}?" if similar else "")
             say_error(f"The environment variable {name} is not a setting, and has no effect.{hint}")
+
+
+def settings_in(ctx: click.Context) -> Settings:
+    """Return the settings of a command that has all of them, and models. Raises: click.UsageError if they contradict
+    each other."""
+    named, own = ctx.params["named"], ctx.params["own"]
+    try:
+        settings = settings_of({row.name: ctx.params[row.name] for row in settings_table()})
+        if named or own:
+            from tailrace.assembly.source import checked_names
+
+            checked_names(named, settings, own)
+    except (ValueError, ModelError) as error:
+        raise click.UsageError(str(error)) from None
+    return settings
 
 
 def is_given(ctx: click.Context, name: str) -> bool:

@@ -52,8 +52,8 @@ class Supervisor:
         self.pid: int | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # on which it runs
         self._on_change = on_change
-        self._stall_s = stall_s
-        self._load_s = load_s
+        self.stall_s = stall_s
+        self.load_s = load_s
         self._wants_spare = spare
         kind = all_kinds().get(spec.engine)
         self._may_be_silent = kind is not None and kind.may_be_silent
@@ -195,10 +195,10 @@ class Supervisor:
         worker = await WorkerProcess.start(self.spec, self._epoch)
         try:
             first: list[asyncio.Future[Any]] = [worker.ready, worker.gone]  # Any: their results differ
-            await asyncio.wait(first, timeout=self._load_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(first, timeout=self.load_s, return_when=asyncio.FIRST_COMPLETED)
             if not worker.ready.done():
                 if not worker.gone.done():
-                    raise EngineLost(f"The engine did not load within {self._load_s:g} s.")
+                    raise EngineLost(f"The engine did not load within {self.load_s:g} s.")
                 raise EngineLost(f"The engine did not load: {(await worker.exit_reason())[0].rstrip('.')}.")
         except BaseException:
             await worker.stop()
@@ -246,7 +246,7 @@ class Supervisor:
             idle_s = now_s - worker.last_frame_s
             if not self._may_be_silent:
                 idle_s = max(idle_s, (now_s - worker.last_token_s) / _EMPTY_FRAMES)
-            if worker.is_working and idle_s >= self._stall_s:
+            if worker.is_working and idle_s >= self.stall_s:
                 if not is_suspect:  # maybe this process was blocked: read the pending frames first
                     is_suspect = True
                     await asyncio.sleep(_RECHECK_S)
@@ -254,7 +254,7 @@ class Supervisor:
                 silent_s = now_s - worker.last_token_s
                 return EngineStalled(f"The engine made no progress for {silent_s:.0f} s and was replaced.")
             is_suspect = False
-            wait_s = self._stall_s - idle_s if worker.is_working else self._stall_s
+            wait_s = self.stall_s - idle_s if worker.is_working else self.stall_s
             await asyncio.wait([worker.gone], timeout=max(wait_s, 0.01))
         exit_reason, is_crash = await worker.exit_reason()
         return EngineLost(f"The engine stopped: {exit_reason}.", is_crash=is_crash)

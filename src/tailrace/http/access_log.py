@@ -26,15 +26,15 @@ _DISCONNECTS = ("http.disconnect", "websocket.disconnect")
 
 
 class AccessLog:
-    """ASGI middleware around the whole application. Without wires, as in `tailrace run`, a line has neither wire nor
-    tokens, because a user's app has none."""
+    """ASGI middleware around the whole application, which does something while its logger writes. Without wires, as in
+    `tailrace run`, a line has neither wire nor tokens, because a user's app has none."""
 
     def __init__(self, app: ASGIApp, wires: ServedWires | None = None) -> None:
         self._app = app
         self._wires = wires
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] not in ("http", "websocket") or not logger.isEnabledFor(logging.INFO):
             await self._app(scope, receive, send)
             return
         request = _Request(scope)

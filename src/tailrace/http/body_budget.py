@@ -36,13 +36,17 @@ class BodyBudget:
     """The memory budget of all pending bodies of a server."""
 
     def __init__(self, settings: Settings) -> None:
+        self.use(settings)
+        self._num_bytes = 0
+        self._by_caller: Counter[str] = Counter()  # bytes
+
+    def use(self, settings: Settings) -> None:
+        """Use other settings from now on. A body that is being read keeps its limits."""
         self._settings = settings
         self._limit_bytes = max(settings.pending_body_bytes, settings.body_bytes)
         self._share_bytes = max(self._limit_bytes // 4, settings.body_bytes)  # of one caller
         # One such body must fit into half of a share, so that others of this caller fit beside it.
         self._image_bytes = max(settings.body_bytes, min(settings.image_body_bytes, self._share_bytes // 2))
-        self._num_bytes = 0
-        self._by_caller: Counter[str] = Counter()  # bytes
 
     def reader(
         self, scope: Scope, *, is_small: bool = False, has_images: bool = False, most_bytes: int | None = None

@@ -41,7 +41,7 @@ from tailrace.http.wires import ServedWires
 from tailrace.settings import Settings
 from tailrace.transport.addresses import listens_on_loopback
 
-__all__ = ["Edge", "let_origins_read"]
+__all__ = ["CrossOrigin", "Edge"]
 
 logger = logging.getLogger("tailrace.server")
 
@@ -82,10 +82,14 @@ class Edge:
         self._public_below = tuple(path for path in public if path.endswith("/") and path != "/")
         self._requests = RequestsInProgress()
         self._authentication.keyring.on_revoked(self._requests.cancel_soon)
+        self.use(settings)
+        self._is_loopback = listens_on_loopback(settings.host)
+
+    def use(self, settings: Settings) -> None:
+        """Use other settings from now on."""
         self._allows_any_host, self._hosts = _names(settings.allowed_hosts)
         self._allows_any_origin, self._origins = _names(settings.allowed_origins)
         self._hosts |= {"localhost", settings.host.lower(), socket.gethostname().lower()}
-        self._is_loopback = listens_on_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -219,19 +223,13 @@ class Edge:
         return address.is_loopback or not self._is_loopback
 
 
-def let_origins_read(app: ASGIApp, settings: Settings, exposed_headers: Iterable[str] = ()) -> ASGIApp:
-    """Add CORS for the allowed origins: answers preflight requests, and lets pages read responses, including errors,
-    with the tailrace headers and further `exposed_headers`."""
-    origins = _listed(settings.allowed_origins)
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=["GET", "HEAD", "PUT", "POST", "DELETE"],
-        allow_headers=["*"],  # clients of the various APIs send headers of their own
-        allow_private_network=True,  # browsers ask before a page of a public site calls a private address
-        expose_headers=[
+class CrossOrigin:
+    """ASGI middleware around the edge. Adds CORS for the allowed origins: answers preflight requests, and lets pages
+    read responses, including errors, with the tailrace headers and further `exposed_headers`."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, exposed_headers: Iterable[str] = ()) -> None:
+        self._app = app
+        self._exposed_headers = (
             "location",
             "retry-after",
             "x-request-id",
@@ -239,8 +237,24 @@ def let_origins_read(app: ASGIApp, settings: Settings, exposed_headers: Iterable
             "x-tailrace-ignored",
             *LIMIT_HEADERS,
             *exposed_headers,
-        ],
-    )
+        )
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """Use other settings from now on."""
+        origins = _listed(settings.allowed_origins)
+        with_cors = CORSMiddleware(
+            self._app,
+            allow_origins=origins,
+            allow_methods=["GET", "HEAD", "PUT", "POST", "DELETE"],
+            allow_headers=["*"],  # clients of the various APIs send headers of their own
+            allow_private_network=True,  # browsers ask before a page of a public site calls a private address
+            expose_headers=self._exposed_headers,
+        )
+        self._answer = with_cors if origins else self._app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._answer(scope, receive, send)
 
 
 def _listed(names: str) -> list[str]:

@@ -41,6 +41,10 @@ class StreamActions(Generic[ContentT]):
         self._kept_longer = kept_longer
         self.more_headers: list[Callable[[Record], Mapping[str, str]]] = []  # of answers with a stream
 
+    def use(self, settings: Settings) -> None:
+        """Use other settings from now on."""
+        self._settings = settings
+
     async def find(self, owner: str, stream_id: str, after: int = 0) -> StreamLog[ContentT]:
         """Find a stream in the log store, or among those that are kept longer. Raises: as `LogStore.read`."""
         try:

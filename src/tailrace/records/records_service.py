@@ -129,6 +129,10 @@ class Records:
         self._start_lock = asyncio.Lock()
         self._cleaned_up_s = -math.inf
 
+    def use(self, settings: Settings) -> None:
+        """Use other settings from now on."""
+        self._settings = settings
+
     def keys(self) -> KeyStore:
         """Blocks, the first time for long. Raises: ModelError."""
         from tailrace.records.key_store import KeyStore

@@ -41,12 +41,16 @@ class Connections:
     """The connections of a server."""
 
     def __init__(self, settings: Settings) -> None:
-        self._max_connections = settings.max_connections
-        self._client_connections = settings.client_connections
-        self._write_s = settings.write_s
+        self.use(settings)
         self._num_open = 0
         self._by_client: Counter[str] = Counter()
         self._idle: dict[Slot, None] = {}  # those between two requests, the longest first
+
+    def use(self, settings: Settings) -> None:
+        """Use other settings for new connections."""
+        self._max_connections = settings.max_connections
+        self._client_connections = settings.client_connections
+        self._write_s = settings.write_s
 
     def enter(self, transport: asyncio.Transport, address: str) -> Slot:
         """Count a new connection. The slot says whether the connection exceeds a limit. Every slot must be left."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import signal
 import socket
 from collections.abc import Iterable
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -36,8 +36,34 @@ class Uvicorn(ServerWithoutSignals):
     def __init__(
         self, app: ASGIApp, settings: Settings, encode_error: EncodeError, single_headers: Iterable[str] = ()
     ) -> None:
-        self._tls = Tls(settings) if settings.tls_cert else None
-        super().__init__(_config(app, settings, encode_error, single_headers, self._tls))
+        self._tls = tls = Tls(settings) if settings.tls_cert else None
+        self._settings = settings
+        self._connections = Connections(settings)
+        self._encode_error = encode_error
+        self._single_headers = SINGLE_HEADERS.union(name.lower().encode() for name in single_headers)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                interface="asgi3",  # it recognises only coroutine functions
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                http=self._http,  # type: ignore[arg-type]  # uvicorn only calls it
+                ws=self._websocket,  # type: ignore[arg-type]  # as above
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=int(_CLOSE_S),
+                ssl_context_factory=None if tls is None else lambda config, default: tls.context,
+            )
+        )
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """Use other settings for new connections."""
+        self._settings = settings
+        self._connections.use(settings)
+        self.config.ws_max_size = settings.ws_message_bytes
+        self.config.ws_ping_interval = settings.ws_ping_s
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve on listening sockets."""
@@ -49,6 +75,20 @@ class Uvicorn(ServerWithoutSignals):
             await super().serve(sockets)
             if following is not None:
                 following.cancel()
+
+    def _http(self, *args: Any, **kwargs: Any) -> HttpProtocol:  # Any: of uvicorn
+        return HttpProtocol(
+            *args,
+            **kwargs,
+            settings=self._settings,
+            connections=self._connections,
+            encode_error=self._encode_error,
+            single_headers=self._single_headers,
+        )
+
+    def _websocket(self, *args: Any, **kwargs: Any) -> WebSocketProtocol:  # Any: of uvicorn
+        message_s = self._settings.ws_message_s
+        return WebSocketProtocol(*args, **kwargs, message_s=message_s, encode_error=self._encode_error)
 
 
 class Signals:
@@ -76,32 +116,3 @@ class Signals:
         if self.stop_requested.is_set():
             self.force_requested.set()
         self.stop_requested.set()
-
-
-def _config(
-    app: ASGIApp, settings: Settings, encode_error: EncodeError, single_headers: Iterable[str], tls: Tls | None
-) -> uvicorn.Config:
-    """Return uvicorn's configuration with our protocol classes."""
-    http = functools.partial(
-        HttpProtocol,
-        settings=settings,
-        connections=Connections(settings),
-        encode_error=encode_error,
-        single_headers=SINGLE_HEADERS.union(name.lower().encode() for name in single_headers),
-    )
-    websocket = functools.partial(WebSocketProtocol, message_s=settings.ws_message_s, encode_error=encode_error)
-    return uvicorn.Config(
-        app,
-        interface="asgi3",  # it recognises only coroutine functions
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        http=http,  # type: ignore[arg-type]  # uvicorn only calls it
-        ws=websocket,  # type: ignore[arg-type]  # as above
-        ws_max_size=settings.ws_message_bytes,
-        ws_ping_interval=settings.ws_ping_s,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=int(_CLOSE_S),
-        ssl_context_factory=None if tls is None else lambda config, default: tls.context,
-    )

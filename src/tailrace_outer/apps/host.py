@@ -17,7 +17,7 @@ from tailrace.access.audit import open_audit_log
 from tailrace.dialects import native
 from tailrace.errors import ModelError
 from tailrace.http.access_log import AccessLog
-from tailrace.http.edge import Edge, let_origins_read
+from tailrace.http.edge import CrossOrigin, Edge
 from tailrace.records.records_service import open_records
 from tailrace.settings import Settings
 from tailrace.system import eventloop
@@ -70,8 +70,7 @@ async def host(
         await stack.enter_async_context(records.recording([], streams.store, data_path))
         front = Front(settings, streams, records)
         edge = Edge(front, settings, records.authentication, records.quotas, audit=audit, public=PUBLIC)
-        app = let_origins_read(edge, settings)
-        app = AccessLog(app) if settings.access_log else app
+        app = AccessLog(CrossOrigin(edge, settings))
         change = asyncio.Event()  # of a file, also while the apps start
         is_watched = changes is not None
 

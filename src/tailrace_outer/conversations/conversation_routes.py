@@ -24,8 +24,9 @@ from tailrace.dialects.queries import read_count, read_query
 from tailrace.dialects.shapes import T, read_fields
 from tailrace.errors import RequestError
 from tailrace.http.asgi_answers import JsonAnswer
-from tailrace.http.body_budget import BodyBudget, BodyReader
+from tailrace.http.body_budget import BodyReader
 from tailrace.records.conversation_keeper import ConversationKeeper
+from tailrace.server import Server
 from tailrace.types import Image, KeptImage
 from tailrace_outer.conversations.conversation_images import ImageIntake
 from tailrace_outer.responses.responses_items import InputItem, item_json, items_from
@@ -66,13 +67,11 @@ class NewItemsBody(msgspec.Struct):
 class ConversationRoutes:
     """The routes of conversations. Reading needs the scope `read`, writing needs `generate`."""
 
-    def __init__(
-        self, conversations: ConversationKeeper, bodies: BodyBudget, intake: ImageIntake, *, is_strict: bool
-    ) -> None:
+    def __init__(self, server: Server, conversations: ConversationKeeper, intake: ImageIntake) -> None:
+        self._server = server
         self._conversations = conversations
-        self._bodies = bodies
+        self._bodies = server.bodies
         self._intake = intake
-        self._is_strict = is_strict  # fields without effect are refused
         self._searching = asyncio.Semaphore(_SEARCHES_AT_ONCE)
 
     def table(self) -> list[Route]:
@@ -109,7 +108,10 @@ class ConversationRoutes:
             self._read(request, NewConversationBody) as (body, ignored, reader),
             self._reading(request, reader, body.items or []) as (items, left_out, images),
         ):
-            title, headers = _title(body.title) or "", ignored_header((*ignored, *left_out), is_strict=self._is_strict)
+            title, headers = (
+                _title(body.title) or "",
+                ignored_header((*ignored, *left_out), is_strict=self._server.settings.strict),
+            )
             created = await self._conversations.ask(
                 lambda store: store.create(
                     owner, title=title, metadata=body.metadata, items=items, images=images, key_id=key_id
@@ -126,7 +128,7 @@ class ConversationRoutes:
         owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
         async with self._read(request, ConversationChangesBody) as (body, ignored, reader):
             reader.check_text(0)
-        title, headers = _title(body.title), ignored_header(ignored, is_strict=self._is_strict)
+        title, headers = _title(body.title), ignored_header(ignored, is_strict=self._server.settings.strict)
         changed = await self._conversations.ask(
             lambda store: store.update(owner, conversation_id, title=title, metadata=body.metadata, head=body.head)
         )
@@ -170,7 +172,7 @@ class ConversationRoutes:
             self._read(request, NewItemsBody) as (body, ignored, reader),
             self._reading(request, reader, body.items) as (items, left_out, images),
         ):
-            headers = ignored_header((*ignored, *left_out), is_strict=self._is_strict)
+            headers = ignored_header((*ignored, *left_out), is_strict=self._server.settings.strict)
             if not items:
                 raise RequestError("items must not be empty.", param="items")
             added = await self._conversations.ask(

@@ -27,7 +27,7 @@ async def open_conversations(server: Server, options: Options) -> AsyncIterator[
     intake = ImageIntake(server.records, reader, server.reads_images)
     files = ConversationFileRoutes(conversations, bodies, intake)
     images = ConversationImageRoutes(conversations, bodies, intake)
-    routes = ConversationRoutes(conversations, bodies, intake, is_strict=server.settings.strict)
-    shares = ShareRoutes(server.records, server.streams, bodies, server.settings)
+    routes = ConversationRoutes(server, conversations, intake)
+    shares = ShareRoutes(server, server.records)
     # `export` must not match as a conversation's id
     yield Opened([*files.table(), *images.table(), *routes.table(), *shares.table()], paths={**PATHS, **SHARE_PATHS})

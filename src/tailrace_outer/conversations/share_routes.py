@@ -27,10 +27,8 @@ from tailrace.dialects.bodies import JsonBody, read_json, require_json, require_
 from tailrace.dialects.shapes import read_fields
 from tailrace.errors import QueueFull, RequestError, UnknownShare
 from tailrace.http.asgi_answers import JsonAnswer
-from tailrace.http.body_budget import BodyBudget
-from tailrace.http.stream_actions import StreamActions
 from tailrace.records.records_service import Records
-from tailrace.settings import Settings
+from tailrace.server import Server
 from tailrace.transport.addresses import is_loopback, network_of
 from tailrace_outer.conversations.conversation_routes import query_of, reader_of, writer_of
 from tailrace_outer.conversations.shared_answer import SharedAnswer
@@ -56,11 +54,9 @@ class NewShareBody(msgspec.Struct):
 class ShareRoutes:
     """To make and revoke a link needs the scopes `read` and `generate`; to read one needs only the link."""
 
-    def __init__(self, records: Records, streams: StreamActions, bodies: BodyBudget, settings: Settings) -> None:
+    def __init__(self, server: Server, records: Records) -> None:
+        self._server = server
         self._records = records
-        self._streams = streams
-        self._bodies = bodies
-        self._settings = settings
         self._opened: Counter[str] = Counter()  # by link, network or both, in the current minute
         self._minute = 0
 
@@ -77,10 +73,10 @@ class ShareRoutes:
         owner = writer_of(request)
         require_plain_utf8(request.headers)
         require_json(request.headers)
-        with self._bodies.reader(request.scope) as reader:
+        with self._server.bodies.reader(request.scope) as reader:
             text = await reader.read_json(request.headers, request.receive)
             body, ignored = read_fields(read_json(text), NewShareBody)
-        headers = ignored_header(ignored, is_strict=self._settings.strict)
+        headers = ignored_header(ignored, is_strict=self._server.settings.strict)
         kind, target = await self._target(owner, body)
         now_s = time.time()
         key_id = principal_of(request.scope).key_id
@@ -103,7 +99,7 @@ class ShareRoutes:
             text = "A link shows one stream. A response with MCP tools has several: share its conversation."
             raise RequestError(text, param="stream_id")
         stream_id = body.stream_id.removeprefix("resp_")
-        await self._streams.find(owner, stream_id)
+        await self._server.streams.find(owner, stream_id)
         return "stream", stream_id
 
     async def _list(self, request: Request) -> ASGIApp:
@@ -128,7 +124,7 @@ class ShareRoutes:
         shares = self._records.shares
         if shares.num_readers >= _MOST_READERS or shares.num_readers_of(share) >= _MOST_READERS_OF_LINK:
             raise QueueFull("Too many people read this at the moment.", retry_after_s=10.0)
-        return SharedAnswer(share, self._records, self._streams, self._settings.heartbeat_s)
+        return SharedAnswer(share, self._records, self._server.streams, self._server.settings.heartbeat_s)
 
     def _count(self, request: Request, share: Share | None) -> None:
         """Raises: QueueFull for too many openings of one link, or too many from one network. Behind a proxy all readers
@@ -153,7 +149,7 @@ class ShareRoutes:
             "id": share.share_id,
             "object": "share",
             f"{share.kind}_id": share.target,
-            "path": f"{self._settings.root_path}/share#{token_of(share)}",
+            "path": f"{self._server.settings.root_path}/share#{token_of(share)}",
             "created_at": int(share.created_s),
             "expires_at": int(share.expires_s),
         }

@@ -60,9 +60,9 @@ def bench(
     Nothing else should run on the machine. Figures are medians over the rounds. Only the ratios are comparable between
     machines.
     """
-    from tailrace.cli.pull import found_model
     from tailrace.errors import ModelError
     from tailrace.settings import Settings
+    from tailrace_outer.measure.found_model import found_model
 
     try:
         loads = tuple(int(part) for part in streams.split(",") if part.strip())

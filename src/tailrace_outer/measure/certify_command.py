@@ -57,11 +57,11 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
     from the prompt and the delivered tokens, like the server after a replay that differs. The result is stored as a
     certificate for this model, machine and settings.
     """
-    from tailrace.cli.pull import found_model
     from tailrace.engines.certificate import write_certificate
     from tailrace.errors import ModelError
     from tailrace.models.directories import data_path
     from tailrace.settings import Settings
+    from tailrace_outer.measure.found_model import found_model
 
     if json_path is not None and not json_path.parent.is_dir():  # otherwise the measurement would be lost
         raise click.BadParameter("its directory does not exist.", param_hint="--json")

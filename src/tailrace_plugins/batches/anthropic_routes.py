@@ -17,6 +17,7 @@ from tailrace.errors import RequestError
 from tailrace.server import Sender, Server, read_query, require_plain_utf8
 from tailrace_plugins.batches.batch_files import PIECE_BYTES, FileWriter
 from tailrace_plugins.batches.batch_keys import RESULTS, result_prefix
+from tailrace_plugins.batches.batch_run import RowLimits
 from tailrace_plugins.batches.batches import RowBatches, new_batch_id
 from tailrace_plugins.batches.route_parts import json_answer, owner_with
 from tailrace_plugins.batches.stored_batches import RowBatch
@@ -26,6 +27,7 @@ __all__ = ["AnthropicRoutes", "BatchRequest", "write_rows"]
 _ENDPOINT = "/v1/messages"
 _ROOT = _ENDPOINT + "/batches"
 _WINDOW_S = 86_400
+_SHARE = 8  # of the memory for bodies, as other large bodies have
 _DEFAULT_PAGE, _MAX_PAGE = 20, 1_000
 _CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
 
@@ -45,11 +47,11 @@ _decode = msgspec.json.Decoder(MessageBatchBody).decode
 
 
 class AnthropicRoutes:
-    def __init__(self, server: Server, batches: RowBatches, *, most_bytes: int, most_rows: int) -> None:
+    def __init__(self, server: Server, batches: RowBatches, limits: RowLimits, *, file_bytes: int) -> None:
         self._server = server
         self._batches = batches
-        self._most_bytes = most_bytes
-        self._most_rows = most_rows
+        self._limits = limits
+        self._file_bytes = file_bytes
 
     def table(self) -> list[Route]:
         return [
@@ -65,7 +67,9 @@ class AnthropicRoutes:
         owner = owner_with("generate", request)
         require_plain_utf8(request.headers)
         await self._batches.check_number(owner)
-        with self._server.bodies.reader(request.scope, most_bytes=self._most_bytes) as reader:
+        settings = self._server.settings
+        most_bytes = max(settings.body_bytes, min(self._file_bytes, settings.pending_body_bytes // _SHARE))
+        with self._server.bodies.reader(request.scope, most_bytes=most_bytes) as reader:
             rows = _read(await reader.read(request.headers, request.receive))
             self._check(rows)
             batch_id = new_batch_id(has_file=False)
@@ -95,8 +99,9 @@ class AnthropicRoutes:
 
     def _check(self, rows: list[BatchRequest]) -> None:
         """Raises: RequestError."""
-        if not 1 <= len(rows) <= self._most_rows:
-            raise RequestError(f"requests must have from 1 to {self._most_rows} items.", param="requests")
+        most = self._limits.most_rows
+        if not 1 <= len(rows) <= most:
+            raise RequestError(f"requests must have from 1 to {most} items.", param="requests")
         seen: set[str] = set()
         for index, row in enumerate(rows):
             name = f"requests[{index}]"

@@ -42,7 +42,7 @@ _RETRY_S = 1.0
 encode = msgspec.msgpack.Encoder().encode
 
 
-@dataclass(frozen=True)
+@dataclass
 class RowLimits:
     most_rows: int
     row_bytes: int

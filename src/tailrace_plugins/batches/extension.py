@@ -18,7 +18,7 @@ EXTENSION = Extension(
             int,
         ),
         Setting("batch_file_bytes", 200_000_000, "Largest file of a batch.", int, least=1),
-        Setting("batch_rows", 50_000, "Rows that a batch has at most.", int, least=1),
-        Setting("batch_rows_at_once", 64, "Rows of all batches that run at once.", int, least=1),
+        Setting("batch_rows", 50_000, "Rows that a batch has at most.", int, least=1, reloads=True),
+        Setting("batch_rows_at_once", 64, "Rows of all batches that run at once.", int, least=1, reloads=True),
     ),
 )

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tailrace.server import Opened, Options, Server
+from tailrace.server import Opened, Options, Server, Settings
 from tailrace_plugins.batches.anthropic_routes import AnthropicRoutes
 from tailrace_plugins.batches.batch_errors import NoBatches
 from tailrace_plugins.batches.batch_files import Files
@@ -22,8 +22,6 @@ from tailrace_plugins.batches.openai_routes import OpenAIRoutes
 from tailrace_plugins.batches.row_runner import RowRunner
 
 __all__ = ["open_batches"]
-
-_SHARE = 8  # of the memory for bodies, as other large bodies have
 
 
 @asynccontextmanager
@@ -37,12 +35,17 @@ async def open_batches(server: Server, options: Options) -> AsyncIterator[Opened
     async with asyncio.TaskGroup() as group:
         limits = RowLimits(options["batch_rows"], row_bytes=server.settings.body_bytes)
         batches = RowBatches(files, rows, group, limits)
+
+        def use(settings: Settings) -> None:
+            rows.slots.resize(options["batch_rows_at_once"])
+            limits.most_rows, limits.row_bytes = options["batch_rows"], settings.body_bytes
+
+        server.on_reload(use)
         await batches.start()
         file_bytes = options["batch_file_bytes"]
-        body_bytes = max(server.settings.body_bytes, min(file_bytes, server.settings.pending_body_bytes // _SHARE))
         routes = [
             *OpenAIRoutes(server, batches, file_bytes=file_bytes).table(),
-            *AnthropicRoutes(server, batches, most_bytes=body_bytes, most_rows=options["batch_rows"]).table(),
+            *AnthropicRoutes(server, batches, limits, file_bytes=file_bytes).table(),
         ]
         yield Opened(routes, batch_paths(), BATCHES_TAG, forget=batches.forget)
         batches.close()

@@ -55,13 +55,19 @@ class Slots:
     """The slots of all rows. `has_room` says whether the results of an owner may be kept."""
 
     def __init__(self, num_slots: int, has_room: Callable[[str], bool]) -> None:
-        self._num_free = num_slots
+        self._num_slots = self._num_free = num_slots  # less than 0 are free while there were more
         self._has_room = has_room
         self._running: Counter[str] = Counter()
         self._num_paused: Counter[str] = Counter()  # rows without a slot
         self._returning: dict[str, deque[asyncio.Future[None]]] = {}  # those that want one again
         self._full: set[str] = set()  # owners without room, of which the log knows
         self._queues: dict[str, list[RowQueue]] = {}  # of owners, who take turns; those that had a slot are last
+
+    def resize(self, num_slots: int) -> None:
+        """Have another number of slots. Rows that run go on."""
+        self._num_free += num_slots - self._num_slots
+        self._num_slots = num_slots
+        self.offer()
 
     def join(self, queue: RowQueue) -> None:
         queues = self._queues.setdefault(queue.owner, [])

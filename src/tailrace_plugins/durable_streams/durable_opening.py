@@ -32,7 +32,7 @@ async def open_streams(server: Server, options: Options) -> AsyncIterator[Opened
         if not budget_bytes:
             yield Opened(forget=forget, drain=streams.close)
             return
-        routes = DurableRoutes(streams, server, poll_s=options["durable_poll_s"]).table()
+        routes = DurableRoutes(streams, server, options).table()
         yield Opened(
             routes,
             durable_paths(),

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.errors import MethodNotAllowed, SeqOutOfRange, TailraceError
-from tailrace.server import STREAM_HEADERS, Server, owner_of, principal_of, read_query, require_plain_utf8
+from tailrace.server import STREAM_HEADERS, Options, Server, owner_of, principal_of, read_query, require_plain_utf8
 from tailrace_plugins.durable_streams.durable_answers import (
     etag_of,
     lifetime_headers,
@@ -63,12 +63,12 @@ _READ_METHODS = ("GET", "HEAD", "OPTIONS")
 class DurableRoutes:
     """The routes of both kinds of streams."""
 
-    def __init__(self, durable: DurableStreams, server: Server, *, poll_s: float) -> None:
+    def __init__(self, durable: DurableStreams, server: Server, options: Options) -> None:
         self._durable = durable
+        self._server = server
         self._tokens = server.streams
-        self._settings = server.settings
         self._bodies = server.bodies
-        self._poll_s = poll_s
+        self._options = options
 
     def table(self) -> list[Route]:
         return [Route(ROOT + "{path:path}", _Endpoint(self), methods=list(_METHODS))]
@@ -116,7 +116,7 @@ class DurableRoutes:
             page, is_new = await self._durable.perform(partial(_create, key, creation, body))
         headers = _HEADERS | page_headers(page)
         if is_new:
-            path = self._settings.root_path + quote(request.url.path)
+            path = self._server.settings.root_path + quote(request.url.path)
             headers["location"] = f"{request.url.scheme}://{request.headers['host']}{path}"
         return Response(status_code=201 if is_new else 200, headers=headers)
 
@@ -149,7 +149,7 @@ class DurableRoutes:
 
         if reading.live == "sse":
             headers = _HEADERS | STREAM_HEADERS | sse_headers(stream.content_type)
-            return Tail(stream, position, cursor, headers, heartbeat_s=self._settings.heartbeat_s)
+            return Tail(stream, position, cursor, headers, heartbeat_s=self._server.settings.heartbeat_s)
 
         def answer(page: Page) -> ASGIApp:
             headers = _HEADERS | _NO_STORE | page_headers(page, cursor())
@@ -157,7 +157,7 @@ class DurableRoutes:
                 return WholePage(page, headers | {"etag": etag_of(page)})
             return Response(status_code=204, headers=headers)
 
-        return LongPoll(stream, position, answer, wait_s=self._poll_s)
+        return LongPoll(stream, position, answer, wait_s=self._options["durable_poll_s"])
 
 
 def _create(key: bytes, creation: Creation, body: bytes, store: DurableStore) -> tuple[Page, bool]:

@@ -17,6 +17,6 @@ EXTENSION = Extension(
             "server that shares a Redis has all of these streams in memory.",
             int,
         ),
-        Setting("durable_poll_s", 20.0, "Longest wait of a long poll at /v1/durable.", float, least=0.1),
+        Setting("durable_poll_s", 20.0, "Longest wait of a long poll at /v1/durable.", float, least=0.1, reloads=True),
     ),
 )

@@ -50,7 +50,7 @@ class Beginnings:
         self._server = server
         self._journal = journal
         self._tool_servers = tool_servers
-        self._most_calls = most_calls
+        self.most_calls = most_calls  # of a response that begins
         self._live = live
         self._find = find
         self._shown = shown
@@ -136,7 +136,7 @@ class Beginnings:
             urls={tool.server_label: tool.server_url for tool in asked.tools if tool.server_url is not None},
             with_secrets=[label for label, given in headers.items() if given],
             decided=[await self._unused(sender.owner, call) for call in decided],
-            most_calls=min(asked.fields.max_tool_calls or self._most_calls, self._most_calls),
+            most_calls=min(asked.fields.max_tool_calls or self.most_calls, self.most_calls),
             is_background=bool(asked.fields.background),
             is_stored=asked.fields.store is not False,
             headers=dict(asking.headers),

@@ -19,9 +19,9 @@ __all__ = ["CallLimits", "Calls"]
 _MOST_TRIES = 3  # of a call that may be repeated
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallLimits:
-    """Of each call of a tool."""
+    """Of each call of a tool. They may change while calls are made."""
 
     call_s: float
     result_bytes: int

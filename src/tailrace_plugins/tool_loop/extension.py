@@ -24,10 +24,15 @@ EXTENSION = Extension(
             str,
             is_list=True,
         ),
-        Setting("mcp_calls", 16, "Calls of MCP tools that one response makes at most.", int, least=1),
-        Setting("mcp_call_s", 60.0, "How long a call of an MCP tool may take.", float, least=0.1),
+        Setting("mcp_calls", 16, "Calls of MCP tools that one response makes at most.", int, least=1, reloads=True),
+        Setting("mcp_call_s", 60.0, "How long a call of an MCP tool may take.", float, least=0.1, reloads=True),
         Setting(
-            "mcp_result_bytes", 65_536, "Text that a model gets of a tool's result; the rest is cut off.", int, least=1
+            "mcp_result_bytes",
+            65_536,
+            "Text that a model gets of a tool's result; the rest is cut off.",
+            int,
+            least=1,
+            reloads=True,
         ),
     ),
 )

@@ -74,6 +74,10 @@ class Loops:
             work.append(partial(look_at_changes, self._has_changed, self._look, logger, "Responses"))
         self._tasks = [self._group.create_task(_safely(one)) for one in work]
 
+    def allow_calls(self, most_calls: int) -> None:
+        """Let responses that begin from now on make so many calls."""
+        self._beginnings.most_calls = most_calls
+
     def drain(self) -> None:
         """Readers that leave from now on end no response."""
         self._is_closing = True

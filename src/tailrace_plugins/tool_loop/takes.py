@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from tailrace.dialects import JsonBody
 from tailrace.errors import SeqOutOfRange
-from tailrace.server import Options, Server, Table, Take, owner_of, read_query
+from tailrace.server import Options, Server, Settings, Table, Take, owner_of, read_query
 from tailrace_plugins.tool_loop.asked import loop_id_of, names_mcp
 from tailrace_plugins.tool_loop.call_maker import CallLimits
 from tailrace_plugins.tool_loop.journal import Journal
@@ -32,9 +32,9 @@ _RESPONSE = "/v1/responses/{response_id}"
 class Takes:
     """Answers these requests, and leaves all others to the wire."""
 
-    def __init__(self, loops: Loops, *, heartbeat_s: float) -> None:
+    def __init__(self, loops: Loops, server: Server) -> None:
         self._loops = loops
-        self._heartbeat_s = heartbeat_s
+        self._server = server
         self.forget = loops.forget
         self.labels = loops.labels
         self.drain = loops.drain
@@ -55,9 +55,9 @@ class Takes:
         asking = self._loops.asking(request, request.headers.get("idempotency-key"))
         loop = await self._loops.begin(asking, body)
         if body.get("background"):
-            return EventsAnswer(loop, 0, self._heartbeat_s) if body.get("stream") else response_of(loop)
+            return EventsAnswer(loop, 0, self._server.settings.heartbeat_s) if body.get("stream") else response_of(loop)
         is_stream = bool(body.get("stream"))
-        return await begun_answer(loop, request, is_stream=is_stream, heartbeat_s=self._heartbeat_s)
+        return await begun_answer(loop, request, is_stream=is_stream, heartbeat_s=self._server.settings.heartbeat_s)
 
     async def _found(self, request: Request) -> Loop | None:
         loop_id = loop_id_of(request.path_params["response_id"])
@@ -73,7 +73,7 @@ class Takes:
         after = query.get("starting_after", "")
         if after and not re.fullmatch("[0-9]{1,15}", after, re.ASCII):
             raise SeqOutOfRange("starting_after must be a sequence number.", param="starting_after")
-        return EventsAnswer(loop, int(after) + 1 if after else 0, self._heartbeat_s)
+        return EventsAnswer(loop, int(after) + 1 if after else 0, self._server.settings.heartbeat_s)
 
     async def _cancel(self, request: Request, body: JsonBody) -> ASGIApp | None:
         loop = await self._found(request)
@@ -102,8 +102,14 @@ async def open_loops(
     limits = CallLimits(options["mcp_call_s"], options["mcp_result_bytes"])
     tool_servers = ToolServers(server, specs, hosts)
     loops = Loops(server, Journal(table), tool_servers, limits, options["mcp_calls"], group)
+
+    def use(settings: Settings) -> None:
+        limits.call_s, limits.result_bytes = options["mcp_call_s"], options["mcp_result_bytes"]
+        loops.allow_calls(options["mcp_calls"])
+
+    server.on_reload(use)
     await loops.start()
     try:
-        yield Takes(loops, heartbeat_s=server.settings.heartbeat_s)
+        yield Takes(loops, server)
     finally:
         await loops.close()

@@ -133,3 +133,19 @@ async def test_a_row_that_is_cancelled_while_it_waits_for_its_slot() -> None:
     other.leave()
     other.give_back()
     await third
+
+
+async def test_another_number_of_slots() -> None:
+    """Rows that run go on; with fewer slots, others begin when enough of them have ended."""
+    slots, begun = Slots(1, lambda owner: True), list[RowQueue]()
+    async with asyncio.TaskGroup() as group:
+        for owner in "abcde":
+            group.create_task(_read(RowQueue(slots, owner, (0, "")), 1, begun))
+        for num_slots, num_begun in ((1, 1), (3, 3), (2, 3)):
+            slots.resize(num_slots)
+            await idle()
+            assert len(begun) == num_begun
+        for num_begun in (3, 4, 5):
+            begun[0].give_back()
+            await idle()
+            assert len(begun) == num_begun
