@@ -16,14 +16,16 @@ from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis._finished import FinishedStreams
 from tailrace_outer.redis._members import Members
 from tailrace_outer.redis._topics import Topics
+from tailrace_outer.redis.stream_states import StreamStates
 
 
 async def test_a_stream_may_leave_the_cache_while_it_is_found() -> None:
     """Another client deletes it, or others take its place."""
     async with Connection.open(shared_url()) as connection:
         members, names = Members(connection, lease_s=LEASE_S), (Claims(connection), Topics(connection))
+        streams = StreamStates()
         finished = FinishedStreams(
-            connection, members, *names, Rows(None), retention_s=60.0, budget_bytes=2**30, keeps=True
+            connection, members, *names, Rows(None), streams, retention_s=60.0, budget_bytes=2**30, keeps=True
         )
         log = StreamLog(Record(new_stream_id(), 1.5), [DONE])
         finished.cache(log)
@@ -32,7 +34,7 @@ async def test_a_stream_may_leave_the_cache_while_it_is_found() -> None:
         await turn()  # it waits for Redis
         for _ in range(2):
             finished.cache(StreamLog(Record(new_stream_id(), 1.5), [TextDelta("x" * 2**26, ()), DONE]))
-        assert finished.cached(log.stream_id) is None
+        assert streams.log(log.stream_id) is None
         assert await finding is log
 
 
@@ -40,11 +42,12 @@ async def test_an_ended_stream_that_several_find_at_once_takes_its_memory_once()
     """It leaves room for others: the memory for ended streams is limited."""
     async with Connection.open(shared_url()) as connection:
         members, names = Members(connection, lease_s=LEASE_S), (Claims(connection), Topics(connection))
+        streams = StreamStates()
         finished = FinishedStreams(
-            connection, members, *names, Rows(None), retention_s=60.0, budget_bytes=2**30, keeps=True
+            connection, members, *names, Rows(None), streams, retention_s=60.0, budget_bytes=2**30, keeps=True
         )
         other, found = Record(new_stream_id(), 1.5), Record(new_stream_id(), 1.5)
         finished.cache(StreamLog(other, [DONE]))
         for _ in range(3):
             finished.cache(StreamLog(found, [TextDelta("x" * 2**25, ()), DONE]))
-        assert finished.cached(other.stream_id) is not None
+        assert streams.log(other.stream_id) is not None

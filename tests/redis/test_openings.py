@@ -21,6 +21,7 @@ from tailrace_outer.redis._claims import Claims
 from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis._redis_keys import Keys
 from tailrace_outer.redis._scripts import OPEN, TAKE
+from tailrace_outer.redis._topics import Topics
 from tailrace_outer.redis.redis_store import RedisLogStore, open_redis
 
 _BASE = "tailrace:{0}:"
@@ -46,6 +47,22 @@ async def unanswered(
 
 def _stream(record: Record) -> str:
     return f"{_BASE}stream:{record.stream_id}"
+
+
+async def test_a_reader_that_finds_it_while_it_is_opened_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, found = Topics.begin, []
+
+    async def begin_and_read(topics: Topics, record: Record) -> None:
+        await begin(topics, record)
+        found.append(await store.read(ANONYMOUS, record.stream_id))
+
+    async with open_redis(f"{shared_url()}?prefix={prefix_of(tmp_path)}", lease_s=LEASE_S) as store:
+        monkeypatch.setattr(Topics, "begin", begin_and_read)
+        writer = Writer(store, await store.open(new_record()))
+        writer.write(delta(1), DONE)
+        assert found == [writer.lease.log]
+        await seen(writer.lease.log, 2)
+    delete_keys(prefix_of(tmp_path))
 
 
 @pytest.mark.parametrize("claim", [None, _CLAIM], ids=["no key", "key"])

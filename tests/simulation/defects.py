@@ -54,8 +54,8 @@ DEFECTS = (
     Defect(
         "an opening without an answer stays, and nobody writes it",
         _STORE + "redis_store",
-        "                await self._openings.settle()\n                if self._own.recalled:\n",
-        "                if self._own.recalled:\n",
+        "                await self._openings.settle()\n                if self._streams.of(Recalled):\n",
+        "                if self._streams.of(Recalled):\n",
         seeds=1000,
     ),
     Defect(
@@ -123,8 +123,9 @@ DEFECTS = (
     Defect(
         "a server that lost its lease goes on",
         _STORE + "redis_store",
-        "        if leave(log) and log.producer is not None:\n            log.producer.lease_lost()\n",
-        "        leave(log)\n",
+        "        if self._streams.lose(log, goes_on=goes_on) and log.producer is not None:\n"
+        "            log.producer.lease_lost()\n",
+        "        self._streams.lose(log, goes_on=goes_on)\n",
         seeds=100,
     ),
     # Opening, deleting, keys.
@@ -181,8 +182,8 @@ DEFECTS = (
     Defect(
         "readers of a mirror do not get the log of the server that takes it over",
         _STORE + "_mirrors",
-        "        mirror.extend(1, events)\n        self.unfollow(mirror)\n        return mirror.log\n",
-        "        self.unfollow(mirror)\n        return StreamLog(record, events)\n",
+        "        mirror.extend(1, log.events)\n        self._unfollow(mirror)\n        return mirror.log\n",
+        "        self._unfollow(mirror)\n        return log\n",
         seeds=20,
     ),
     Defect(

@@ -169,8 +169,10 @@ class Server(Observer):
                     await self._drain()
                     for task in tasks:
                         task.cancel()
-        except TailraceError as error:  # it could not start, and is started again
-            self.error = error
+        except* TailraceError as errors:  # it could not start, and is started again
+            self.error = errors
+        except* Exception as errors:
+            self.simulation.failures.append(f"{self.process.name} dies: {errors.exceptions!r}")
         finally:
             self.is_open, self.is_over = False, True
             self._break_answers()
@@ -263,6 +265,8 @@ class Server(Observer):
             except asyncio.CancelledError:
                 answer.send(None)
                 raise
+            except Exception as error:
+                self.simulation.failures.append(f"{self.process.name} cannot answer: {error!r}")
             finally:
                 self._open_answers.pop(id(answer), None)
 

@@ -19,6 +19,7 @@ from tailrace_outer.redis._patience import COMPACT_AFTER_S, TIDY_S
 from tailrace_outer.redis._redis_keys import DAY_MS
 from tailrace_outer.redis._scripts import COMPACT, DELETE
 from tailrace_outer.redis._topics import Topics
+from tailrace_outer.redis.stream_states import Cached, StreamStates
 
 __all__ = ["FinishedStreams", "lifetimes_ms"]
 
@@ -43,6 +44,7 @@ class FinishedStreams:
         claims: Claims,
         topics: Topics,
         rows: Rows,
+        streams: StreamStates,
         *,
         retention_s: float,
         budget_bytes: int,
@@ -51,14 +53,13 @@ class FinishedStreams:
         self._connection = connection
         self._keys = connection.keys
         self._rows = rows
+        self._streams = streams
         self._members = members
         self._claims = claims
         self._topics = topics
         self._retention_s = retention_s
         self._budget_bytes = budget_bytes
         self._keeps = keeps
-        self._cached: OrderedDict[str, StreamLog] = OrderedDict()  # by last use
-        self._cached_bytes = 0
         self._to_compact: deque[tuple[float, int, StreamLog]] = deque()  # end (monotonic), epoch
         self._own: OrderedDict[str, tuple[float, int]] = OrderedDict()  # ended here: expiry (monotonic), bytes
         self._own_bytes = 0
@@ -90,38 +91,30 @@ class FinishedStreams:
         self._own_bytes += log.num_bytes
 
     def cache(self, log: StreamLog, expires_in_s: float | None = None) -> None:
-        self._uncache(log.stream_id)
         log.expires_s = time.monotonic() + (self._retention_s if expires_in_s is None else expires_in_s)
-        self._cached[log.stream_id] = log
-        self._cached_bytes += log.num_bytes
-        while self._cached_bytes > _CACHED_BYTES and len(self._cached) > 1:
-            self._uncache(next(iter(self._cached)))
-
-    def cached(self, stream_id: str) -> StreamLog | None:
-        return self._cached.get(stream_id)
+        self._streams.cache(log)
+        cached = self._streams.of(Cached)
+        while self._streams.cached_bytes > _CACHED_BYTES and len(cached) > 1:
+            self._streams.leave(*next(iter(cached.items())))
 
     async def find(self, stream_id: str) -> StreamLog | None:
         """Return a stream of the cache if it can still be read: another server may have deleted it.
 
         Raises: StorageError.
         """
-        log = self._cached.get(stream_id)
-        if log is None:
+        state = self._streams.get(stream_id)
+        if not isinstance(state, Cached):
             return None
+        log = state.log
         is_kept = log.expires_s is not None and log.expires_s > time.monotonic()
         if is_kept and self._keeps:
             is_kept = bool(await self._connection.ask(self._connection.client.exists(self._keys.stream(stream_id))))
         if not is_kept:
-            self._uncache(stream_id)
+            self._streams.leave(stream_id, state)
             return None
-        if stream_id in self._cached:  # it may have left meanwhile
-            self._cached.move_to_end(stream_id)
+        if self._streams.get(stream_id) is state:  # it may have left meanwhile
+            self._streams.move(stream_id, state)  # it is the last one to leave now
         return log
-
-    def _uncache(self, stream_id: str) -> None:
-        log = self._cached.pop(stream_id, None)
-        if log is not None:
-            self._cached_bytes -= log.num_bytes
 
     # Redis
 
@@ -131,9 +124,10 @@ class FinishedStreams:
         epoch = self._members.epoch
         keys, tombstone_ms = self._keys.of_owned(stream_id, epoch), lifetimes_ms(self._retention_s)[1]
         is_deleted = await self._connection.run(DELETE, keys, epoch, stream_id, tombstone_ms)
-        if stream_id in self._cached:
-            self._cached[stream_id].expires_s = None
-        self._uncache(stream_id)
+        state = self._streams.get(stream_id)
+        if isinstance(state, Cached):
+            state.log.expires_s = None
+            self._streams.leave(stream_id, state)
         self._forget(stream_id)
         return bool(is_deleted)
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from tailrace.streams.log import StreamLog
 from tailrace_outer.redis._finished import FinishedStreams
 from tailrace_outer.redis._members import Members
-from tailrace_outer.redis.own_streams import OwnStreams
+from tailrace_outer.redis.stream_states import Cached, Owned, StreamStates, Unwritten
 
 __all__ = ["Inventory"]
 
@@ -26,36 +26,39 @@ class Inventory:
         self,
         members: Members,
         finished: FinishedStreams,
-        own: OwnStreams,
+        streams: StreamStates,
         *,
         store: Callable[[StreamLog], Awaitable[object]],
     ) -> None:
         self.is_due = False  # Redis may have lost something
         self._members = members
         self._finished = finished
-        self._own = own
+        self._streams = streams
         self._store = store
         self._unknown: frozenset[str] = frozenset()  # at the last comparison
 
     async def take(self) -> None:
         """Compare, if it is due or the numbers differ. Raises: StorageError."""
-        num_known = len(self._own) + self._finished.num_to_compact
+        owned = self._streams.of(Owned)
+        num_known = len(owned) + self._finished.num_to_compact
         if not self.is_due and await self._members.num_streams(self._members.epoch) == num_known:
             return
         self.is_due = False
         listed = frozenset(await self._members.streams(self._members.epoch))
-        await self._store_again([owned.log for owned in self._own if owned.log.stream_id not in listed])
-        unknown = frozenset(one for one in listed - self._finished.to_compact if one not in self._own)
+        await self._store_again([one.log for stream_id, one in owned.items() if stream_id not in listed])
+        known = Unwritten, Owned
+        unlisted = listed - self._finished.to_compact
+        unknown = frozenset(one for one in unlisted if not isinstance(self._streams.get(one), known))
         for stream_id in sorted(unknown & self._unknown):  # others may have begun in this moment
-            log = self._finished.cached(stream_id)
-            if log is not None and log.end is not None:
-                self._finished.compact(log)
+            state = self._streams.get(stream_id)
+            if isinstance(state, Cached):
+                self._finished.compact(state.log)
             else:
-                self._own.doubt(stream_id)
+                self._streams.doubt(stream_id)
         self._unknown = unknown
 
     async def _store_again(self, logs: list[StreamLog]) -> None:
         """Store streams that Redis has lost; it would show only with their next events."""
         for start in range(0, len(logs), _AT_ONCE):
-            some = [log for log in logs[start : start + _AT_ONCE] if self._own.owns(log)]
+            some = [log for log in logs[start : start + _AT_ONCE] if self._streams.owns(log)]
             await asyncio.gather(*map(self._store, some))

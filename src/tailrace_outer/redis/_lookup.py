@@ -13,8 +13,8 @@ from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis._finished import FinishedStreams
 from tailrace_outer.redis._mirrors import Mirrors
 from tailrace_outer.redis._patience import CATCH_UP_S
-from tailrace_outer.redis._stored import Gone, Stored, load
-from tailrace_outer.redis.own_streams import OwnStreams
+from tailrace_outer.redis._stored import Gone, load
+from tailrace_outer.redis.stream_states import StreamStates
 
 __all__ = ["Lookup"]
 
@@ -28,14 +28,14 @@ class Lookup:
         rows: Rows,
         finished: FinishedStreams,
         mirrors: Mirrors,
-        own: OwnStreams,
+        streams: StreamStates,
     ) -> None:
         self._connection = connection
         self._keys = connection.keys
         self._rows = rows
         self._finished = finished
         self._mirrors = mirrors
-        self._own = own
+        self._streams = streams
 
     async def find(self, owner: str, stream_id: str) -> StreamLog:
         """Return the log of a stream. It grows if another server writes the stream.
@@ -54,12 +54,23 @@ class Lookup:
             raise UnknownStream("There is no such stream.")
         if isinstance(stored, Gone):
             raise StreamExpired("This stream is no longer kept.")
-        return self._log_of_another_task(stream_id) or await self._follow(stream_id, stored)
+        ttl_ms = 0
+        if stored.has_ended:
+            ttl_ms = await self._connection.ask(self._connection.client.pttl(self._keys.stream(stream_id)))
+        if (known := self._streams.log(stream_id)) is not None:  # another task found it meanwhile
+            return known
+        log = stored.log(self._rows, stream_id)
+        if stored.has_ended:
+            log.record = log.record.finished()
+            self._finished.cache(log, max(0, ttl_ms) / 1000)
+        else:
+            await self._mirrors.follow(log, stored.epoch)
+        return log
 
     async def catch_up(self, log: StreamLog, after: int) -> None:
         """Wait for events that another server has shown already, and of which this one has not heard yet. Raises:
         StorageError, also if it does not hear of them in time."""
-        if not self._own.owns(log):
+        if not self._streams.owns(log):
             await self._mirrors.catch_up(log)
             return
         known = min(after, log.last_seq + len(log.queued))
@@ -71,22 +82,6 @@ class Lookup:
             last = await self._connection.ask(self._connection.client.hget(self._keys.stream(log.stream_id), "last"))
             if last is not None and int(last) >= after:
                 raise StorageError("This server does not have the last events of the stream yet.")
-
-    def _log_of_another_task(self, stream_id: str) -> StreamLog | None:
-        """Return the log that another task made while this one waited for its own reply."""
-        found = self._own.get(stream_id) or self._mirrors.get(stream_id)
-        return found.log if found is not None else self._finished.cached(stream_id)
-
-    async def _follow(self, stream_id: str, stored: Stored) -> StreamLog:
-        """Return the log of a stored stream; follow the stream if it has not ended."""
-        log = stored.log(self._rows, stream_id)
-        if stored.has_ended:
-            log.record = log.record.finished()
-            ttl_ms = await self._connection.ask(self._connection.client.pttl(self._keys.stream(stream_id)))
-            self._finished.cache(log, max(0, ttl_ms) / 1000)
-            return log
-        await self._mirrors.follow(log, stored.epoch)
-        return log
 
     async def streams_of(self, owner: str) -> list[str]:
         """Raises: StorageError."""

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from tailrace.errors import JournalDamaged, StorageError
 from tailrace.streams.log import StreamLog
 from tailrace.streams.rows import Rows
-from tailrace.types import Event, Record
 from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis._follower import Entries, Followers, KeyFollower
 from tailrace_outer.redis._members import Members
 from tailrace_outer.redis._mirror import Mirror
 from tailrace_outer.redis._server_messages import Messages
 from tailrace_outer.redis._stored import Stored, load
+from tailrace_outer.redis.stream_states import StreamStates
 
 __all__ = ["Mirrors"]
 
@@ -38,6 +38,7 @@ class Mirrors:
         members: Members,
         rows: Rows,
         messages: Messages,
+        streams: StreamStates,
         *,
         on_end: Callable[[StreamLog], None],
     ) -> None:
@@ -47,22 +48,19 @@ class Mirrors:
         self._members = members
         self._rows = rows
         self._messages = messages
+        self._streams = streams
         self._on_end = on_end
-        self._mirrors: dict[str, Mirror] = {}
-
-    def get(self, stream_id: str) -> Mirror | None:
-        return self._mirrors.get(stream_id)
 
     async def find(self, stream_id: str) -> Mirror | None:
         """Return the mirror of a stream. If another server has deleted the stream, the mirror is given up.
 
         Raises: StorageError.
         """
-        mirror = self.get(stream_id)
+        mirror = self._streams.mirror(stream_id)
         if mirror is None:
             return None
         is_deleted = await self._is_deleted(stream_id)
-        if self.get(stream_id) is not mirror:  # it was given up, or replaced, meanwhile
+        if self._streams.mirror(stream_id) is not mirror:  # it was given up, or replaced, meanwhile
             return None
         if is_deleted:
             self._give_up(mirror, StorageError("This stream is no longer kept."))
@@ -79,7 +77,7 @@ class Mirrors:
     async def follow(self, log: StreamLog, epoch: int) -> None:
         """Follow a stream that the server of this epoch writes. Raises: StorageError."""
         mirror = Mirror(log, epoch, self._rows, ask=self._messages.ask, on_end=self._ended)
-        self._mirrors[log.stream_id] = mirror
+        self._streams.follow(mirror)
         follower = self._follower(log.stream_id)
         follower.follow(self._keys.events(log.stream_id), f"{log.last_seq}-0", partial(self._take, mirror))
         await follower.wake()
@@ -91,7 +89,7 @@ class Mirrors:
             self._give_up(mirror, error)
 
     def _ended(self, mirror: Mirror) -> None:
-        self.unfollow(mirror)
+        self._unfollow(mirror)
         mirror.log.record = mirror.log.record.finished()
         self._on_end(mirror.log)
 
@@ -99,34 +97,34 @@ class Mirrors:
         """Stop following a stream that has not ended, and send its readers away."""
         if isinstance(reason, JournalDamaged):
             logger.error("a stream of another server cannot be read")
-        self.unfollow(mirror)
+        self._unfollow(mirror)
+        self._streams.unfollow(mirror)
         mirror.log.release(reason)
 
     def give_up_all(self) -> None:
         """This server begins again under another epoch."""
-        for mirror in list(self._mirrors.values()):
+        for mirror in self._streams.mirrors:
             self._give_up(mirror, StorageError("This server was cut off from the log store. The stream goes on."))
 
     def join_again(self) -> None:
         """Tell the writers of all followed streams of the readers here: they may have seen that this server is gone."""
-        for mirror in self._mirrors.values():
+        for mirror in self._streams.mirrors:
             if mirror.log.num_readers:
                 self._messages.ask(mirror, "join")
 
-    def unfollow(self, mirror: Mirror) -> None:
+    def _unfollow(self, mirror: Mirror) -> None:
         stream_id = mirror.log.stream_id
-        self._mirrors.pop(stream_id, None)
         self._follower(stream_id).unfollow(self._keys.events(stream_id))
         mirror.log.producer = None
 
-    def replace(self, record: Record, events: Sequence[Event]) -> StreamLog:
+    def replace(self, log: StreamLog) -> StreamLog:
         """This server writes the stream from now on. Return its log: that of the mirror, if there is one, whose readers
         stay."""
-        mirror = self.get(record.stream_id)
+        mirror = self._streams.mirror(log.stream_id)
         if mirror is None:
-            return StreamLog(record, events)
-        mirror.extend(1, events)
-        self.unfollow(mirror)
+            return log
+        mirror.extend(1, log.events)
+        self._unfollow(mirror)
         return mirror.log
 
     def _follower(self, stream_id: str) -> KeyFollower:
@@ -134,13 +132,13 @@ class Mirrors:
 
     async def check(self) -> None:
         """Look after each followed stream. Raises: StorageError."""
-        mirrors = list(self._mirrors.values())
+        mirrors = self._streams.mirrors
         for start in range(0, len(mirrors), _AT_ONCE):
             await asyncio.gather(*map(self._check, mirrors[start : start + _AT_ONCE]))
 
     async def catch_up(self, log: StreamLog) -> None:
         """Add the events that Redis has, if this is the log of a followed stream. Raises: StorageError."""
-        mirror = self.get(log.stream_id)
+        mirror = self._streams.mirror(log.stream_id)
         if mirror is None or mirror.log is not log:
             return
         stored = await load(self._connection, log.stream_id)
@@ -157,7 +155,7 @@ class Mirrors:
         names = "epoch", "last", "ended"
         asked = self._connection.client.hmget(self._keys.stream(log.stream_id), *names)
         epoch, last, ended = await self._connection.ask(asked)
-        if self.get(log.stream_id) is not mirror:
+        if self._streams.mirror(log.stream_id) is not mirror:
             return
         if epoch is None:
             mirror.num_missing += 1  # its server may store it again, if Redis has lost it

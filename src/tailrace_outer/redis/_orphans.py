@@ -15,7 +15,7 @@ from tailrace.types import Event, Failure, Record, Status
 from tailrace_outer.redis._connection import Connection
 from tailrace_outer.redis._members import Members
 from tailrace_outer.redis._scripts import TAKE
-from tailrace_outer.redis.own_streams import OwnStreams
+from tailrace_outer.redis.stream_states import Recalled, StreamStates
 
 __all__ = ["Orphan", "Orphans"]
 
@@ -47,7 +47,7 @@ class Orphans:
         connection: Connection,
         members: Members,
         rows: Rows,
-        own: OwnStreams,
+        streams: StreamStates,
         *,
         retention_s: float,
     ) -> None:
@@ -56,14 +56,14 @@ class Orphans:
         self._members = members
         self._rows = rows
         self._retention_s = retention_s
-        self._own = own
+        self._streams = streams
 
     async def take(self, models: Container[str] | None) -> AsyncIterator[Orphan]:
         """Take streams of these models, or of all. Raises: StorageError."""
-        for stream_id in list(self._own.recalled):
+        for stream_id, recalled in list(self._streams.of(Recalled).items()):
             for orphan in (await self._take_some(self._members.epoch, [stream_id]))[0]:
                 yield orphan
-            self._own.forget_recalled(stream_id)
+            self._streams.leave(stream_id, recalled)
         await self._members.find_dead()
         ask, client = self._connection.ask, self._connection.client
         for epoch in sorted(self._members.dead):
@@ -89,12 +89,12 @@ class Orphans:
     async def _take_some(self, epoch: int, stream_ids: list[str]) -> tuple[list[Orphan], list[str]]:
         """Return what was taken, and the ids of all streams that need not be looked at again. Raises: StorageError."""
         own = self._members.epoch
-        # Also those that this server writes already: a failover may have lost that it took them.
+        # Also those that this server writes, or opens once more: a failover may have lost that it took them.
         replies = await asyncio.gather(*(self._take(epoch, own, one) for one in stream_ids))
         taken = [
             self._read(own, epoch, stream_id, *reply)
             for stream_id, reply in zip(stream_ids, replies, strict=True)
-            if reply and self._own.get(stream_id) is None
+            if reply and not self._streams.is_written(stream_id)
         ]
         settled = [one for one, reply in zip(stream_ids, replies, strict=True) if reply != _LOST]
         if len(settled) < len(replies):
@@ -110,7 +110,7 @@ class Orphans:
     async def take_again(self, stream_id: str) -> bool:
         """Take a stream that this server writes from the server that had it before, or list the server that has it.
         Return whether this one has it. Raises: StorageError."""
-        owned = self._own.get(stream_id)
+        owned = self._streams.owned(stream_id)
         epoch = owned.former_epoch if owned is not None else None
         if epoch is not None and await self._take(epoch, self._members.epoch, stream_id):
             return True

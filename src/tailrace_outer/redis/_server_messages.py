@@ -15,7 +15,7 @@ from tailrace_outer.redis._mirror import Message, Mirror
 from tailrace_outer.redis._patience import RETRY_S
 from tailrace_outer.redis._redis_keys import DAY_MS
 from tailrace_outer.redis._scripts import STOP
-from tailrace_outer.redis.own_streams import OwnStreams
+from tailrace_outer.redis.stream_states import Owned, StreamStates
 
 __all__ = ["Messages"]
 
@@ -23,10 +23,10 @@ __all__ = ["Messages"]
 class Messages:
     """Sends messages to the servers that write streams, and does what theirs say with the streams of this server."""
 
-    def __init__(self, connection: Connection, members: Members, own: OwnStreams) -> None:
+    def __init__(self, connection: Connection, members: Members, streams: StreamStates) -> None:
         self._connection = connection
         self._members = members
-        self._own = own
+        self._streams = streams
         self._outbox: OrderedDict[tuple[Mirror, bool], Message] = OrderedDict()  # by mirror and whether it is a stop
         self._is_due = asyncio.Event()
 
@@ -82,7 +82,7 @@ class Messages:
             if message[b"kind"] == b"wake":
                 continue
             stream_id, reading_epoch = message[b"stream"].decode(), int(message[b"from"])
-            owned = self._own.get(stream_id)
+            owned = self._streams.owned(stream_id)
             if owned is None:
                 continue
             match message[b"kind"]:
@@ -95,5 +95,5 @@ class Messages:
 
     def keep_readers(self, alive: Container[int]) -> None:
         """Drop the readers on servers that are gone."""
-        for owned in self._own:
+        for owned in list(self._streams.of(Owned).values()):
             owned.leave([epoch for epoch in owned.remote_readers if epoch not in alive])

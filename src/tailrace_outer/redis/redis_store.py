@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -32,9 +32,9 @@ from tailrace_outer.redis._patience import CLOSE_S, LATE_S
 from tailrace_outer.redis._server_messages import Messages
 from tailrace_outer.redis._topics import Topics
 from tailrace_outer.redis._writer import Writer
-from tailrace_outer.redis.own_streams import OwnStreams
 from tailrace_outer.redis.shared_log import RedisSharedLog
 from tailrace_outer.redis.shared_table import RedisTable
+from tailrace_outer.redis.stream_states import Owned, Recalled, StreamStates
 
 __all__ = ["RedisLogStore", "open_redis", "open_with_settings"]
 
@@ -61,7 +61,7 @@ class RedisLogStore:
         self._connection = connection
         self._rows = rows
         self._lease_s = lease_s
-        self._own = OwnStreams()
+        self._streams = StreamStates()
         self._members = Members(connection, lease_s=lease_s)
         self._claims = Claims(connection)
         self._topics = Topics(connection)
@@ -84,19 +84,20 @@ class RedisLogStore:
             self._claims,
             self._topics,
             rows,
+            self._streams,
             retention_s=retention_s,
             budget_bytes=budget_bytes,
             keeps=keeps_finished,
         )
-        self._messages = Messages(connection, self._members, self._own)
+        self._messages = Messages(connection, self._members, self._streams)
         self._followers = Followers(connection)
         self._mirrors = Mirrors(
-            connection, self._followers, self._members, rows, self._messages, on_end=self._finished.cache
+            connection, self._followers, self._members, rows, self._messages, self._streams, on_end=self._finished.cache
         )
-        self._lookup = Lookup(connection, rows, self._finished, self._mirrors, self._own)
-        self._openings = Openings(connection, self._members, self._own)
-        self._orphans = Orphans(connection, self._members, rows, self._own, retention_s=retention_s)
-        self._inventory = Inventory(self._members, self._finished, self._own, store=self._store)
+        self._lookup = Lookup(connection, rows, self._finished, self._mirrors, self._streams)
+        self._openings = Openings(connection, self._members, self._streams)
+        self._orphans = Orphans(connection, self._members, rows, self._streams, retention_s=retention_s)
+        self._inventory = Inventory(self._members, self._finished, self._streams, store=self._store)
         self._give_up_after_s = give_up_after_s
         self._shared_logs: dict[str, RedisSharedLog] = {}  # of extensions, by their names
         self._tables: dict[str, RedisTable] = {}  # the same
@@ -113,7 +114,7 @@ class RedisLogStore:
 
     @property
     def num_streams(self) -> int:
-        return len(self._own) + len(self._finished)
+        return len(self._streams.of(Owned)) + len(self._finished)
 
     @property
     def state(self) -> StoreState:
@@ -131,28 +132,29 @@ class RedisLogStore:
     async def open(self, record: Record) -> Lease:
         self.write_errors.check()
         log, epoch = StreamLog(record), self.epoch
-        await self._openings.begin(record.stream_id)
+        opening = await self._openings.begin(record.stream_id)
         try:
-            if self._finished.cached(record.stream_id) is not None:  # it was recalled, and has ended
-                raise ClaimTaken(TAKEN)
             if record.claim is not None:
                 await self._claims.take(record, record.claim)
             has_claim = await self._store(log)
         except ClaimTaken:
-            self._own.refuse(record.stream_id)
+            self._streams.leave(record.stream_id, opening)
             raise
         except BaseException as error:
-            self._own.doubt(record.stream_id)
+            self._streams.doubt(record.stream_id)
             if isinstance(error, StorageError):
                 self._writer.failed(error)
             raise
         if not has_claim:  # it was stored so late that another server has begun a stream with the key
-            self._own.doubt(record.stream_id)
+            self._streams.doubt(record.stream_id)
             raise ClaimTaken(TAKEN)
         if epoch != self.epoch:  # the others take it over
-            self._own.refuse(record.stream_id)
+            self._streams.leave(record.stream_id, opening)
             raise StorageError("Other servers took the streams of this server over.")
-        self._own.own(log)
+        if self._streams.get(record.stream_id) is not opening:  # it has ended
+            raise ClaimTaken(TAKEN)
+        log = self._mirrors.replace(log)
+        self._streams.own(log)
         return Lease(log, epoch)
 
     async def _store(self, log: StreamLog) -> bool:
@@ -168,12 +170,12 @@ class RedisLogStore:
             raise LeaseLost("Another server writes this stream now.")
         if log.end is not None:
             return
-        if not self._own.owns(log):
+        if not self._streams.owns(log):
             raise LeaseLost("Another server writes this stream now.")
         self._writer.append(log, events)
 
     def _on_end(self, log: StreamLog) -> None:
-        if self._own.end(log):
+        if self._streams.owns(log):
             self._finished.add(log)
 
     async def _on_other_writer(self, log: StreamLog) -> None:
@@ -184,15 +186,15 @@ class RedisLogStore:
 
     def _on_lease_lost(self, log: StreamLog) -> None:
         """Another server writes this stream now: whoever produces it here stops, and its readers leave."""
-        self._stop_writing(log, self._own.drop)
+        self._stop_writing(log, goes_on=False)
 
     def _on_behind(self, log: StreamLog) -> None:
         """This server goes on with the stream from what Redis has of it, as with that of a dead server."""
-        self._stop_writing(log, self._own.read_again)
+        self._stop_writing(log, goes_on=True)
 
-    def _stop_writing(self, log: StreamLog, leave: Callable[[StreamLog], bool]) -> None:
+    def _stop_writing(self, log: StreamLog, *, goes_on: bool) -> None:
         self._writer.drop(log)
-        if leave(log) and log.producer is not None:
+        if self._streams.lose(log, goes_on=goes_on) and log.producer is not None:
             log.producer.lease_lost()
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
@@ -203,7 +205,7 @@ class RedisLogStore:
             log = await self.read(owner, stream_id)
         except StreamError:
             return None
-        if log.end is not None or self._own.owns(log):
+        if log.end is not None or self._streams.owns(log):
             return log
         is_kept = await self._claims.recall(stream_id, self.epoch) and await self._claims.keep(log.record)
         return log if is_kept else None
@@ -211,7 +213,7 @@ class RedisLogStore:
     # Reading
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
-        owned = self._own.get(stream_id)
+        owned = self._streams.owned(stream_id)
         log = owned.log if owned is not None else await self._lookup.find(owner, stream_id)
         if log.record.owner != owner:
             raise UnknownStream("There is no such stream.")
@@ -236,7 +238,7 @@ class RedisLogStore:
         log = await self.read(owner, stream_id)
         if log.end is not None:
             return log
-        if self._own.owns(log):
+        if self._streams.owns(log):
             log.stop()
         else:
             await self._messages.stop(stream_id)
@@ -299,13 +301,14 @@ class RedisLogStore:
                 async for orphan in self._orphans.take(models):
                     await self._topics.begin(orphan.record)
                     await self._claims.keep(orphan.record)
-                    if orphan.epoch != self.epoch:  # this server was declared dead meanwhile
+                    # Meanwhile this server may have been declared dead, or have opened the stream once more.
+                    if orphan.epoch != self.epoch or self._streams.is_written(orphan.record.stream_id):
                         continue
-                    lease = Lease(self._mirrors.replace(orphan.record, orphan.events), self.epoch)
+                    lease = Lease(self._mirrors.replace(StreamLog(orphan.record, orphan.events)), self.epoch)
                     if lease.log.end is not None:
                         self._finished.add(lease.log)
                         continue
-                    self._own.own(lease.log, orphan.former_epoch)
+                    self._streams.own(lease.log, orphan.former_epoch)
                     if orphan.end is None:
                         leases.append(lease)
                     else:
@@ -357,7 +360,7 @@ class RedisLogStore:
         self._follow_inboxes()
 
     def _release_all_streams(self) -> None:
-        for owned in self._own:
+        for owned in list(self._streams.of(Owned).values()):
             self._on_lease_lost(owned.log)
         self._mirrors.give_up_all()
 
@@ -378,7 +381,7 @@ class RedisLogStore:
             self._is_due.clear()
             with contextlib.suppress(StorageError):
                 await self._openings.settle()
-                if self._own.recalled:
+                if self._streams.of(Recalled):
                     self._orphaned.set()
                 if not self._taking_over.locked():
                     await self._inventory.take()
