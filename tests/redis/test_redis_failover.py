@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 from tests.redis.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen
 from tests.streams.broken_links import breaking, demotable, movable
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
@@ -35,6 +36,23 @@ def prefix(tmp_path: Path) -> str:
 async def shared(url: str) -> AsyncIterator[RedisLogStore]:
     async with open_redis(url, lease_s=LEASE_S, give_up_after_s=_PATIENT_S) as store:
         yield store
+
+
+async def test_it_is_emptied_while_a_server_starts(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server had just written the form of the data, and reads it now."""
+    hgetall = Redis.hgetall
+    emptied: list[int] = []
+
+    async def empty_and_get(client: Redis, name: str) -> object:
+        if not emptied:
+            emptied.append(await client.delete(name))
+        return await hgetall(client, name)
+
+    monkeypatch.setattr(Redis, "hgetall", empty_and_get)
+    async with shared(f"{shared_url()}?prefix={prefix}") as store:
+        await begin(store)
+    assert emptied == [1]
+    delete_keys(prefix)
 
 
 async def test_the_address_moves_to_another_primary(tmp_path: Path) -> None:

@@ -20,9 +20,11 @@ async def check_format(connection: Connection, rows: Rows) -> None:
     client, properties = connection.client, connection.keys.properties
     num_shards = str(connection.keys.num_shards)
     own = {"format": _FORMAT, "durable": _LOG_FORMAT, "shards": num_shards, "sealed": rows.encrypt(b"", "sealed")}
-    for name, value in own.items():
-        await connection.ask(client.hsetnx(properties, name, value))
-    kept = await connection.ask(client.hgetall(properties))
+    kept: dict[bytes, bytes] = {}
+    while not kept.keys() >= {name.encode() for name in own}:  # again, if Redis loses everything meanwhile
+        for name, value in own.items():
+            await connection.ask(client.hsetnx(properties, name, value))
+        kept = await connection.ask(client.hgetall(properties))
     if (kept[b"format"].decode(), kept[b"durable"].decode()) != (_FORMAT, _LOG_FORMAT):
         raise ModelError(
             "Servers of another version of tailrace share this Redis, and keep streams in another form. Give this "
