@@ -10,10 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.responses import PlainTextResponse
 from tests.api.process import Server
 from tests.http.frames import TEXT, FrameWire, frame
 from tests.waiting import LONG_S
 from websockets.sync.client import connect
+
+from tailrace.http.access_log import AccessLog
+from tailrace.settings import Settings
 
 SECRET = "a-secret-word"
 _LINE = re.compile(
@@ -131,3 +135,15 @@ def test_no_level_shows_the_content_of_websocket_frames(serve: Callable[..., Ser
         assert b"done" in socket.frame()[1] + socket.frame()[1]
     server.close()
     assert SECRET not in server.log
+
+
+async def test_only_the_setting_turns_it_on(caplog: pytest.LogCaptureFixture) -> None:
+    """Other programs that run the server, such as Ray, set up logs themselves."""
+    caplog.set_level("INFO")
+    app = AccessLog(PlainTextResponse("Hi."), Settings())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        for is_on in (False, True, False):
+            app.use(Settings(access_log=is_on))
+            caplog.clear()
+            assert (await client.get("/")).text == "Hi."
+            assert [one.name for one in caplog.records if one.name == "tailrace.access"] == ["tailrace.access"] * is_on

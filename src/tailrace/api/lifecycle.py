@@ -131,9 +131,10 @@ def build_app(
     )
     server.answer_with(edge, wires)
     shown = CrossOrigin(edge, settings, [name for one in extensions for name in one.exposed_headers])
-    for part in (models, edge, shown):
+    logged = AccessLog(shown, settings, wires)
+    for part in (models, edge, shown, logged):
         server.on_reload(part.use)
-    return NearPaths(AccessLog(shown, wires), wires, routes)
+    return NearPaths(logged, wires, routes)
 
 
 def _end_streams(models: Models, key_id: str) -> None:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.http.asgi_answers import ANSWERED
 from tailrace.http.wires import ServedWires
+from tailrace.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.wording import shown_path
 
@@ -26,15 +27,20 @@ _DISCONNECTS = ("http.disconnect", "websocket.disconnect")
 
 
 class AccessLog:
-    """ASGI middleware around the whole application, which does something while its logger writes. Without wires, as in
-    `tailrace run`, a line has neither wire nor tokens, because a user's app has none."""
+    """ASGI middleware around the whole application. Without wires, as in `tailrace run`, a line has neither wire nor
+    tokens, because a user's app has none."""
 
-    def __init__(self, app: ASGIApp, wires: ServedWires | None = None) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, wires: ServedWires | None = None) -> None:
         self._app = app
         self._wires = wires
+        self.use(settings)
+
+    def use(self, settings: Settings) -> None:
+        """Use other settings for new requests."""
+        self._writes = settings.access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or not logger.isEnabledFor(logging.INFO):
+        if scope["type"] not in ("http", "websocket") or not self._writes:
             await self._app(scope, receive, send)
             return
         request = _Request(scope)

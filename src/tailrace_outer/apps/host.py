@@ -70,7 +70,7 @@ async def host(
         await stack.enter_async_context(records.recording([], streams.store, data_path))
         front = Front(settings, streams, records)
         edge = Edge(front, settings, records.authentication, records.quotas, audit=audit, public=PUBLIC)
-        app = AccessLog(CrossOrigin(edge, settings))
+        app = AccessLog(CrossOrigin(edge, settings), settings)
         change = asyncio.Event()  # of a file, also while the apps start
         is_watched = changes is not None
 
