@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.waiting import wait_until
+from tests.waiting import LONG_S, wait_until
 
 from tailrace.system.eventloop import on_hangup
 
@@ -34,3 +36,26 @@ async def test_several_contexts_in_any_order(first_left: int) -> None:
     await wait_until(lambda: sorted(heard) == sorted([0, 1, 1 - first_left]))
     contexts.pop().__exit__(None, None, None)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+_EARLY = """
+import asyncio, os, signal
+from tailrace.system.eventloop import on_hangup, outlive_hangup
+
+async def main() -> None:
+    for is_first in (True, False):
+        heard = asyncio.Event()
+        with on_hangup(heard.set):
+            await asyncio.sleep(0.01)
+            assert heard.is_set() is is_first
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+outlive_hangup()
+os.kill(os.getpid(), signal.SIGHUP)
+asyncio.run(main())
+"""
+
+
+def test_the_first_context_hears_of_an_earlier_one() -> None:
+    command = [sys.executable, "-c", _EARLY]
+    assert subprocess.run(command, start_new_session=True, timeout=LONG_S, check=False).returncode == 0  # no terminal

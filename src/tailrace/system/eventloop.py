@@ -23,8 +23,10 @@ class _Hangups:
 
     calls: list[Callable[[], None]] = field(default_factory=list)
     before: _Handler = None
+    has_missed: bool = False  # one came before the first context
 
     def tell(self, *_: object) -> None:
+        self.has_missed = not self.calls
         for call in list(self.calls):
             call()
 
@@ -49,12 +51,12 @@ def first_error(error: BaseException) -> BaseException:
 
 def outlive_hangup() -> None:
     """Let SIGHUP not end a process without a terminal: there it asks a service to open its files again, also one that
-    has none open. In a terminal, it means that the terminal is gone."""
+    has none open. The next context hears of it. In a terminal, it means that the terminal is gone."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-            signal.signal(signal.SIGHUP, lambda *_: None)  # processes that it starts do not inherit a function
+            signal.signal(signal.SIGHUP, _hangups.tell)  # processes that it starts do not inherit a function
 
 
 @contextlib.contextmanager
@@ -72,6 +74,8 @@ def on_hangup(call: Callable[[], None]) -> Iterator[None]:
         _hangups.before = signal.getsignal(signal.SIGHUP)
     _hangups.calls.append(tell)
     signal.signal(signal.SIGHUP, _hangups.tell)
+    if _hangups.has_missed:
+        _hangups.tell()
     try:
         yield
     finally:
