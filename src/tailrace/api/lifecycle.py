@@ -47,7 +47,6 @@ __all__ = ["PUBLIC", "RunningServer", "build_app", "build_routes", "open_server"
 _DRAIN_RETRY_S = 5.0
 _HANDED_OVER = "The server is shutting down. The next one continues this stream."
 
-
 # Readable without a key: health, the page's files, for which browsers send no key, and what links show, which have a
 # secret of their own.
 PUBLIC = (

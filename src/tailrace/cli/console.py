@@ -16,7 +16,6 @@ __all__ = ["INTERRUPTED", "PREFIX", "print_json", "print_table", "say", "say_err
 PREFIX = "tailrace: "
 INTERRUPTED = 130  # exit status after Ctrl-C
 _WIDE = 10_000  # columns of a table that no terminal shows
-_NEVER = logging.CRITICAL + 1
 
 
 def say(text: str) -> None:
@@ -29,9 +28,9 @@ def say_error(text: str, *, in_line: bool = False) -> None:
     click.echo(("\n" if in_line else "") + PREFIX + text, err=True)
 
 
-def show_log(level: str = "warning", *, as_json: bool = False, with_requests: bool = False) -> None:
-    """Write the log of this process to stderr, from a level on. `with_requests` adds the access log. Libraries log only
-    warnings and errors, except at the level debug. May be called again to change this."""
+def show_log(level: str = "warning", *, as_json: bool = False) -> None:
+    """Write the log of this process to stderr, from a level on, and the access log, if it is on. Libraries log
+    only warnings and errors, except at the level debug. May be called again to change this."""
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(_handler)
@@ -39,7 +38,7 @@ def show_log(level: str = "warning", *, as_json: bool = False, with_requests: bo
     number = logging.getLevelNamesMapping()[level.upper()]
     root.setLevel(number if number == logging.DEBUG else max(number, logging.WARNING))
     logging.getLogger("tailrace").setLevel(number)
-    logging.getLogger("tailrace.access").setLevel(logging.INFO if with_requests else _NEVER)
+    logging.getLogger("tailrace.access").setLevel(logging.INFO)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if number == logging.DEBUG else logging.CRITICAL)
 
 

@@ -112,7 +112,7 @@ def serve(
 
 
 def _show_log(settings: Settings) -> None:
-    show_log(settings.log_level, as_json=settings.log_format == "json", with_requests=settings.access_log)
+    show_log(settings.log_level, as_json=settings.log_format == "json")
 
 
 def bound_socket(settings: Settings) -> socket.socket | None:

@@ -89,7 +89,7 @@ def run(
         for option, is_given in (("--resumable", resumable), ("--python", python)):
             if is_given:
                 raise click.UsageError(f"{option} cannot be used with --on ray.")
-    show_log(values["log_level"], as_json=values["log_format"] == "json", with_requests=values["access_log"])
+    show_log(values["log_level"], as_json=values["log_format"] == "json")
     try:
         read = partial(
             plan_of, target, arguments, directory=app_dir, route_prefix=route_prefix, name=name,
