@@ -257,6 +257,14 @@ async def test_stall_is_noticed_and_the_worker_replaced() -> None:
         assert await engine.answers(make_sequence(3))
 
 
+async def test_a_shorter_stall_timeout_is_in_use_at_once() -> None:
+    async with supervised(stall_s=1000, fault_after=2) as engine:
+        await engine.ready()
+        stalled = engine.submit(make_sequence(1, 40, fault="stall"))
+        engine.supervisor.stall_s = 0.4
+        assert isinstance((await stalled.ended()).error, EngineStalled)
+
+
 async def test_slow_engine_and_idle_engine_are_not_stalled() -> None:
     async with supervised(stall_s=1.5, tokens_per_s=0.8) as engine:
         pid = (await engine.ready()).pid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.examples import examples
@@ -191,13 +192,18 @@ def test_the_time_without_an_engine_does_not_count_as_waiting() -> None:
 # The engine stays away
 
 
-def test_streams_wait_for_an_engine_for_a_limited_time() -> None:
+@pytest.mark.parametrize("first_s", [120.0, 70.0, 1000.0])
+def test_streams_wait_for_an_engine_for_a_limited_time(first_s: float) -> None:
+    """Also if the limit is changed while they wait."""
+
     async def scenario() -> None:
-        harness = Harness(max_sequences=1, limits=Limits(queue_s=500.0, recover_s=120.0))
+        harness = Harness(max_sequences=1, limits=Limits(queue_s=500.0, recover_s=first_s))
         running, queued = await harness.create(), await harness.create()
         harness.engine.step(3)
         harness.engine.fail(KILL)
-        await asyncio.sleep(119)
+        await asyncio.sleep(60)
+        harness.generator.use(Limits(queue_s=500.0, recover_s=120.0))
+        await asyncio.sleep(59)
         assert (running.status, queued.status) == ("running", "queued")
         assert harness.generator.is_live
         await asyncio.sleep(2)

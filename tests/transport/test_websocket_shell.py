@@ -75,6 +75,7 @@ class _Line:
         config.load()
         self.state = ServerState()
         self.shell = WebSocketProtocol(config, self.state, {}, message_s=30.0, encode_error=native.encode_error)
+        config.ws_max_size, config.ws_ping_interval = 1, 0.1  # of later connections
         self.transport = _Transport()
         self.shell.connection_made(self.transport)
         self.over = asyncio.Event()

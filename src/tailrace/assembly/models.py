@@ -145,8 +145,8 @@ class Models:
 
     def schedule_unload(self, served: Served) -> None:
         """Unload a loaded model when it has been idle for `--idle-unload-s`."""
+        served.generator.used_s = time.monotonic()
         if served.settings.idle_unload_s and served.model not in self._timers:
-            served.generator.used_s = time.monotonic()
             self._watch(served, served.settings.idle_unload_s)
 
     async def recover(self, *, waits: bool = False) -> int:

@@ -69,7 +69,7 @@ class Served:
     def use(self, settings: Settings) -> None:
         """Use other settings from now on, of which only those that reload are different."""
         self.settings = settings
-        self.generator.limits = limits_of(settings)
+        self.generator.use(limits_of(settings))
         self.generator.gate.max_requests = settings.max_concurrent_requests
         self.supervisor.stall_s, self.supervisor.load_s = settings.stall_s, settings.load_s
 

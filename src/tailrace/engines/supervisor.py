@@ -22,6 +22,7 @@ logger = logging.getLogger("tailrace.engine")
 _SPARE_AFTER_S = 5.0  # resumed streams catch up first, before loading the spare takes the CPU
 _EMPTY_FRAMES = 10  # a prefill without progress gives frames without tokens: their timeout is this many times longer
 _RECHECK_S = 0.02
+_LOOK_S = 1.0  # a new timeout is in use so much later
 _MIN_LIFE_S = 5.0  # a worker that dies earlier, without a token, counts as a failed start
 
 
@@ -191,14 +192,15 @@ class Supervisor:
 
     async def _load(self) -> WorkerProcess:
         """Start a worker and wait until its model is loaded. Raises: EngineLost."""
+        load_s = self.load_s  # it may be changed meanwhile
         self._epoch += 1
         worker = await WorkerProcess.start(self.spec, self._epoch)
         try:
             first: list[asyncio.Future[Any]] = [worker.ready, worker.gone]  # Any: their results differ
-            await asyncio.wait(first, timeout=self.load_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(first, timeout=load_s, return_when=asyncio.FIRST_COMPLETED)
             if not worker.ready.done():
                 if not worker.gone.done():
-                    raise EngineLost(f"The engine did not load within {self.load_s:g} s.")
+                    raise EngineLost(f"The engine did not load within {load_s:g} s.")
                 raise EngineLost(f"The engine did not load: {(await worker.exit_reason())[0].rstrip('.')}.")
         except BaseException:
             await worker.stop()
@@ -255,6 +257,6 @@ class Supervisor:
                 return EngineStalled(f"The engine made no progress for {silent_s:.0f} s and was replaced.")
             is_suspect = False
             wait_s = self.stall_s - idle_s if worker.is_working else self.stall_s
-            await asyncio.wait([worker.gone], timeout=max(wait_s, 0.01))
+            await asyncio.wait([worker.gone], timeout=max(min(wait_s, _LOOK_S), 0.01))
         exit_reason, is_crash = await worker.exit_reason()
         return EngineLost(f"The engine stopped: {exit_reason}.", is_crash=is_crash)

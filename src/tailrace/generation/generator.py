@@ -375,6 +375,13 @@ class Generator:
         if self._give_up_timer is None and not self._has_given_up:
             self._give_up_timer = asyncio.get_running_loop().call_later(self.limits.recover_s, self._give_up)
 
+    def use(self, limits: Limits) -> None:
+        """Use other limits from now on. Requests that wait keep their times."""
+        longer_s, self.limits = limits.recover_s - self.limits.recover_s, limits
+        if (timer := self._give_up_timer) is not None:
+            timer.cancel()
+            self._give_up_timer = asyncio.get_running_loop().call_at(timer.when() + longer_s, self._give_up)
+
     async def leave(self) -> bool:
         """Take all that is in the background off the engine. Returns whether nothing else came meanwhile, so that the
         engine is free; otherwise all go on."""

@@ -41,7 +41,7 @@ class BodyBudget:
         self._by_caller: Counter[str] = Counter()  # bytes
 
     def use(self, settings: Settings) -> None:
-        """Use other settings from now on. A body that is being read keeps its limits."""
+        """Use other settings from now on. A body that is being read keeps its timeout and its largest size."""
         self._settings = settings
         self._limit_bytes = max(settings.pending_body_bytes, settings.body_bytes)
         self._share_bytes = max(self._limit_bytes // 4, settings.body_bytes)  # of one caller

@@ -69,7 +69,7 @@ _OPEN = State.OPEN
 
 class WebSocketProtocol(asyncio.Protocol):
     """One connection, after its handshake request was parsed. The settings are uvicorn's `ws_max_size` and
-    `ws_ping_interval`, and `message_s`, the timeout for a whole message."""
+    `ws_ping_interval`, as they are then, and `message_s`, the timeout for a whole message."""
 
     def __init__(
         self,
@@ -88,7 +88,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._predecessor: asyncio.BaseProtocol | None = None
         self._unread = _NOTHING  # received, but not parsed yet
-        self._core = Core(max_size=config.ws_max_size, logger=logger)
+        self._max_size, self._ping_s = config.ws_max_size, config.ws_ping_interval
+        self._core = Core(max_size=self._max_size, logger=logger)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()  # bounded: reading pauses while it is not empty
         late = partial(self._fail, CloseCode.POLICY_VIOLATION, "A message did not arrive in time.")
         self._deadline = Deadline(message_s, late)
@@ -159,7 +160,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def _reserve(self, large: LargeMessages, num_bytes: int) -> bool:
         """Return whether there is memory for more of a message. If not, the connection has failed."""
         try:
-            large.arrived(num_bytes, self._config.ws_max_size)
+            large.arrived(num_bytes, self._max_size)
         except AdmissionError as error:
             self._fail(CloseCode.TRY_AGAIN_LATER, error.message)
             return False
@@ -387,8 +388,8 @@ class WebSocketProtocol(asyncio.Protocol):
     # Pings, and closing
 
     def _schedule_ping(self) -> None:
-        if self._config.ws_ping_interval:
-            self._timer = self._loop.call_later(self._config.ws_ping_interval, self._ping)
+        if self._ping_s:
+            self._timer = self._loop.call_later(self._ping_s, self._ping)
 
     def _ping(self) -> None:
         if self._core.state is not State.OPEN:
