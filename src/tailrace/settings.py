@@ -142,7 +142,7 @@ class Settings:
         0.0, "Time without a stream after which a model is unloaded. The next request loads it again. 0 is never."
     )
     memory_bytes: int = _live(
-        0, "Memory limit for the engines of several models. Idle engines are unloaded to make room. 0 is no limit."
+        0, "Memory limit for engines of several models. Loading one unloads idle ones to make room. 0 is no limit."
     )
     max_sequences: int = _model_setting(64, "Sequences that run at once; more are queued.", least=1)
     max_concurrent_requests: int = _live_model(128, "Requests running and queued; more are refused with 429.", least=1)

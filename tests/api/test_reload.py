@@ -7,6 +7,7 @@ import contextlib
 import gc
 import importlib.util
 import signal
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,7 +53,11 @@ class _Configured:
 
 @pytest.fixture
 def configured(tmp_path: Path) -> Iterator[_Configured]:
-    one = _Configured(tmp_path / "tailrace.toml", 'model = "scripted:tokens_per_s=50"\nmax-concurrent-requests = 9\n')
+    one = _Configured(
+        tmp_path / "tailrace.toml",
+        'model = "scripted:tokens_per_s=50"\nmax-concurrent-requests = 9\n',
+        "--log-level=error",
+    )
     with contextlib.closing(one.server):
         yield one
 
@@ -159,6 +164,16 @@ def test_an_idle_model_is_unloaded_after_a_new_time(tmp_path: Path) -> None:
         server.wait_line(r"scripted is unloaded after 0\.01 s without a stream")
 
 
+async def test_a_model_is_idle_from_its_loading_on(tmp_path: Path) -> None:
+    """Also if it could not be unloaded then."""
+    source = await asyncio.to_thread(find_source, "scripted", NoProgress())
+    async with open_server(source, Settings(journal="memory"), data_path=tmp_path) as running:
+        models, began_s = running.service.models, time.monotonic()
+        models.unload(models.first)
+        await models.load(models.first)
+        assert models.first.generator.used_s > began_s
+
+
 # No copies
 
 _LEAVES = (str, bytes, int, float, type, type(None), types.ModuleType, types.CodeType, types.BuiltinFunctionType)
@@ -220,6 +235,21 @@ async def test_nobody_keeps_a_copy_of_a_setting_that_may_change(tmp_path: Path) 
         reread.requested.set()
         await wait_until(lambda: running.server.settings.queue_s == after.queue_s)
         assert _holders((running, door), values) == {}
+        running_again.cancel()
+
+
+async def test_a_model_that_is_gone_keeps_what_it_needs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its own scale needs the adapter, which is gone from the file, too."""
+    own, sources = {"scripted": {"adapter_scale": 2.0}}, {"models.scripted": "scripted"}
+    given = Given(settings_of({"adapter": "a"}), own, sources)
+    source = await asyncio.to_thread(find_source, "scripted", NoProgress())
+    async with open_server(source, Settings(journal="memory"), data_path=tmp_path) as running:
+        reread = Reread(given, lambda: Given(settings_of({"queue_s": 5.0}), {}, {"models.other": "scripted"}))
+        running_again = asyncio.create_task(reread.run(running.server, running.service.models))
+        reread.requested.set()
+        await wait_until(lambda: "read again" in caplog.text)
+        assert "in use: queue-s; restart to use: adapter, models.other, models.scripted." in caplog.text
+        assert [served.settings.queue_s for served in running.service.models] == [5.0]
         running_again.cancel()
 
 

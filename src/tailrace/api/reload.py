@@ -15,7 +15,8 @@ from tailrace.settings import Settings, settings_table
 
 __all__ = ["Given", "Reread"]
 
-logger = logging.getLogger("tailrace.server")
+logger = logging.getLogger("tailrace.server.reload")
+logger.setLevel(logging.WARNING)  # whoever sent SIGHUP looks for its lines, also at --log-level error
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +46,17 @@ class Reread:
                 used, left = self._use(await asyncio.to_thread(self._read), server, models)
             except ValueError as error:
                 logger.error("The settings were not read again, and nothing has changed: %s", error)
-                continue
             except Exception:  # a defect must not end the server
                 logger.exception("The settings were not read again.")
-                continue
-            what = {"in use": used, "restart to use": left}
-            found = "; ".join(f"{name}: {', '.join(names)}" for name, names in what.items() if names)
-            logger.warning("The settings were read again; %s.", found or "nothing has changed")
+            else:
+                what = {"in use": used, "restart to use": left}
+                found = "; ".join(f"{name}: {', '.join(names)}" for name, names in what.items() if names)
+                logger.warning("The settings were read again; %s.", found or "nothing has changed")
 
     def _use(self, wanted: Given, server: Server, models: Models) -> tuple[list[str], list[str]]:
         """Use what may change. Returns the names of the settings that are in use now, and of those that are not."""
         given, rows = self._given, settings_table()
+        now = given.settings.taking(wanted.settings)
         changed = [row for row in rows if given.settings.value_of(row) != wanted.settings.value_of(row)]
         names = [(row.flag[2:], row.reloads) for row in changed]
         own, reloads = dict(given.own), {row.name for row in rows if row.reloads}
@@ -64,8 +65,8 @@ class Reread:
             model, where = served.model, f"models.{served.model}"
             is_gone = where in given.sources.keys() - wanted.sources.keys()
             before = given.own.get(model, {})
-            after = before if is_gone else wanted.own.get(model, {})
-            had, wants = given.settings.of_model(before), wanted.settings.of_model(after)
+            base, after = (now, before) if is_gone else (wanted.settings, wanted.own.get(model, {}))
+            had, wants = given.settings.of_model(before), base.of_model(after)
             differs = [row for row in rows if row.of_model and had.value_of(row) != wants.value_of(row)]
             names += [(f"{where}.{row.flag[2:]}", row.reloads) for row in differs if row not in changed]
             kept = {name: value for name, value in before.items() if name not in reloads}
@@ -73,8 +74,8 @@ class Reread:
             of_models.append((served, served.settings.taking(wants)))
         sources = sorted(given.sources.keys() | wanted.sources.keys())
         names += [(name, False) for name in sources if given.sources.get(name) != wanted.sources.get(name)]
-        self._given = replace(given, settings=given.settings.taking(wanted.settings), own=own)
+        self._given = replace(given, settings=now, own=own)
         for served, settings in of_models:
             served.use(settings)
-        server.use(self._given.settings)
+        server.use(now)
         return [name for name, is_used in names if is_used], [name for name, is_used in names if not is_used]
