@@ -77,6 +77,7 @@ def test_tokens_that_nobody_reads(slow: Server) -> None:
 def test_readers_and_those_that_come_back(slow: Server) -> None:
     before = scrape(slow)
     stream = slow.create({"prompt": "Long.", "max_tokens": 3000})
+    wait_for(slow, lambda found: grown(before, found, "tokens_total{phase=decode}") != {})
     with slow.wire() as first, slow.wire() as second:
         for wire, after in ((first, ""), (second, "?after=1")):
             wire.send("GET", f"/v1/streams/{stream}/events{after}")

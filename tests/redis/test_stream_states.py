@@ -47,8 +47,8 @@ _NEXT = {
         ("none", "opening", "opening+", "unanswered", "unanswered+", "recalled", "recalled+", "mirrored", "cached"),
         "owned",
     ),
-    "lose": {"owned": "none"},
-    "lose and go on": {"owned": "recalled"},
+    "stop owning": {"owned": "none"},
+    "stop owning and go on": {"owned": "recalled"},
     "follow": {"none": "mirrored", "opening": "opening+", "unanswered": "unanswered+", "recalled": "recalled+"},
     "unfollow": {
         "mirrored": "none", "opening+": "opening", "unanswered+": "unanswered", "recalled+": "recalled",
@@ -116,8 +116,8 @@ def _do(streams: StreamStates, step: str, name: str, log: StreamLog) -> None:
             streams.settle(name, 7 if step == "recall" else None)
         case "leave":
             assert state is None or streams.leave(name, state)
-        case "lose" | "lose and go on":
-            streams.lose(log, goes_on=step != "lose")
+        case "stop owning" | "stop owning and go on":
+            streams.stop_owning(log, goes_on=step != "stop owning")
         case "follow":
             streams.follow(_mirror(name))
         case "unfollow":
@@ -140,7 +140,9 @@ def test_steps(steps: list[tuple[str, str, int]]) -> None:
             assert _state(streams, name) == before
             continue
         _do(streams, step, name, logs[name][number])
-        is_other_log = before == "owned" and step in ("lose", "lose and go on", "cache") and owned[name] != number
+        is_other_log = (
+            before == "owned" and step in ("stop owning", "stop owning and go on", "cache") and owned[name] != number
+        )
         if step == "own":
             owned[name] = number
         assert _state(streams, name) == (before if is_other_log else _NEXT[step].get(before, before)), (step, before)
@@ -183,6 +185,6 @@ def test_readers_on_other_servers_stay_while_it_is_read_again() -> None:
     assert owned is not None
     owned.join(7)
     owned.join(8)
-    assert streams.lose(log, goes_on=True)
+    assert streams.stop_owning(log, goes_on=True)
     streams.own(again)
     assert again.num_readers == 2

@@ -123,9 +123,9 @@ DEFECTS = (
     Defect(
         "a server that lost its lease goes on",
         _STORE + "redis_store",
-        "        if self._streams.lose(log, goes_on=goes_on) and log.producer is not None:\n"
+        "        if self._streams.stop_owning(log, goes_on=goes_on) and log.producer is not None:\n"
         "            log.producer.lease_lost()\n",
-        "        self._streams.lose(log, goes_on=goes_on)\n",
+        "        self._streams.stop_owning(log, goes_on=goes_on)\n",
         seeds=100,
     ),
     # Opening, deleting, keys.

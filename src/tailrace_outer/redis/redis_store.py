@@ -194,7 +194,7 @@ class RedisLogStore:
 
     def _stop_writing(self, log: StreamLog, *, goes_on: bool) -> None:
         self._writer.drop(log)
-        if self._streams.lose(log, goes_on=goes_on) and log.producer is not None:
+        if self._streams.stop_owning(log, goes_on=goes_on) and log.producer is not None:
             log.producer.lease_lost()
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:

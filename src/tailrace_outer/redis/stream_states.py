@@ -222,7 +222,7 @@ class StreamStates:
             if owned is not None:
                 owned.leave(list(owned.remote_readers))
 
-    def lose(self, log: StreamLog, *, goes_on: bool) -> bool:
+    def stop_owning(self, log: StreamLog, *, goes_on: bool) -> bool:
         """An owned stream is another server's, which has its readers; or it `goes_on` here, from what another one has
         written more of it than this log has. Returns whether it was owned."""
         owned = self.owned(log.stream_id)
