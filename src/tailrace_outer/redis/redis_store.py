@@ -40,6 +40,8 @@ __all__ = ["RedisLogStore", "open_redis", "open_with_settings"]
 
 logger = logging.getLogger("tailrace.journal")
 
+_TAKEN_OVER = "Other servers took the streams of this server over."
+
 
 class RedisLogStore:
     """A `LogStore` that many servers share. `open_redis` makes one.
@@ -150,9 +152,9 @@ class RedisLogStore:
             raise ClaimTaken(TAKEN)
         if epoch != self.epoch:  # the others take it over
             self._streams.leave(record.stream_id, opening)
-            raise StorageError("Other servers took the streams of this server over.")
-        if self._streams.get(record.stream_id) is not opening:  # it has ended
-            raise ClaimTaken(TAKEN)
+            raise StorageError(_TAKEN_OVER)
+        if self._streams.get(record.stream_id) is not opening:  # it was taken over, and may have ended
+            raise ClaimTaken(TAKEN) if record.claim is not None else StorageError(_TAKEN_OVER)
         log = self._mirrors.replace(log)
         self._streams.own(log)
         return Lease(log, epoch)
