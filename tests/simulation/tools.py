@@ -99,7 +99,7 @@ class ToolWorld:
         self.calls[text] += 1
         if self.may_lose:
             return
-        most = _MOST_SAFE if name == _SAFE else 1 + self.allowed[text]
+        most = (_MOST_SAFE if name == _SAFE else 1) * (1 + self.allowed[text])
         if self.calls[text] > most:
             self.simulation.failures.append(f"law 10: the call {text} went out {self.calls[text]} times")
         (holders,) = self._host.model.keys_like(b"*:mcp:holders") or [b""]
