@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from tailrace.errors import ModelError
 from tailrace.server import Opened, Options, Server
+from tailrace_plugins.otlp.exporter_process import exporter_process
+from tailrace_plugins.otlp.tracing import Tracing
 
 __all__ = ["open_export"]
 
@@ -21,19 +23,21 @@ async def open_export(server: Server, options: Options) -> AsyncIterator[Opened]
         yield Opened()
         return
     _check(address)
-    try:
-        from tailrace_plugins.otlp.collector import Collector
-        from tailrace_plugins.otlp.tracing import Tracing
-    except ImportError as error:
-        raise ModelError(f"--otlp needs the package {error.name}: pip install 'tailrace[otlp]'.") from None
-    collector = Collector(address)
-    tracing = Tracing(collector, has_text=options["otlp_text"])
-    server.observe(tracing)
-    server.add_headers(tracing.headers)
-    try:
+    for package in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+        if not _is_installed(package):
+            raise ModelError(f"--otlp needs the package {package}: pip install 'tailrace[otlp]'.")
+    async with exporter_process(address) as exporter:
+        tracing = Tracing(exporter, has_text=options["otlp_text"])
+        server.observe(tracing)
+        server.add_headers(tracing.headers)
         yield Opened(exposed_headers=("traceparent",))
-    finally:
-        await asyncio.to_thread(collector.close)
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # what it is in
+        return False
 
 
 def _check(address: str) -> None:

@@ -6,7 +6,7 @@ our own.
 
 from __future__ import annotations
 
-__all__ = ["BOUNDS", "PROVIDER", "REQUEST", "TPOT", "TTFT", "VERSION"]
+__all__ = ["BOUNDS", "MEASURED", "PROVIDER", "REQUEST", "TPOT", "TTFT", "VERSION"]
 
 VERSION = "semantic-conventions-genai 0.1.0"
 PROVIDER = "tailrace"
@@ -21,3 +21,8 @@ BOUNDS = {
     TTFT: (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
     TPOT: (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5),
 }
+
+# Those attributes of a request that its values in the histograms have, too.
+MEASURED = (
+    "gen_ai.provider.name", "gen_ai.request.model", "gen_ai.response.model", "gen_ai.operation.name", "error.type",
+)  # fmt: skip

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
+import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from opentelemetry.trace import Link, SpanContext, TraceFlags
-from opentelemetry.util.types import AttributeValue
 
 from tailrace.errors import TailraceError
 from tailrace.server import Observer, StreamLog, Times
 from tailrace.types import Arrival, End, Record, TextDelta
-from tailrace_plugins.otlp.collector import Collector
+from tailrace_plugins.otlp.exporter_process import ExporterProcess
 from tailrace_plugins.otlp.names import PROVIDER, REQUEST, TPOT, TTFT
+from tailrace_plugins.otlp.spans import AttributeValue, Span, SpanLink, SpanRef
 
 __all__ = ["Tracing"]
 
@@ -33,48 +31,44 @@ _MAX_STREAMS = 20_000  # in memory; the oldest are forgotten, whose end never ca
 class _Stream:
     """The part of a stream that this server generates."""
 
-    context: SpanContext
-    parent: SpanContext | None
-    begun_ns: int
-    links: list[Link] = field(default_factory=list)
-    last: SpanContext | None = None  # the last decode span
+    ref: SpanRef
+    parent: SpanRef | None
+    begun_s: float = field(default_factory=time.monotonic)
+    links: list[SpanLink] = field(default_factory=list)
+    last: SpanRef | None = None  # the last decode span
     decodes_s: float | None = None  # since when it gets tokens, monotonic
 
 
 class Tracing(Observer):
     """`has_text`: spans have prompts and answers."""
 
-    def __init__(self, collector: Collector, *, has_text: bool) -> None:
-        self._collector = collector
+    def __init__(self, exporter: ExporterProcess, *, has_text: bool) -> None:
+        self._add = exporter.add
         self._has_text = has_text
         self._streams: dict[str, _Stream] = {}
 
     def headers(self, record: Record) -> Mapping[str, str]:
         """Return the header that tells a client the span of a stream."""
-        context = _context_of(record)
-        return {"traceparent": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
+        ref = _ref_of(record)
+        return {"traceparent": f"00-{ref.trace_id}-{ref.span_id}-{'01' if ref.is_sampled else '00'}"}
 
     # The stages of a request
 
     def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
-        parent = _parsed(arrival.trace)
-        trace_id = parent.trace_id if parent is not None else secrets.randbits(128) or 1
-        context = _context(trace_id, secrets.randbits(64) or 1, parent)
-        now_ns = time.time_ns()
+        parent, now_s = _parsed(arrival.trace), time.monotonic()
+        ref = _below(parent) if parent is not None else SpanRef(_new_id() + _new_id(), _new_id())
         attributes = _common(arrival.model) | {"error.type": error.code, "tailrace.wire": arrival.wire}
-        self._collector.add_span(
-            f"refuse {arrival.model}", context, parent, now_ns, now_ns,
-            attributes=attributes, is_server=True, error=error.code,
-        )  # fmt: skip
+        self._add(
+            Span(f"refuse {arrival.model}", ref, parent, now_s, now_s, attributes, is_server=True, error=error.code)
+        )
 
     def on_begun(self, record: Record) -> None:
-        self._add(record, _Stream(_context_of(record), _parsed(record.trace), time.time_ns()))
+        self._keep(record, _Stream(_ref_of(record), _parsed(record.trace)))
 
     def on_taken_over(self, record: Record, num_tokens: int) -> None:
-        first = _context_of(record)
-        own = _context(first.trace_id, secrets.randbits(64) or 1, first)
-        link = Link(first, {"tailrace.link": "taken over", "tailrace.tokens": num_tokens})
-        self._add(record, _Stream(own, _parsed(record.trace), time.time_ns(), [link]))
+        first = _ref_of(record)
+        link = SpanLink(first, {"tailrace.link": "taken over", "tailrace.tokens": num_tokens})
+        self._keep(record, _Stream(_below(first), _parsed(record.trace), links=[link]))
 
     def on_admitted(self, record: Record, times: Times) -> None:
         self._phase("queue", self._stream(record), times.entered_s, times.admitted_s)
@@ -101,15 +95,14 @@ class Tracing(Observer):
         stream.decodes_s = now_s if was_decoding else None
 
     def on_read(self, record: Record, after: int, read_s: float, trace: str) -> None:
-        stream, parent = _context_of(record), _parsed(trace)
-        trace_id = parent.trace_id if parent is not None else stream.trace_id
-        context = _context(trace_id, secrets.randbits(64) or 1, parent or stream)
-        now_ns = time.time_ns()
-        self._collector.add_span(
-            f"{'resume' if after else 'read'} {record.model}", context, parent or stream,
-            now_ns - round(1e9 * read_s), now_ns,
-            attributes={"tailrace.stream.id": record.stream_id, "tailrace.after": after},
-            is_server=True, links=[Link(stream)],
+        stream, now_s = _ref_of(record), time.monotonic()
+        parent = _parsed(trace) or stream
+        attributes: dict[str, AttributeValue] = {"tailrace.stream.id": record.stream_id, "tailrace.after": after}
+        self._add(
+            Span(
+                f"{'resume' if after else 'read'} {record.model}", _below(parent), parent, now_s - read_s, now_s,
+                attributes, [SpanLink(stream, {})], is_server=True,
+            )
         )  # fmt: skip
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
@@ -121,25 +114,25 @@ class Tracing(Observer):
         self._decode(stream, times.ended_s)
         error = end.failure.code if end.failure is not None else ""
         operation = _operation(record)
-        common = _common(record.model) | {"gen_ai.operation.name": operation}
-        attributes = common | _of_request(record) | _of_end(log, end) | ({"error.type": error} if error else {})
+        attributes = _common(record.model) | {"gen_ai.operation.name": operation, "error.type": error or None}
+        attributes |= _of_request(record) | _of_end(record, log, end)
         if self._has_text:
             attributes |= _text(record, log)
-        self._collector.add_span(
-            f"{operation} {record.model}", stream.context, stream.parent, stream.begun_ns, _ns(times.ended_s),
-            attributes=attributes, is_server=True, links=stream.links, error=error,
-        )  # fmt: skip
-        if error:
-            common |= {"error.type": error}
-        self._collector.record(REQUEST, times.ended_s - times.arrived_s, common)
+        durations = {REQUEST: times.ended_s - times.arrived_s}
         if times.first_s is not None and end.status == "done":
-            self._collector.record(TTFT, times.first_s - times.arrived_s, common)
+            durations[TTFT] = times.first_s - times.arrived_s
             if (gaps := end.usage.num_completion_tokens / record.num_choices - 1) > 0:
-                self._collector.record(TPOT, (times.ended_s - times.first_s) / gaps, common)
+                durations[TPOT] = (times.ended_s - times.first_s) / gaps
+        self._add(
+            Span(
+                f"{operation} {record.model}", stream.ref, stream.parent, stream.begun_s, times.ended_s,
+                attributes, stream.links, is_server=True, error=error, durations=durations,
+            )
+        )  # fmt: skip
 
     # Spans
 
-    def _add(self, record: Record, stream: _Stream) -> None:
+    def _keep(self, record: Record, stream: _Stream) -> None:
         while len(self._streams) >= _MAX_STREAMS:
             del self._streams[next(iter(self._streams))]
         self._streams[record.stream_id] = stream
@@ -150,22 +143,14 @@ class Tracing(Observer):
         return self._streams[record.stream_id]
 
     def _phase(
-        self,
-        name: str,
-        stream: _Stream,
-        begun_s: float | None,
-        ended_s: float | None,
-        *,
-        link: SpanContext | None = None,
-    ) -> SpanContext | None:
+        self, name: str, stream: _Stream, begun_s: float | None, ended_s: float | None, *, link: SpanRef | None = None
+    ) -> SpanRef | None:
         if begun_s is None or ended_s is None:
             return None
-        context = _context(stream.context.trace_id, secrets.randbits(64) or 1, stream.context)
-        links = [Link(link, {"tailrace.link": "continued after a loss"})] if link is not None else []
-        self._collector.add_span(
-            name, context, stream.context, _ns(begun_s), _ns(ended_s), attributes={}, links=links
-        )  # fmt: skip
-        return context
+        ref = _below(stream.ref)
+        links = [SpanLink(link, {"tailrace.link": "continued after a loss"})] if link is not None else []
+        self._add(Span(name, ref, stream.ref, begun_s, ended_s, links=links))
+        return ref
 
     def _decode(self, stream: _Stream, until_s: float) -> None:
         if stream.decodes_s is not None:
@@ -173,29 +158,29 @@ class Tracing(Observer):
             stream.decodes_s = None
 
 
-def _ns(at_s: float) -> int:
-    """Return a monotonic time in nanoseconds since the epoch."""
-    return time.time_ns() - round(1e9 * (time.monotonic() - at_s))
-
-
-def _parsed(trace: str) -> SpanContext | None:
+def _parsed(trace: str) -> SpanRef | None:
     """Return the span that a valid `traceparent` names."""
     if not trace:
         return None
     _, trace_id, span_id, flags = trace.split("-")
-    return SpanContext(int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(int(flags, 16) & 1))
+    return SpanRef(trace_id, span_id, is_sampled=bool(int(flags, 16) & 1), is_remote=True)
 
 
-def _context(trace_id: int, span_id: int, parent: SpanContext | None) -> SpanContext:
-    flags = parent.trace_flags if parent is not None else TraceFlags(TraceFlags.SAMPLED)
-    return SpanContext(trace_id, span_id, is_remote=False, trace_flags=flags)
+def _new_id() -> str:
+    return f"{random.getrandbits(64) or 1:016x}"
 
 
-def _context_of(record: Record) -> SpanContext:
+def _below(parent: SpanRef) -> SpanRef:
+    """Return a new span in the trace of another one."""
+    return SpanRef(parent.trace_id, _new_id(), parent.is_sampled)
+
+
+def _ref_of(record: Record) -> SpanRef:
     """Return the span of a stream where it began."""
-    digest, parent = hashlib.sha256(record.stream_id.encode()).digest(), _parsed(record.trace)
-    trace_id = parent.trace_id if parent is not None else int.from_bytes(digest[8:24])
-    return _context(trace_id, int.from_bytes(digest[:8]), parent)
+    digest, parent = hashlib.sha256(record.stream_id.encode()).hexdigest(), _parsed(record.trace)
+    if parent is None:
+        return SpanRef(digest[16:48], digest[:16])
+    return SpanRef(parent.trace_id, digest[:16], parent.is_sampled)
 
 
 # Attributes
@@ -213,7 +198,7 @@ def _common(model: str) -> dict[str, AttributeValue]:
 
 def _of_request(record: Record) -> dict[str, AttributeValue]:
     sampling = record.sampling
-    given: dict[str, AttributeValue | None] = {
+    return {
         "gen_ai.response.id": record.stream_id,
         "gen_ai.request.max_tokens": sampling.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,
@@ -226,29 +211,30 @@ def _of_request(record: Record) -> dict[str, AttributeValue]:
         "tailrace.wire": record.wire,
         "tailrace.stream.id": record.stream_id,
     }
-    return {name: value for name, value in given.items() if value is not None}
 
 
-def _of_end(log: StreamLog, end: End) -> dict[str, AttributeValue]:
-    found: dict[str, AttributeValue] = {
+def _of_end(record: Record, log: StreamLog, end: End) -> dict[str, AttributeValue]:
+    return {
         "gen_ai.usage.input_tokens": end.usage.num_prompt_tokens,
         "gen_ai.usage.output_tokens": end.usage.num_completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": end.num_cached_tokens,
+        "gen_ai.usage.reasoning.output_tokens": end.num_reasoning_tokens or None,
+        "gen_ai.response.finish_reasons": _finish_reasons(record, log) or None,
         "tailrace.status": end.status,
         "tailrace.unread_tokens": log.num_unread_tokens,
+        "tailrace.continuity": end.continuity,
     }
-    if reasons := list(_finish_reasons(log)):
-        found["gen_ai.response.finish_reasons"] = reasons
-    if end.num_cached_tokens is not None:
-        found["gen_ai.usage.cache_read.input_tokens"] = end.num_cached_tokens
-    if end.num_reasoning_tokens:
-        found["gen_ai.usage.reasoning.output_tokens"] = end.num_reasoning_tokens
-    if end.continuity is not None:
-        found["tailrace.continuity"] = end.continuity
-    return found
 
 
-def _finish_reasons(log: StreamLog) -> Iterator[str]:
-    return (event.finish_reason for event in log.events if isinstance(event, TextDelta) and event.finish_reason)
+def _finish_reasons(record: Record, log: StreamLog) -> list[str]:
+    """Return the reasons in the order of the events. They are looked for from the end, where most of them are."""
+    found: list[str] = []
+    for event in reversed(log.events):
+        if len(found) == record.num_choices:
+            break
+        if isinstance(event, TextDelta) and event.finish_reason:
+            found.append(event.finish_reason)
+    return found[::-1]
 
 
 def _text(record: Record, log: StreamLog) -> dict[str, AttributeValue]:

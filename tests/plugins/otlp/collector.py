@@ -18,6 +18,7 @@ class Receiver:
     def __init__(self) -> None:
         self.spans: list[Span] = []
         self.services: set[str] = set()
+        self.instances: set[str] = set()
         self.metrics: dict[str, int] = {}  # by name: the last count
         receiver = self
 
@@ -39,7 +40,9 @@ class Receiver:
     def take(self, path: str, body: bytes) -> None:
         if path == "/v1/traces":
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                self.services.add(str(attributes_of(resource.resource.attributes)["service.name"]))
+                found = attributes_of(resource.resource.attributes)
+                self.services.add(str(found["service.name"]))
+                self.instances.add(str(found["service.instance.id"]))
                 for scope in resource.scope_spans:
                     self.spans += scope.spans
         else:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.api.process import Server
 from tests.api.test_server_metrics import scrape
@@ -35,6 +37,23 @@ def _serving(receiver: Receiver, *flags: str) -> contextlib.closing[Server]:
     return contextlib.closing(server.wait_ready())
 
 
+def _exporter(server: Server) -> psutil.Process:
+    """Return the process that exports the traces of a server, when it runs."""
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        found[:] = [
+            child
+            for child in psutil.Process(server.process.pid).children()
+            if child.status() != psutil.STATUS_ZOMBIE and "tailrace_plugins.otlp.exporter" in child.cmdline()
+        ]
+        return bool(found)
+
+    until(is_there)
+    (exporter,) = found
+    return exporter
+
+
 def test_a_request_is_one_trace_with_a_span_a_phase(receiver: Receiver) -> None:
     with _serving(receiver) as server:
         answer = server.post("/v1/chat/completions", _CHAT, traceparent=_TRACEPARENT)
@@ -56,6 +75,7 @@ def test_a_request_is_one_trace_with_a_span_a_phase(receiver: Receiver) -> None:
         assert after is None or abs(phase.end_time_unix_nano - after.start_time_unix_nano) < 1e8
     assert b"secret" not in b"".join(span.SerializeToString() for span in receiver.spans)
     assert receiver.services == {"tailrace"}
+    assert receiver.instances == {f"{socket.gethostname()}:{server.process.pid}"}
     assert receiver.metrics == {
         "gen_ai.server.request.duration": 1,
         "gen_ai.server.time_to_first_token": 1,
@@ -172,6 +192,43 @@ def test_a_stream_of_a_dead_server_goes_on_in_its_trace(receiver: Receiver, tmp_
     assert root.span_id.hex() != first
     assert [link.span_id.hex() for link in root.links] == [first]
     assert first in {span.parent_span_id.hex() for span in receiver.named("prefill")}
+
+
+def test_the_exporter_of_a_killed_server_sends_what_it_has_and_ends(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
+    with _serving(receiver) as server:
+        server.post("/v1/chat/completions", _CHAT)
+        exporter = _exporter(server)
+        until(lambda: len(receiver.metrics) == 3)  # it has the request
+        assert not receiver.spans
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+        until(lambda: not exporter.is_running() or exporter.status() == psutil.STATUS_ZOMBIE)
+    assert sorted(span.name for span in receiver.spans) == ["chat scripted", "decode", "prefill", "queue"]
+
+
+def test_a_dead_exporter_is_replaced(receiver: Receiver) -> None:
+    with _serving(receiver) as server:
+        first = _exporter(server)
+        first.kill()
+        until(lambda: "takes none: spans are dropped" in server.log or not server.post("/v1/chat/completions", _CHAT))
+        assert _exporter(server).pid != first.pid
+        until(lambda: bool(server.post("/v1/chat/completions", _CHAT) and receiver.named("chat scripted")))
+    assert "The process that exports traces has ended (-9). Another one is started." in server.log
+
+
+def test_an_exporter_that_does_not_keep_up_costs_spans_and_no_requests(receiver: Receiver) -> None:
+    with _serving(receiver, "--otlp-text") as server:
+        server.post("/v1/chat/completions", _CHAT)
+        until(lambda: bool(receiver.named("chat scripted")))
+        exporter = _exporter(server)
+        exporter.suspend()
+        long = {"prompt": "é" * 16_000, "max_tokens": 1}
+        until(lambda: "spans are dropped" in server.log or not server.post("/v1/completions", long))
+        exporter.resume()
+        until(lambda: "takes spans again." in server.log or not server.post("/v1/chat/completions", _CHAT))
 
 
 def test_without_a_collector_the_server_serves_and_stops() -> None:
