@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import pkgutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -20,13 +20,14 @@ from starlette.types import ASGIApp, Scope
 
 from tailrace.access.keyring import Keyring
 from tailrace.access.principal import Principal, owner_of, principal_of
+from tailrace.assembly.models import Models
 from tailrace.dialects.bodies import JsonBody, require_plain_utf8
 from tailrace.dialects.native import event_json
 from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import HEARTBEAT
 from tailrace.errors import SHUTTING_DOWN, ModelError, StorageError, StreamError, TailraceError, Unauthenticated
 from tailrace.extensions import Extension, installed_extensions
-from tailrace.generation.observers import Observer, Observers, Times
+from tailrace.generation.observers import Observer, Times
 from tailrace.http.asgi_answers import STREAM_HEADERS, client_disconnected, unless_left
 from tailrace.http.body_budget import BodyBudget
 from tailrace.http.inner_requests import InnerAnswer, InnerStream, begin, post
@@ -115,19 +116,15 @@ class Server:
         settings: Settings,
         store: Store,
         records: Records | None = None,
-        observers: Iterable[Observers] = (),
-        reads_images: Callable[[], bool] = lambda: False,
-        model_names: Collection[str] = (),
+        models: Models | None = None,
     ) -> None:
         self.settings = settings
         self.bodies = BodyBudget(settings)
         self.streams = StreamActions(store, settings, records.conversations if records is not None else None)
         self.store = store
         self.records = records
-        self.reads_images = reads_images  # whether a model does
-        self.model_names = frozenset(model_names)  # with those of adapters
+        self.models = models
         self._keyring = records.keyring if records is not None else Keyring()
-        self._observers = tuple(observers)
         self._app: ASGIApp | None = None
         self._on_reload: list[Callable[[Settings], None]] = [self.bodies.use, self.streams.use]
         if records is not None:
@@ -135,6 +132,11 @@ class Server:
         self._wires = ServedWires()
         self._answers = asyncio.Event()
         self._forgets: tuple[Forget, ...] = ()
+
+    @property
+    def model_names(self) -> Set[str]:
+        """The names of the models and their adapters, which may change."""
+        return self.models.by_name.keys() if self.models is not None else frozenset()
 
     def on_reload(self, call: Callable[[Settings], None]) -> None:
         """Call a function with the settings each time that they change while the server runs."""
@@ -152,8 +154,8 @@ class Server:
     def observe(self, observer: Observer) -> None:
         """Call an observer for each request of all models. Streams that this server has taken over as it started may
         have begun to run already."""
-        for observers in self._observers:
-            observers.add(observer)
+        if self.models is not None:
+            self.models.observers.add(observer)
 
     def add_headers(self, headers: Callable[[Record], Mapping[str, str]]) -> None:
         """Add headers to each answer with a stream."""

@@ -37,7 +37,7 @@ class House:
     def server(self, settings: Settings | None = None, records: Records | None = None) -> Server:
         records = records or self.records
         models = self.service.models
-        return Server(settings or Settings(), self.service.store, records, reads_images=lambda: models.read_images)
+        return Server(settings or Settings(), self.service.store, records, models)
 
     def build_app(
         self, settings: Settings | None = None, records: Records | None = None, server: Server | None = None
@@ -120,10 +120,11 @@ async def serving_with_keys(directory: Path, model: str = "scripted:tokens_per_s
     settings = Settings(kv_tokens=4_000_000, load_s=60.0)
     async with start_service(source, settings, data_path=directory) as service:
         house = House(service, with_tables(directory / "records.sqlite"))
-        house.records.conversations.observe([service.generator], service.store)
+        observers = service.models.observers
+        house.records.conversations.observe(observers, service.store)
         async with house.opened(), asyncio.TaskGroup() as group:
             keeping = group.create_task(house.records.conversations.write_until_cancelled())
-            async with house.records.recording([service.generator], service.store, directory):
+            async with house.records.recording(observers, lambda: (), service.store, directory):
                 try:
                     yield house
                 finally:

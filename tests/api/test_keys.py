@@ -300,7 +300,7 @@ async def test_metrics_can_be_public(tmp_path: Path) -> None:
             assert (await client.get("/metrics")).status_code == 401
         house.app = house.build_app(Settings(public_metrics=True))
         async with house.client() as client:
-            assert "tailrace_ready 1.0" in (await client.get("/metrics")).text
+            assert 'tailrace_ready{model="scripted"} 1.0' in (await client.get("/metrics")).text
             assert (await client.get("/v1/models")).status_code == 401
 
 

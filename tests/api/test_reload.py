@@ -136,13 +136,11 @@ def test_settings_of_single_models(tmp_path: Path) -> None:
         assert lengths() == [5, 9]
         said = configured.reload(text(6, 2000, "[models.three]\nsource = 'scripted'\n"))
         assert said.endswith(
-            "; in use: models.one.default-max-tokens; restart to use: models.one.kv-tokens, models.three."
+            "; in use: models.one.default-max-tokens; added: models.three; restart to use: models.one.kv-tokens."
         )
         assert lengths() == [6, 9]
-        assert configured.reload(text(6, 1000, everywhere=3)).endswith("again; in use: default-max-tokens.")
-        assert lengths() == [6, 3]
-        gone = text(7, 1000, everywhere=3).partition("[models.one]")[0] + "[models.two]\nsource = 'scripted'\n"
-        assert configured.reload(gone).endswith("again; restart to use: models.one.")
+        said = configured.reload(text(6, 1000, everywhere=3))
+        assert said.endswith("again; in use: default-max-tokens; removed: models.three.")
         assert lengths() == [6, 3]
 
 
@@ -230,26 +228,115 @@ async def test_nobody_keeps_a_copy_of_a_setting_that_may_change(tmp_path: Path) 
         held = _holders((running, door), values)
         assert held.keys() == own.keys()
         assert {"Gate", "Limits", "Supervisor", "Edge", "BodyBudget", "Connections"} <= set().union(*held.values())
-        reread = Reread(Given(before, {}, {}), lambda: Given(after, {}, {}))
-        running_again = group.create_task(reread.run(running.server, running.service.models))
+        reread = Reread(Given(before, {}, {}), lambda known: (Given(after, {}, {}), []))
+        running_again = group.create_task(reread.run(running.server, running.service))
         reread.requested.set()
         await wait_until(lambda: running.server.settings.queue_s == after.queue_s)
         assert _holders((running, door), values) == {}
         running_again.cancel()
 
 
-async def test_a_model_that_is_gone_keeps_what_it_needs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+# Models
+
+_ONE, _TWO = (
+    "[models.one]\nsource = 'scripted:tokens_per_s=50'\n",
+    "[models.two]\nsource = 'scripted:tokens_per_s=50'\n",
+)
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Iterator[_Configured]:
+    one = _Configured(tmp_path / "tailrace.toml", _ONE)
+    with contextlib.closing(one.server):
+        yield one
+
+
+def _asked(server: Server, model: str) -> int:
+    return server.post("/v1/chat/completions", {**_CHAT, "model": model}).status_code
+
+
+def _listed(server: Server) -> list[str]:
+    return [model["id"] for model in server.http.get("/v1/models").json()["data"]]
+
+
+def test_a_new_model_is_served_at_once(several: _Configured) -> None:
+    server = several.server
+    assert _asked(server, "two") == 404
+    said = several.reload(f"load = 'all'\n{_ONE}{_TWO}default-max-tokens = 4\n[models.two.adapters]\n")
+    assert said.startswith("The settings were not read again, and nothing has changed: ")
+    assert _listed(server) == ["one"]
+    assert several.reload(f"{_ONE}{_TWO}default-max-tokens = 4\n") == "The settings were read again; added: models.two."
+    assert _listed(server) == ["one", "two"]
+    answer = server.post("/v1/chat/completions", {"messages": _CHAT["messages"], "model": "two"})
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    metrics = server.http.get("/metrics").text
+    assert 'tailrace_ready{model="two"} 1.0' in metrics
+    assert 'tailrace_answers_total{finish_reason="length",model="two"} 1.0' in metrics
+    assert several.reload(f"{_ONE}{_TWO}default-max-tokens = 5\n").endswith("in use: models.two.default-max-tokens.")
+
+
+def test_a_new_model_is_loaded_with_the_others(several: _Configured) -> None:
+    several.reload(f"load = 'all'\n{_ONE}{_TWO}")
+    several.server.wait_line("two was loaded in")
+
+
+def test_a_model_that_is_removed_answers_what_it_has_begun(several: _Configured) -> None:
+    server = several.server
+    several.reload(_ONE + _TWO)
+    stream = server.create({"prompt": "Long.", "max_tokens": 3000, "model": "two"})
+    assert several.reload(_ONE) == "The settings were read again; removed: models.two."
+    assert _asked(server, "two") == 404
+    assert _listed(server) == ["one"]
+    states = {model["id"]: model["state"] for model in server.http.get("/v1/admin/models").json()["data"]}
+    assert states == {"one": "ready", "two": "leaving"}
+    assert server.state(stream)["status"] == "running"
+    said = several.reload(_ONE + _TWO)
+    assert said.endswith("nothing has changed: models.two was removed, and still has streams. Try again later.")
+    server.post(f"/v1/streams/{stream}/cancel", {})
+    server.wait_line("two is unloaded since it is served no more")
+    until(lambda: 'model="two"} ' not in server.http.get("/metrics").text.partition("tailrace_ready")[2][:200])
+    assert server.state(stream)["status"] == "cancelled"
+    assert several.reload(_ONE + _TWO).endswith("added: models.two.")
+    assert _asked(server, "two") == 200
+
+
+def test_the_first_model_stays_until_a_restart(several: _Configured) -> None:
+    said = several.reload(_TWO)
+    assert said == "The settings were read again; added: models.two; restart to use: models.one."
+    assert _listed(several.server) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("added", "reason"),
+    [
+        ("[models.two]\nsource = 'smolm2'\n", "two: "),
+        ("[models.three]\nkv-tokens = 4096\n", "three"),
+        (f"{_TWO}context-tokens = 70_000\n", "two: --context-tokens must be at most 65536"),
+        (f"{_TWO}engine = 'llamacpp'\n", "two"),
+    ],
+)
+def test_a_new_model_that_cannot_be_served_changes_nothing(several: _Configured, added: str, reason: str) -> None:
+    said = several.reload(f"queue-s = 1\n{_ONE}{added}")
+    assert said.startswith("The settings were not read again, and nothing has changed: ")
+    assert reason in said
+    assert _listed(several.server) == ["one"]
+    assert several.reload(f"queue-s = 1\n{_ONE}").endswith("again; in use: queue-s.")
+
+
+async def test_settings_of_a_model_that_may_not_change_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its own scale needs the adapter, which is gone from the file, too."""
-    own, sources = {"scripted": {"adapter_scale": 2.0}}, {"models.scripted": "scripted"}
-    given = Given(settings_of({"adapter": "a"}), own, sources)
     source = await asyncio.to_thread(find_source, "scripted", NoProgress())
-    async with open_server(source, Settings(journal="memory"), data_path=tmp_path) as running:
-        reread = Reread(given, lambda: Given(settings_of({"queue_s": 5.0}), {}, {"models.other": "scripted"}))
-        running_again = asyncio.create_task(reread.run(running.server, running.service.models))
+    before = settings_of({"journal": "memory", "kv_tokens": 4096})
+    given = Given(before, {}, {"models.scripted": "scripted"})
+    wanted = Given(settings_of({"journal": "memory", "queue_s": 5.0}), {}, {})
+    async with open_server(source, before, data_path=tmp_path) as running:
+        reread = Reread(given, lambda known: (wanted, []))
+        running_again = asyncio.create_task(reread.run(running.server, running.service))
         reread.requested.set()
         await wait_until(lambda: "read again" in caplog.text)
-        assert "in use: queue-s; restart to use: adapter, models.other, models.scripted." in caplog.text
-        assert [served.settings.queue_s for served in running.service.models] == [5.0]
+        assert "in use: queue-s; restart to use: kv-tokens, models.scripted." in caplog.text
+        (served,) = running.service.models
+        assert (served.settings.queue_s, served.settings.kv_tokens) == (5.0, 4096)
         running_again.cancel()
 
 

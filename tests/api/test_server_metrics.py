@@ -52,14 +52,19 @@ def scrape(server: Server) -> Samples:
 
 
 def samples(text: str) -> Samples:
+    """With one model, series without its name are sums over it and over what has no model."""
+    families = list(text_string_to_metric_families(text))
+    series = [(sample.name, tuple(sorted(sample.labels.items()))) for family in families for sample in family.samples]
+    assert len(series) == len(set(series))
+    has_several = len({dict(labels).get("model", "") for _, labels in series} - {""}) > 1
     found: Samples = {}
-    for family in text_string_to_metric_families(text):
+    for family in families:
         assert family.documentation
         for sample in family.samples:
-            labels = ",".join(f"{name}={text}" for name, text in sorted(sample.labels.items()))
+            shown = {name: text for name, text in sample.labels.items() if name != "model" or has_several}
+            labels = ",".join(f"{name}={text}" for name, text in sorted(shown.items()))
             key = f"{sample.name}{{{labels}}}" if labels else sample.name
-            assert key not in found
-            found[key] = sample.value
+            found[key] = found.get(key, 0) + sample.value
     return found
 
 

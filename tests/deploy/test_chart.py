@@ -252,7 +252,7 @@ def test_the_commands_and_probes_of_one_server_work(tmp_path: Path) -> None:
                 assert client.get(server[probe]["httpGet"]["path"], headers=host).status_code == 200
             key = {"authorization": f"Bearer {made['token']}", "host": "tailrace.default.svc"}
             metrics = client.get("/metrics", headers=key).text
-            assert "\ntailrace_ready 1.0\n" in metrics
+            assert re.search(r"^tailrace_ready\{model=.*\} 1\.0$", metrics, re.MULTILINE)
             assert "\nvllm:num_requests_waiting{" in metrics
             assert client.get("/metrics", headers=key | {"host": "evil.example"}).status_code == 403
     finally:

@@ -119,21 +119,24 @@ async def test_one_whose_answer_must_not_change_leaves_only_an_exact_engine(
 async def test_what_metrics_count() -> None:
     """It is no loss, and its wait is none of the others."""
     harness = Harness(max_sequences=1)
-    metrics = Metrics(harness.generator)
+    metrics = Metrics([harness.generator], harness.generator.observers)
     run = await _in_background(harness)
     harness.engine.step(3)
     harness.finish(run, await harness.create("live"))
-    of = metrics.registry.get_sample_value
-    assert of("tailrace_preemptions_total") == 1
-    assert of("tailrace_replays_total") == 0
-    assert of("tailrace_streams_outlived", {"continuity": "replayed"}) is None
-    assert of("tailrace_queue_seconds_count") == 1
+
+    def of(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(f"tailrace_{name}", {**labels, "model": harness.generator.model})
+
+    assert of("preemptions_total") == 1
+    assert of("replays_total") == 0
+    assert of("streams_outlived", continuity="replayed") is None
+    assert of("queue_seconds_count") == 1
     other = await _in_background(harness)
     harness.engine.step(3)
     harness.engine.fail(KILL)
     harness.engine.restart()
     harness.finish(other)
-    assert of("tailrace_replays_total") == of("tailrace_streams_outlived", {"continuity": "replayed"}) == 1
+    assert of("replays_total") == of("streams_outlived", continuity="replayed") == 1
 
 
 async def test_the_server_does_not_wait_for_it() -> None:

@@ -111,7 +111,7 @@ class _Keeper:
 
 async def test_what_is_kept_are_pixels_also_where_another_server_gets_files_as_they_came() -> None:
     harness, sent = Harness(context_tokens=3_000), picture(1, kind="JPEG")
-    harness.generator.keeper = _Keeper()
+    harness.generator.observers.keeper = _Keeper()
     takes = frozenset({"text", "image/jpeg", "image/png"})
     harness.engine.capabilities = dataclasses.replace(harness.engine.engine.capabilities, sees=False, takes=takes)
     harness.generator.prompts = PromptEncoder(

@@ -26,13 +26,13 @@ async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> No
     source = find_source("scripted", NoProgress())
 
     def is_recorded(service: Service) -> bool:
-        return service.generator.meter is not None
+        return service.models.observers.meter is not None
 
     settings = Settings(database=f"sqlite:///{tmp_path / 'records.sqlite'}", load_s=60.0)
     with closing(Records(settings)) as records:
         async with (
             start_service(source, settings, data_path=tmp_path) as service,
-            records.recording([service.generator], service.store, tmp_path),
+            records.recording(service.models.observers, lambda: (), service.store, tmp_path),
             asyncio.TaskGroup() as group,
         ):
             keeping = group.create_task(records.conversations.write_until_cancelled())

@@ -51,7 +51,7 @@ class _House:
             lambda: KeptImages(self.database, 0), lambda: False, False, _nothing,
             DatabaseThreads(1), DatabaseThreads(1),
         )  # fmt: skip
-        self._conversations.observe([self.harness.generator], self.harness.store)
+        self._conversations.observe(self.harness.generator.observers, self.harness.store)
 
     def store(self) -> RequestStore:
         if self.is_away:
@@ -63,7 +63,8 @@ class _House:
         quotas.limit(("key", _KEY), quota or Quota())
         threads, spool = DatabaseThreads(2), Spool(self._directory)
         log = RequestLog(spool, quotas, self.store, threads, self._conversations, with_text=self.with_text)
-        await log.begin([self.harness.generator], self.harness.store)
+        generator = self.harness.generator
+        await log.begin(generator.observers, [run.record for run in generator.live], self.harness.store)
         return log
 
     def rows(self) -> list[RequestRow]:
@@ -134,7 +135,6 @@ async def test_the_next_server_takes_over_waiting_rows(house: _House) -> None:
     house.harness.engine.step(4)
     log.close()  # as if killed: nothing was drained
     house.harness.generator.observers = running.observers = Observers()
-    house.harness.generator.meter = None
     unseen = await house.harness.generator.create(house.request(greedy(4)))
     house.is_away = False
     log = await house.start()

@@ -40,8 +40,11 @@ class _Rows(served.Server):
 
     def __init__(self, server: Server) -> None:
         self.store = server.store
-        self.model_names = frozenset({MODEL})
         self._server = server
+
+    @property
+    def model_names(self) -> frozenset[str]:
+        return frozenset({MODEL})
 
     async def ask(
         self, sender: Sender, path: str, body: bytes, *, headers: Mapping[str, str], logs: list[StreamLog]

@@ -136,9 +136,12 @@ class _Model(served.Server):
     def __init__(self, server: Server, world: ToolWorld) -> None:
         self.store = server.store
         self.settings = Settings()
-        self.model_names = frozenset({MODEL})
         self._server = server
         self._world = world
+
+    @property
+    def model_names(self) -> frozenset[str]:
+        return frozenset({MODEL})
 
     def principal_of(self, sender: Sender) -> Principal:
         return Principal(sender.owner)

@@ -84,9 +84,9 @@ class StreamChannel:
         self._socket.authenticate()
         model = body.get("model")
         found = self._models.find(model if isinstance(model, str) else None)  # another type is refused below
-        if found is None and len(self._models.names) > 1:
+        if found is None and len(self._models.by_name) > 1:
             raise self._models.unknown()
-        named = found or self._models.names[0]  # the only one: its log of requests has the refusal
+        named = found or self._models.first.names[0]  # the only one: its log of requests has the refusal
         served = named.served
         with served.arriving(arrival_of(self._socket.scope, wire="websocket", model=named.model)):
             if found is None:
@@ -117,7 +117,7 @@ class StreamChannel:
         except SeqOutOfRange as error:
             error.param = "after"
             raise
-        observers = self._models.of(log).generator.observers
+        observers = self._models.observers
         observers.on_followed(log.record, after)
         frames = self._frames_of(log, follow.name)
         if log.is_over(after):

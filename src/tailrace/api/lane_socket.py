@@ -317,7 +317,7 @@ class LaneSocket:
             if log.end is not None:
                 self._own.pop(log.stream_id, None)
             if found.is_followed:
-                observers = self._models.of(log).generator.observers
+                observers = self._models.observers
                 observers.on_read(log.record, 0, time.monotonic() - begun_s, trace_of(self._socket.scope))
         if found.is_followed and not (first or frames.has_sent):
             raise SeqOutOfRange(_NOTHING_LEFT, param="starting_after")

@@ -17,12 +17,10 @@ from starlette.types import ASGIApp
 from tailrace.access.audit import AuditLog, open_audit_log
 from tailrace.access.requests_in_progress import CANCEL_DELAY_S
 from tailrace.api.about_routes import AboutRoutes
-from tailrace.api.admin_routes import AdminRoutes, RecentErrors
 from tailrace.api.openapi import document
 from tailrace.api.reload import Reread
 from tailrace.api.routes import Routes
 from tailrace.api.server_metrics import Metrics
-from tailrace.api.session_routes import SessionRoutes
 from tailrace.api.sockets import Sockets
 from tailrace.api.stream_audit import StreamAudit
 from tailrace.api.stream_starts import StreamStarts
@@ -78,11 +76,7 @@ def build_routes(
     conversations = records.conversations if records is not None else None
     about = AboutRoutes(models, metrics, lambda: document(wires, server.settings.root_path, extensions))
     own: list[BaseRoute] = [*about.table()]
-    errors = RecentErrors()
-    server.forget_with(*(extension.forget for extension in extensions), errors.forget)
-    if records is not None:
-        own += SessionRoutes(records, settings.root_path).table()
-    own += AdminRoutes(models, server.bodies, errors).table()
+    server.forget_with(*(extension.forget for extension in extensions))
     starts = StreamStarts(models, server, conversations)
     lane_takes = {path: take for extension in extensions for path, take in extension.lane_takes.items()}
     sockets = Sockets(models, server, starts, lane_takes)
@@ -113,8 +107,7 @@ def build_app(
     routes, wires = build_routes(models, server, extensions, records, own_routes, metrics)
     router = Router(routes, redirect_slashes=False)
     if audit is not None:
-        for served in models:
-            served.generator.observers.add(StreamAudit(audit))
+        models.observers.add(StreamAudit(audit))
     if records is not None:
         records.keyring.on_revoked(partial(_end_streams, models))
     edge = Edge(
@@ -143,7 +136,7 @@ def _end_streams(models: Models, key_id: str) -> None:
 
 
 def _metrics_of(models: Models, settings: Settings) -> Metrics:
-    return Metrics(*(served.generator for served in models), shows_keys=not settings.public_metrics)
+    return Metrics(models.generators, models.observers, shows_keys=not settings.public_metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +151,13 @@ class RunningServer:
 
     def announce_drain(self) -> None:
         """Let `/readyz` answer 503; requests are still accepted."""
-        for served in self.service.models:
-            served.generator.gate.will_drain = True
+        for generator in self.service.models.generators:
+            generator.gate.will_drain = True
 
     async def drain(self, drain_s: float, force_requested: asyncio.Event | None = None) -> None:
         """Let running streams finish. Then hand over those with linger time in a durable store, and interrupt the
         rest."""
-        generators = [served.generator for served in self.service.models]
+        generators = list(self.service.models.generators)
         for generator in generators:
             generator.gate.drain(_DRAIN_RETRY_S)
 
@@ -179,7 +172,7 @@ class RunningServer:
             await asyncio.wait(waits, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-        for run in [run for generator in generators for run in generator.live]:
+        for run in self.service.models.live:
             if self.service.store.state.is_durable and run.log.record.linger_s:
                 run.hand_over(Draining(_HANDED_OVER, retry_after_s=_DRAIN_RETRY_S))
             else:
@@ -210,7 +203,7 @@ async def open_server(
 
     def on_loaded(models: Models) -> None:
         metrics.append(_metrics_of(models, settings))
-        records.conversations.observe([served.generator for served in models], models.first.generator.store)
+        records.conversations.observe(models.observers, models.first.generator.store)
 
     with open_audit_log(settings) as audit:
         async with (
@@ -223,14 +216,18 @@ async def open_server(
                 more=more,
                 on_loaded=on_loaded,
             ) as service,
-            records.recording([served.generator for served in service.models], service.store, data_path),
+            records.recording(
+                service.models.observers,
+                lambda: [run.record for run in service.models.live],
+                service.store,
+                data_path,
+            ),
         ):
-            observers = [served.generator.observers for served in service.models]
-            names = [one.model for one in service.models.names]
-            server = Server(settings, service.store, records, observers, lambda: service.models.read_images, names)
+            models = service.models
+            server = Server(settings, service.store, records, models)
             async with open_extensions(server) as extensions, asyncio.TaskGroup() as group:
-                app = build_app(service.models, server, extensions, records, own_routes(service), audit, *metrics)
-                stalls = StallWatch([served.generator for served in service.models], *metrics)
+                app = build_app(models, server, extensions, records, own_routes(service), audit, *metrics)
+                stalls = StallWatch(models.generators, *metrics)
                 watching = group.create_task(stalls.run())
                 yield RunningServer(app, server, service, records, extensions)
                 watching.cancel()
@@ -277,7 +274,7 @@ async def serve(
                 on_ready(running)
                 reloading = None
                 if reread is not None:
-                    reloading = serving.create_task(reread.run(running.server, running.service.models))
+                    reloading = serving.create_task(reread.run(running.server, running.service))
                 await signals.stop_requested.wait()
                 if reloading is not None:
                     reloading.cancel()

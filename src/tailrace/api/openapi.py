@@ -66,23 +66,8 @@ class RouteRow(NamedTuple):
     query: tuple[str, ...] = ()
 
 
-_DATABASE_ROUTES = (
-    RouteRow("get", "/v1/session", "show_session", "Shows who is signed in."),
-    RouteRow("post", "/v1/session", "begin_session", "Signs a browser in with the key of the request."),
-    RouteRow("delete", "/v1/session", "end_session", "Signs a browser out."),
-    RouteRow("get", "/v1/admin/streams", "list_running_streams", "The running streams of all owners."),
-    RouteRow("post", "/v1/admin/streams/{stream_id}/cancel", "stop_stream", "Ends a stream of any owner as cancelled."),
-    RouteRow("get", "/v1/admin/models", "list_loaded_models", "The models, and how busy they are."),
-    RouteRow("post", "/v1/admin/models/load", "load_model", "Loads a model.", {"model": "smollm2"}),
-    RouteRow("post", "/v1/admin/models/unload", "unload_model", "Unloads an idle model, until its next request.", {
-        "model": "smollm2",
-    }),
-    RouteRow("get", "/v1/admin/errors", "list_errors", "The last streams that failed, and requests that were refused."),
-)  # fmt: skip
-
-
 def described(rows: Iterable[RouteRow]) -> dict[str, JsonBody]:
-    """Return the paths of routes that use the database."""
+    """Return the paths of routes of extensions, most of which use the database."""
     paths: dict[str, JsonBody] = {}
     for row in rows:
         paths.setdefault(row.path, {})[row.method] = _database_operation(row)
@@ -105,7 +90,6 @@ def document(wires: ServedWires, root_path: str = "", extensions: Sequence[Opene
         content = {kind: {"schema": {} if "json" in kind else {"type": "string"}} for kind in kinds}
         answer = {"description": summary, "content": content, "headers": _ERROR_HEADERS}
         paths.setdefault(path, {})["get"] = {"summary": summary, "operationId": name, "responses": {"200": answer}}
-    paths |= described(_DATABASE_ROUTES)
     for extension in extensions:
         paths |= extension.paths or {}
     return to_json(

@@ -1,15 +1,20 @@
 """SIGHUP: the settings are read again. Those that may change while the server runs (`Setting.reloads`) are in use at
-once, the others are named."""
+once, and the server gets the new models and gives up the removed ones. All else is named."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tailrace.assembly.models import Models
+from tailrace.assembly.served import Served
+from tailrace.assembly.service import Service, settings_of_model
+from tailrace.assembly.source import Source
+from tailrace.errors import ModelError
+from tailrace.records.threads import DatabaseThreads
 from tailrace.server import Server
 from tailrace.settings import Settings, settings_table
 
@@ -22,60 +27,90 @@ logger.setLevel(logging.WARNING)  # whoever sent SIGHUP looks for its lines, als
 @dataclass(frozen=True, slots=True)
 class Given:
     """What a server is started with. `own` are the settings of single models, by name, and `sources` the models, by
-    their names in the file."""
+    their names in the file: `model` is the first one, if it has no table."""
 
     settings: Settings
     own: Mapping[str, Mapping[str, Any]]  # Any: of each setting's type
     sources: Mapping[str, str]
 
+    @property
+    def names(self) -> set[str]:
+        """The names of the models that have tables."""
+        return {name.removeprefix("models.") for name in self.sources if name != "model"}
+
 
 class Reread:
-    """Reads what is given to a server again. `read` blocks, and raises ValueError, which says what is wrong."""
+    """Reads what is given to a server again. `read` gets the names of its models, and also returns the others, which it
+    finds or fetches. It blocks, and raises ModelError, or ValueError, which says what is wrong."""
 
-    def __init__(self, given: Given, read: Callable[[], Given]) -> None:
+    def __init__(self, given: Given, read: Callable[[Collection[str]], tuple[Given, Sequence[Source]]]) -> None:
         self._given = given  # what is in use
         self._read = read
+        self._thread = DatabaseThreads(1)  # a download must not hold up the end of the process
         self.requested = asyncio.Event()
 
-    async def run(self, server: Server, models: Models) -> None:
+    async def run(self, server: Server, service: Service) -> None:
         """Read it whenever that is requested. Never returns."""
         while True:
             await self.requested.wait()
             self.requested.clear()
             try:
-                used, left = self._use(await asyncio.to_thread(self._read), server, models)
+                wanted, found = await self._thread.run(partial(self._read, self._given.names), within_s=None)
+                self._check_names(wanted, service)
+                new = [await service.prepare(source, wanted.settings) for source in found]
+                used = self._use(wanted, new, server, service)
+            except ModelError as error:
+                logger.error("The settings were not read again, and nothing has changed: %s", error.message)
             except ValueError as error:
                 logger.error("The settings were not read again, and nothing has changed: %s", error)
             except Exception:  # a defect must not end the server
                 logger.exception("The settings were not read again.")
             else:
-                what = {"in use": used, "restart to use": left}
-                found = "; ".join(f"{name}: {', '.join(names)}" for name, names in what.items() if names)
-                logger.warning("The settings were read again; %s.", found or "nothing has changed")
+                words = "; ".join(f"{name}: {', '.join(names)}" for name, names in used.items() if names)
+                logger.warning("The settings were read again; %s.", words or "nothing has changed")
 
-    def _use(self, wanted: Given, server: Server, models: Models) -> tuple[list[str], list[str]]:
-        """Use what may change. Returns the names of the settings that are in use now, and of those that are not."""
-        given, rows = self._given, settings_table()
+    def _check_names(self, wanted: Given, service: Service) -> None:
+        """Raises: ValueError for settings of an unknown model, or a new model whose name is still in use."""
+        models, names = service.models, wanted.names | {service.models.first.model}
+        if unknown := sorted(wanted.own.keys() - names):
+            raise ValueError(f"--set names {unknown[0]}, but the models are {', '.join(sorted(names))}.")
+        for served in models:
+            if served.names[0] not in models.names and served.model in wanted.names:
+                raise ValueError(f"models.{served.model} was removed, and still has streams. Try again later.")
+
+    def _use(self, wanted: Given, new: Sequence[Served], server: Server, service: Service) -> dict[str, list[str]]:
+        """Use what may change. Returns the names of what is in use now, and of what is not."""
+        given, models, rows = self._given, service.models, settings_table()
         now = given.settings.taking(wanted.settings)
         changed = [row for row in rows if given.settings.value_of(row) != wanted.settings.value_of(row)]
         names = [(row.flag[2:], row.reloads) for row in changed]
-        own, reloads = dict(given.own), {row.name for row in rows if row.reloads}
-        of_models = []
-        for served in models:
-            model, where = served.model, f"models.{served.model}"
-            is_gone = where in given.sources.keys() - wanted.sources.keys()
-            before = given.own.get(model, {})
-            base, after = (now, before) if is_gone else (wanted.settings, wanted.own.get(model, {}))
-            had, wants = given.settings.of_model(before), base.of_model(after)
-            differs = [row for row in rows if row.of_model and had.value_of(row) != wants.value_of(row)]
+        removed, kept = [], []
+        for served in [named.served for named in models.names if not named.parent]:
+            where = f"models.{served.model}"
+            if where in given.sources.keys() - wanted.sources.keys() and served is not models.first:
+                removed.append(served)
+                continue
+            own = wanted.own.get(served.model, {})
+            wants = settings_of_model(served.card, wanted.settings, own, shares=len(models) > 1)
+            differs = [row for row in rows if row.of_model and served.settings.value_of(row) != wants.value_of(row)]
             names += [(f"{where}.{row.flag[2:]}", row.reloads) for row in differs if row not in changed]
-            kept = {name: value for name, value in before.items() if name not in reloads}
-            own[model] = kept | {name: value for name, value in after.items() if name in reloads}
-            of_models.append((served, served.settings.taking(wants)))
-        sources = sorted(given.sources.keys() | wanted.sources.keys())
-        names += [(name, False) for name in sources if given.sources.get(name) != wanted.sources.get(name)]
-        self._given = replace(given, settings=now, own=own)
-        for served, settings in of_models:
+            kept.append((served, served.settings.taking(wants)))
+        gone = [f"models.{served.model}" for served in removed]
+        sources = {**wanted.sources, **{name: one for name, one in given.sources.items() if name not in gone}}
+        names += [(name, False) for name, source in sorted(sources.items()) if wanted.sources.get(name) != source]
+        self._given = Given(now, wanted.own, sources)
+        for served in new:
+            models.add(served)
+            if wanted.settings.load == "all":
+                models.preload(served)
+        for served in removed:
+            models.give_up(served)
+        for served, settings in kept:
             served.use(settings)
         server.use(now)
-        return [name for name, is_used in names if is_used], [name for name, is_used in names if not is_used]
+        return {
+            "in use": [name for name, is_used in names if is_used],
+            "added": [f"models.{served.model}" for served in new],
+            "removed": gone,
+            "restart to use": [name for name, is_used in names if not is_used],
+        }

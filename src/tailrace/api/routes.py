@@ -183,7 +183,7 @@ class Routes:
     async def _make_vectors(
         self, wire: Wire, act: MakeVectors, request: Request, parsed: ParsedRequest, meant: NamedModel | None
     ) -> ASGIApp:
-        named = meant or self._models.names[0]
+        named = meant or self._models.first.names[0]
         served = named.served
         with served.arriving(arrival_of(request.scope, wire=wire.name, model=named.model)):
             if meant is None:
@@ -238,7 +238,7 @@ class Routes:
     async def _follow(self, scope: Scope, following: Following) -> ASGIApp:
         log, encoder = await self._starts.follow(owner_of(scope), following)
         answer = self._server.streams.follow(log, encoder, following.view, following.after)
-        observers = self._models.of(log).generator.observers
+        observers = self._models.observers
         if not observers.hear_of_reads:
             return answer
         return _Read(answer, partial(observers.on_read, log.record, following.after), trace_of(scope))

@@ -7,18 +7,19 @@ metrics, and stalls are looked for four times a second.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from tailrace.errors import TailraceError
-from tailrace.generation import Generator, Observer, Times
+from tailrace.generation import Generator, Observer, Observers, Times
 from tailrace.generation.stalls import STALL_CAUSES, StallCause
-from tailrace.streams import StreamLog
+from tailrace.streams import LogStore, StreamLog
 from tailrace.types import Arrival, Record, TextDelta
 
 __all__ = ["MAX_KEYS", "Metrics"]
@@ -46,15 +47,30 @@ _SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # TGI's bounds
 _TOKENS = tuple(float(2**power) for power in range(18))
 
 
-class Metrics(Observer):
-    """The metrics of all generators. With several models, each metric has the label `model`. `shows_keys`: there are
-    also series for each key."""
+class _States(Collector):
+    """The state of each model, when somebody asks."""
 
-    def __init__(self, *generators: Generator, shows_keys: bool = True) -> None:
+    def __init__(self, generators: Sequence[Generator]) -> None:
+        self._generators = generators
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, text, of in _STATES:
+            gauge = GaugeMetricFamily(f"tailrace_{name}", text, labels=("model",))
+            for generator in self._generators:
+                gauge.add_metric((generator.model,), of(generator))
+            yield gauge
+
+
+class Metrics(Observer):
+    """The metrics of all models. `generators` are those that the server has at the time. `shows_keys`: there are also
+    series for each key."""
+
+    def __init__(self, generators: Sequence[Generator], observers: Observers, *, shows_keys: bool = True) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
         self.registry = CollectorRegistry()
         self.generators = generators
-        self._has_several = len(generators) > 1
+        self._children: dict[tuple[object, ...], Counter | Gauge | Histogram] = {}  # by metric and labels
+        self._known: set[str] = set()  # models with series
         self._num_decoded: Tally[str] = Tally()  # of ended streams, by model
         self._num_counted: Tally[str] = Tally()  # of all streams, as they are shown
         self._shows_keys = shows_keys
@@ -110,10 +126,11 @@ class Metrics(Observer):
         self.answer_tokens = self._histogram("answer_tokens", "Tokens of a complete answer.", _TOKENS)
         self.max_tokens = self._histogram("max_tokens", "The most tokens that a request may get.", _TOKENS)
 
-        self._add_states()
+        self._add_states(generators[0].store)
+        self._show_models()
+        observers.add(self)
 
-    def _add_states(self) -> None:
-        store = self.generators[0].store
+    def _add_states(self, store: LogStore) -> None:
         for name, text, value in (
             ("streams", "Readable streams, including finished ones.", lambda: store.state.num_streams),
             ("servers", "Servers that share the log store, with this one.", lambda: store.state.num_servers),
@@ -126,13 +143,13 @@ class Metrics(Observer):
             ("commit_seconds", "Seconds for which commits held up the server.", lambda: store.state.commit_s),
         ):
             Gauge(f"tailrace_{name}", text, registry=self.registry).set_function(value)
-        for name, text, of in _STATES:
-            gauge = self._gauge(name, text)
-            for generator in self.generators:
-                self._of(gauge, generator.model).set_function(partial(of, generator))
+        self.registry.register(_States(self.generators))
+
+    def _show_models(self) -> None:
         for generator in self.generators:
-            generator.observers.add(self)
-            self._show(generator.model)
+            if generator.model not in self._known:
+                self._known.add(generator.model)
+                self._show(generator.model)
 
     def _show(self, model: str) -> None:
         """Create series that are there from the start: a rate is only known from the second value on."""
@@ -254,6 +271,7 @@ class Metrics(Observer):
         self._of(self.stalled, model, cause).inc(stalled_s)
 
     def answer(self) -> Response:
+        self._show_models()
         self._count_tokens()
         return Response(generate_latest(self.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
@@ -275,27 +293,24 @@ class Metrics(Observer):
         return [one for one in vars(self).values() if isinstance(one, Histogram)]
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"tailrace_{name}", text, self._labels(*labels), registry=self.registry)
+        return Counter(f"tailrace_{name}", text, (*labels, "model"), registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(f"tailrace_{name}", text, self._labels(*labels), registry=self.registry)
+        return Gauge(f"tailrace_{name}", text, (*labels, "model"), registry=self.registry)
 
     def _seconds(self, name: str, text: str) -> Histogram:
         return self._histogram(name, text, _SECONDS)
 
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(f"tailrace_{name}", text, self._labels(), buckets=bounds, registry=self.registry)
-
-    def _labels(self, *labels: str) -> list[str]:
-        return [*labels, "model"] if self._has_several else list(labels)
-
-    def labels_of(self, generator: Generator) -> dict[str, str]:
-        return {"model": generator.model} if self._has_several else {}
+        return Histogram(f"tailrace_{name}", text, ("model",), buckets=bounds, registry=self.registry)
 
     def _of(self, metric: _Metric, model: str, *labels: str) -> _Metric:
-        """Return a metric with its labels for a model."""
-        given = (*labels, model) if self._has_several else labels
-        return metric.labels(*given) if given else metric
+        """Return a metric with its labels for a model. Looking up the labels takes the library a microsecond."""
+        key = (metric, model, *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels, model)
+        return cast(_Metric, child)
 
     def _key(self, key_id: str) -> str:
         """Return a key's label. There is a limit, so that keys do not make any number of series."""

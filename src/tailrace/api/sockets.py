@@ -103,7 +103,7 @@ class Sockets:
                 del self._num_open_of[whose]
 
     async def _chat(self, wire: str, begin: Callable[[ServerFacts], SocketChat], socket: Socket) -> None:
-        chat = ChatSocket(self._models, self._server.settings, socket, begin(self._models.names[0]), wire=wire)
+        chat = ChatSocket(self._models, self._server.settings, socket, begin(self._models.first.names[0]), wire=wire)
         async with asyncio.TaskGroup() as group:
             group.create_task(chat.answer_all())
             await chat.listen()

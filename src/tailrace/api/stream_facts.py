@@ -27,10 +27,7 @@ def facts_of(served: Served, log: StreamLog) -> StreamFacts:
 def running_streams(models: Models, owner: str) -> list[tuple[StreamFacts, int]]:
     """Return an owner's unfinished streams, the oldest first, each with its number of events."""
     logs = [
-        (served, run.log)
-        for served in models
-        for run in served.generator.live
-        if run.log.record.owner == owner and run.log.end is None
+        (models.of(run.log), run.log) for run in models.live if run.log.record.owner == owner and run.log.end is None
     ]
     logs.sort(key=lambda entry: entry[1].record.created_s)
     return [(facts_of(served, log), log.last_seq) for served, log in logs]

@@ -170,7 +170,7 @@ class StreamStarts:
     ) -> BegunStream | OverflownPrompt | Following | Reply | GenerateCall:
         if sender.scope.get(FOUND_ONLY):
             return await self._found(owner_of(sender.scope), act.parse(parsed), claim())
-        named = meant or self._models.names[0]
+        named = meant or self._models.first.names[0]
         served = named.served
         with served.arriving(arrival_of(sender.scope, wire=wire.name, model=named.model)):
             if meant is not None and not served.is_loaded and may_generate(sender):
@@ -275,7 +275,7 @@ class StreamStarts:
         """Find the stream to follow, and open its encoder. Raises: StreamError, StorageError, and what the wire
         raises."""
         log = await self._server.streams.find(owner, following.stream_id, following.after)
-        self._models.of(log).generator.observers.on_followed(log.record, following.after)
+        self._models.observers.on_followed(log.record, following.after)
         encoder = self.open(following.view, log)
         if following.replay:
             assert isinstance(encoder, CumulativeEncoder)

@@ -5,6 +5,9 @@ Only their engines, which are processes, are loaded and unloaded. The first mode
 accepted. Another model is loaded by the first request for it, which waits. With `--idle-unload-s` a model that was not
 used for so long is unloaded. With `--memory-bytes` idle models are unloaded to make room, the longest unused first, and
 then those that only have requests in the background. These wait until their model has room again.
+
+A running server can get further models, and give models up. The streams of such a model go on to their ends. Then its
+engine is unloaded.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, TypeVar
 
 from tailrace.assembly.served import NamedModel, Served
 from tailrace.errors import AdmissionError, EngineLost, KeyRevoked, QueueFull, TailraceError, UnknownModel
+from tailrace.generation import Generator, Observers
 from tailrace.generation.run import Run
 from tailrace.generation.vector_run import VectorRun
 from tailrace.settings import Settings
@@ -34,6 +38,7 @@ logger = logging.getLogger("tailrace.server")
 
 _RETRY_S = 2.0  # Retry-After while a model is loading or has no memory
 _SETTLED_S = 10.0  # how long a model was not used that leaves its room to requests in the background
+_LEAVING_S = 0.25  # how often it is looked whether a model is still in use that is served no more
 _NO_MEMORY = "There is no memory for this model while others are busy."
 
 
@@ -42,9 +47,11 @@ class Models:
 
     def __init__(self, served: Sequence[Served], settings: Settings, group: asyncio.TaskGroup) -> None:
         self.first = served[0]
-        self._served = {one.model: one for one in served}
-        self.names = tuple(name for one in served for name in one.names)  # with the adapters'
-        self._by_name = {one.model: one for one in self.names}
+        self.by_name: dict[str, NamedModel] = {}  # what requests may ask for, with the adapters; it changes in place
+        self.generators: list[Generator] = []  # also of models that are given up; it changes in place
+        self._served: dict[str, Served] = {}  # also these
+        for one in served:
+            self.add(one)
         self._settings = settings
         self._group = group
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -61,6 +68,21 @@ class Models:
         return len(self._served)
 
     @property
+    def names(self) -> tuple[NamedModel, ...]:
+        """What requests may ask for: the models and their adapters, the first model first."""
+        return tuple(self.by_name.values())
+
+    @property
+    def observers(self) -> Observers:
+        """Those of the requests of all models."""
+        return self.first.generator.observers
+
+    @property
+    def live(self) -> list[Run]:
+        """The streams of all models that have no terminal event."""
+        return [run for generator in self.generators for run in generator.live]
+
+    @property
     def read_images(self) -> bool:
         """Whether any of them reads images."""
         return any(served.generator.sees for served in self)
@@ -68,13 +90,25 @@ class Models:
     def find(self, name: str | None) -> NamedModel | None:
         """Return the model with this name, the first model for no name or a name like `default`, or None."""
         if not name:
-            return self.names[0]
-        return self._by_name.get(name) or (self.names[0] if means_any_model(name) else None)
+            return self.first.names[0]
+        return self.by_name.get(name) or (self.first.names[0] if means_any_model(name) else None)
 
     def unknown(self) -> UnknownModel:
         """Return the error for a request of another model."""
-        one = f"This server runs {self.names[0].model}; there is no such model here."
-        return UnknownModel(_NO_SUCH_MODEL if len(self.names) > 1 else one, param="model")
+        one = f"This server runs {self.first.model}; there is no such model here."
+        return UnknownModel(_NO_SUCH_MODEL if len(self.by_name) > 1 else one, param="model")
+
+    def add(self, served: Served) -> None:
+        """Serve one more model. Its names are new."""
+        self._served[served.model] = served
+        self.generators.append(served.generator)
+        self.by_name.update((one.model, one) for one in served.names)
+
+    def give_up(self, served: Served) -> None:
+        """Take no more requests for a model, which is not the first one."""
+        for one in served.names:
+            del self.by_name[one.model]
+        self._start_task(self._leave(served))
 
     def use(self, settings: Settings) -> None:
         """Use other settings from now on. Those of its models have been changed."""
@@ -96,8 +130,10 @@ class Models:
     def of(self, log: StreamLog) -> Served:
         """Return the model of a stream. If it is no longer served, its streams have ended, and the first model is
         returned."""
-        named = self._by_name.get(log.record.model)
-        return named.served if named is not None else self.first
+        named = self.by_name.get(log.record.model)
+        if named is not None:
+            return named.served
+        return next((one for one in self if log.record.model in one.generator.names), self.first)
 
     async def load(self, served: Served, *, within_s: float | None = None, is_background: bool = False) -> None:
         """Load a model, and return when it is loaded. Concurrent calls wait for the same load. `within_s` is by default
@@ -155,8 +191,8 @@ class Models:
 
         Raises: StorageError.
         """
-        models = {named.model for named in self.names}
-        leases, num_recovered = await self.first.generator.store.take_over(models, waits=waits), 0
+        store, num_recovered = self.first.generator.store, 0
+        leases = await store.take_over(self.by_name.keys(), waits=waits)
         for served in self:
             num_live = served.generator.recover(lease for lease in leases if self.of(lease.log) is served)
             num_recovered += num_live
@@ -237,6 +273,18 @@ class Models:
                 raise EngineLost(_NO_MEMORY, retry_after_s=_RETRY_S)
         if self._leaving:
             await asyncio.wait(list(self._leaving.values()))
+
+    async def _leave(self, served: Served) -> None:
+        """Forget a model when its last request has ended."""
+        # No event tells of all of these ends.
+        while served.loading is not None or served.num_arriving or served.generator.is_busy:  # noqa: ASYNC110
+            await asyncio.sleep(_LEAVING_S)
+        if (timer := self._timers.pop(served.model, None)) is not None:
+            timer.cancel()
+        if served.is_loaded:
+            self._unload(served, "since it is served no more")
+        del self._served[served.model]
+        self.generators.remove(served.generator)
 
     def _unload(self, served: Served, why: str) -> None:
         logger.warning("%s is unloaded %s.", served.model, why)

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tailrace.admission import Gate
 from tailrace.assembly.models import Models
@@ -21,6 +21,7 @@ from tailrace.engines.devices import read_device
 from tailrace.errors import EngineLost, ModelError, StorageError, TemplateError
 from tailrace.generation.embedder import Embedder
 from tailrace.generation.generator import Generator
+from tailrace.generation.observers import Observers
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.models import ModelCard
 from tailrace.models.directories import expanded
@@ -34,7 +35,7 @@ from tailrace.text.templates import Turn
 from tailrace.types import ReasoningFormat, means_any_model
 from tailrace.wording import did_you_mean
 
-__all__ = ["Service", "engine_spec", "load_text", "start_service"]
+__all__ = ["Service", "engine_spec", "load_text", "settings_of_model", "start_service"]
 
 logger = logging.getLogger("tailrace.engine")
 
@@ -50,6 +51,7 @@ class Service:
     models: Models
     store: Store
     num_recovered: int  # streams of an earlier process that continue
+    prepare: Callable[[Source, Settings], Awaitable[Served]]  # a model that `models.add` takes. Raises: ModelError
 
     @property
     def generator(self) -> Generator:
@@ -59,7 +61,7 @@ class Service:
     @property
     def num_live(self) -> int:
         """The number of streams without a terminal event."""
-        return sum(len(served.generator.live) for served in self.models)
+        return len(self.models.live)
 
 
 @contextlib.asynccontextmanager
@@ -86,19 +88,23 @@ async def start_service(
         models: Models | None = None
         try:
             # Load the tokenizers while the engine loads in its own process.
+            observers = Observers()
             for one, model in zip(sources, served, strict=True):
-                model.generator = await _generator(one, model, store)
-                model.embedder = Embedder(
-                    model.generator,
-                    num_dimensions=one.card.num_dimensions,
-                    may_shorten=one.card.may_shorten,
-                    pair_template=pair_template(one.card),
-                    pooling=one.card.pooling,
-                )
+                await _complete(one, model, store, observers)
+
+            async def prepare(one: Source, settings: Settings) -> Served:
+                assert models is not None
+                model = _served(one, settings, cache_path=cache_path, shares=True)
+                if model.model in models.by_name:
+                    raise ModelError(f"Two models have the name {model.model}.")
+                _check_names([*models, model])
+                await _complete(one, model, store, observers)
+                return model
+
             models = Models(served, settings, group)
             num_recovered = await _first_start(models, settings, on_loaded)
             taking_over = group.create_task(_take_over_orphans(models))
-            yield Service(models, store, num_recovered)
+            yield Service(models, store, num_recovered, prepare)
             taking_over.cancel()
         finally:
             if models is not None:
@@ -114,11 +120,8 @@ async def _take_over_orphans(models: Models) -> None:
 
 
 def _served(source: Source, settings: Settings, *, cache_path: str, shares: bool) -> Served:
-    """`shares` says whether the settings are also those of other models. Raises: ModelError if they contradict the
-    model or the engine."""
-    own = settings.of_model(source.own)
-    if shares and "context_tokens" not in source.own and own.context_tokens > source.card.context_tokens:
-        own = replace(own, context_tokens=0)  # meant for a model with a larger window, as beside one of embeddings
+    """Raises: ModelError if the settings contradict the model or the engine."""
+    own = settings_of_model(source.card, settings, source.own, shares=shares)
     try:
         spec = engine_spec(source, own, cache_path=cache_path)
     except ModelError as error:
@@ -126,6 +129,15 @@ def _served(source: Source, settings: Settings, *, cache_path: str, shares: bool
             raise
         raise ModelError(f"{source.card.name}: {error}") from None
     return Served(source.card, spec, own, memory_bytes=source.memory_bytes(spec))
+
+
+def settings_of_model(card: ModelCard, settings: Settings, own: Mapping[str, Any], *, shares: bool) -> Settings:
+    """Return the settings of one model, which has some of its `own`. `shares` says whether `settings` are also those of
+    other models. Raises: ValueError if they contradict each other."""
+    its = settings.of_model(own)
+    if shares and "context_tokens" not in own and its.context_tokens > card.context_tokens:
+        return replace(its, context_tokens=0)  # meant for a model with a larger window, as beside one of embeddings
+    return its
 
 
 def _check_names(served: Sequence[Served]) -> None:
@@ -142,26 +154,34 @@ def _check_names(served: Sequence[Served]) -> None:
                 )
 
 
-async def _generator(source: Source, served: Served, store: LogStore) -> Generator:
-    settings = served.settings
+async def _complete(source: Source, served: Served, store: LogStore, observers: Observers) -> None:
+    """Load the tokenizer of a model, and make what needs it. Raises: ModelError."""
+    settings, card = served.settings, source.card
     tokenizer, chat = await asyncio.to_thread(load_text, source, settings)
-    generator = Generator(
-        model=source.card.name,
+    served.generator = Generator(
+        model=card.name,
         prompts=PromptEncoder(
             tokenizer=tokenizer,
             chat=chat,
             context_tokens=served.supervisor.spec.context_tokens,
-            add_bos=source.card.add_bos,
-            is_framed=source.card.task != "generate",
+            add_bos=card.add_bos,
+            is_framed=card.task != "generate",
         ),
         supervisor=served.supervisor,
         gate=Gate(max_requests=settings.max_concurrent_requests),
         store=store,
         limits=limits_of(settings),
-        may_see=all_kinds()[source.engine].sees(source.card),
+        may_see=all_kinds()[source.engine].sees(card),
+        observers=observers,
     )
-    generator.on_unload()
-    return generator
+    served.generator.on_unload()
+    served.embedder = Embedder(
+        served.generator,
+        num_dimensions=card.num_dimensions,
+        may_shorten=card.may_shorten,
+        pair_template=pair_template(card),
+        pooling=card.pooling,
+    )
 
 
 async def _first_start(models: Models, settings: Settings, on_loaded: Callable[[Models], None]) -> int:

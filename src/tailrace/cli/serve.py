@@ -10,7 +10,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from tailrace.system import eventloop
 
 if TYPE_CHECKING:
     from tailrace.api.reload import Given
+    from tailrace.assembly.source import Source
 
 __all__ = [
     "bound_socket",
@@ -274,18 +275,28 @@ def _given(settings: Settings, models: ModelArguments) -> Given:
     return Given(settings, models.own, sources)
 
 
-def _read_again(ctx: click.Context) -> Given:
-    """Return what the words of a command, the environment and the file say now. Raises: ValueError, which says what is
-    wrong."""
+def _read_again(ctx: click.Context, known: Collection[str]) -> tuple[Given, list[Source]]:
+    """Return what the words of a command, the environment and the file say now, with the models that have other names
+    than the known ones. Raises: ModelError, or ValueError, which says what is wrong."""
+    from tailrace.assembly.source import checked_names, find_named
+    from tailrace.cli.pull import terminal_progress
+
     try:
         now = ctx.command.make_context(ctx.info_name, list(ctx.meta[_WORDS]), parent=ctx.parent)
-        return _given(settings_in(now), _models_in(now))
+        settings, models = settings_in(now), _models_in(now)
+        names = [name for name, _ in checked_names(models.named, settings, models.own) if name not in known]
+        texts = [text for text in models.named if text.partition("=")[0] in names]
+        own = {name: its for name, its in models.own.items() if name in names}
+        return _given(settings, models), find_named(texts, terminal_progress(), settings, own=own)
     except click.ClickException as error:
         raise ValueError(error.format_message()) from None
 
 
 def _serve(
-    models: ModelArguments, settings: Settings, read_again: Callable[[], Given] | None, sock: socket.socket
+    models: ModelArguments,
+    settings: Settings,
+    read_again: Callable[[Collection[str]], tuple[Given, list[Source]]] | None,
+    sock: socket.socket,
 ) -> Coroutine[Any, Any, bool]:
     """Download the models if they are missing, and return the server's coroutine for `run_on_socket`."""
     from tailrace.api.lifecycle import RunningServer

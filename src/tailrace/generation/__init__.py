@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tailrace.generation.generator import Generator
 from tailrace.generation.limits import Limits
-from tailrace.generation.observers import Meter, Observer, Times
+from tailrace.generation.observers import Meter, Observer, Observers, Times
 from tailrace.generation.prompts import PromptEncoder, images_of, without_images
 from tailrace.generation.run import Run
 
@@ -18,6 +18,7 @@ __all__ = [
     "Limits",
     "Meter",
     "Observer",
+    "Observers",
     "PromptEncoder",
     "Run",
     "Times",

@@ -31,10 +31,10 @@ from tailrace.generation.choice import SEEDS, Choice
 from tailrace.generation.eye import Eye
 from tailrace.generation.grammar_fitter import GrammarFitter
 from tailrace.generation.limits import Limits
-from tailrace.generation.observers import Meter, Observers, Times
+from tailrace.generation.observers import Observers, Times
 from tailrace.generation.prompts import PromptEncoder, images_of
 from tailrace.generation.recovery import Recovery
-from tailrace.generation.request_images import ImageKeeper, RequestImages
+from tailrace.generation.request_images import RequestImages
 from tailrace.generation.run import Run
 from tailrace.generation.vector_run import VectorRun
 from tailrace.generation.vector_trials import VectorTrials
@@ -99,8 +99,10 @@ class Generator:
         store: LogStore,
         limits: Limits,
         may_see: bool = False,
+        observers: Observers | None = None,
     ) -> None:
-        """`may_see`: whether the model reads images, as far as this is known before its engine is loaded."""
+        """`may_see`: whether the model reads images, as far as this is known before its engine is loaded. `observers`
+        are those of all models of a server."""
         self.model = model
         self.names = frozenset({model, *filter(None, supervisor.spec.adapters)})  # with those of its adapters
         self.prompts = prompts
@@ -109,9 +111,7 @@ class Generator:
         self.limits = limits
         self.live: dict[Run, None] = {}  # streams without a terminal event, in order
         self.vector_runs: dict[VectorRun, None] = {}  # requests for vectors in progress, in order
-        self.observers = Observers()
-        self.meter: Meter | None = None  # None: usage is not limited
-        self.keeper: ImageKeeper | None = None  # None: no images are kept
+        self.observers = observers or Observers()
         self.is_unloaded = False  # the next request loads the engine
         self.may_see = may_see
         self.used_s = time.monotonic()  # when a stream last began or ended
@@ -208,10 +208,10 @@ class Generator:
         longest = max(prompt.num_tokens for prompt in prompts)
         num_choices = len(prompts) * request.sampling.n
         num_prompt_tokens = sum(prompt.num_tokens for prompt in prompts)
-        allowance = self.meter.allowance(request.key_id, request.owner) if self.meter is not None else Allowance()
+        meter, keeper = self.observers.meter, self.observers.keeper
+        allowance = meter.allowance(request.key_id, request.owner) if meter is not None else Allowance()
         sampling = self._fill_in(request, longest, num_prompt_tokens, num_choices, allowance)
         assert sampling.max_tokens is not None
-        keeper = self.keeper
         is_kept = keeper is not None and keeper.keeps(request)
         linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
         record = Record(
@@ -263,12 +263,13 @@ class Generator:
         if self._supervisor.capabilities is None or self.is_unloaded:
             raise EngineLost("The engine is not running.", retry_after_s=self._supervisor.retry_after_s)
         self._check_quota(request, len(images))
-        return await self._images.read(request, self._supervisor.capabilities, self.limits, self.keeper, held)
+        keeper = self.observers.keeper
+        return await self._images.read(request, self._supervisor.capabilities, self.limits, keeper, held)
 
     def _check_quota(self, request: GenerateRequest, num_images: int) -> None:
         """Check that the limits of a key leave room for the smallest request with so many images, before the work of
         reading them begins. Raises: AdmissionError, RequestError."""
-        if self.meter is not None:
+        if (meter := self.observers.meter) is not None:
             smallest = Record(
                 new_stream_id(),
                 time.time(),
@@ -276,8 +277,8 @@ class Generator:
                 num_prompt_tokens=num_images,
                 **request.kept(),
             )
-            self.meter.reserve(smallest)
-            self.meter.release(smallest)
+            meter.reserve(smallest)
+            meter.release(smallest)
 
     async def _with_grammar(self, request: GenerateRequest, grammar: Grammar) -> GenerateRequest:
         """Return the request with a grammar that the engine takes. Raises: as `create`."""
@@ -319,14 +320,14 @@ class Generator:
 
         Raises: AdmissionError, RequestError, StorageError.
         """
-        if self.meter is None:
+        if (meter := self.observers.meter) is None:
             yield
             return
-        self.meter.reserve(record)
+        meter.reserve(record)
         try:
             yield
         except BaseException:
-            self.meter.release(record)
+            meter.release(record)
             raise
 
     def recover(self, leases: Iterable[Lease]) -> int:

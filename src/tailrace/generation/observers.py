@@ -9,9 +9,9 @@ from typing import Protocol
 
 from tailrace.errors import TailraceError
 from tailrace.streams import StreamLog
-from tailrace.types import Allowance, Arrival, Record, Spent
+from tailrace.types import Allowance, Arrival, GenerateRequest, Image, Record, Spent
 
-__all__ = ["Meter", "Observer", "Observers", "Times"]
+__all__ = ["ImageKeeper", "Meter", "Observer", "Observers", "Times"]
 
 logger = logging.getLogger("tailrace.generation")
 
@@ -99,10 +99,29 @@ class Meter(Protocol):
         """Release the reservation of a stream that was not kept."""
 
 
+class ImageKeeper(Protocol):
+    """Where images are that are kept for longer than a stream runs."""
+
+    def keeps(self, request: GenerateRequest) -> bool:
+        """Return whether the images of a request are to be kept, with its turn or its response."""
+
+    async def find_images(self, owner: str, images: tuple[Image, ...]) -> list[Image]:
+        """Return images with the content of those that are kept. Raises: RequestError if one is not, StorageError."""
+
+    async def keep_images(self, record: Record) -> None:
+        """Keep the images of a stream that is about to begin. Raises: RequestError, StorageError."""
+
+    async def forget(self, owner: str, stream_id: str) -> None:
+        """Delete what is kept of a stream without a turn. Raises: StorageError."""
+
+
 class Observers:
-    """Calls all observers. If one raises, the error is logged, and the others are still called."""
+    """Calls all observers of a server. If one raises, the error is logged, and the others are still called. Two of them
+    are also asked: `meter` before a request begins, and `keeper` for its images; each may be None."""
 
     def __init__(self) -> None:
+        self.meter: Meter | None = None
+        self.keeper: ImageKeeper | None = None
         self._observers: list[Observer] = []
 
     def add(self, observer: Observer) -> None:

@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Protocol
 
 from tailrace.engines.interface import Capabilities
 from tailrace.errors import QueueFull, UnsupportedParameter
 from tailrace.generation.eye import Eye
 from tailrace.generation.limits import Limits
+from tailrace.generation.observers import ImageKeeper
 from tailrace.generation.prompts import images_of, with_images
 from tailrace.generation.run import Run
 from tailrace.images.image_fetch import ImageFetcher
 from tailrace.images.owner_turns import OwnerTurns
 from tailrace.images.reader import BUSY, ImageReader
-from tailrace.types import GenerateRequest, Image, Record
+from tailrace.types import GenerateRequest, Image
 
-__all__ = ["ImageKeeper", "RequestImages"]
+__all__ = ["RequestImages"]
 
 _FOUND_AT_ONCE = 4  # requests whose images are read from where they are kept
-
-
-class ImageKeeper(Protocol):
-    """Where images are that are kept for longer than a stream runs."""
-
-    def keeps(self, request: GenerateRequest) -> bool:
-        """Return whether the images of a request are to be kept, with its turn or its response."""
-
-    async def find_images(self, owner: str, images: tuple[Image, ...]) -> list[Image]:
-        """Return images with the content of those that are kept. Raises: RequestError if one is not, StorageError."""
-
-    async def keep_images(self, record: Record) -> None:
-        """Keep the images of a stream that is about to begin. Raises: RequestError, StorageError."""
-
-    async def forget(self, owner: str, stream_id: str) -> None:
-        """Delete what is kept of a stream without a turn. Raises: StorageError."""
 
 
 class RequestImages:

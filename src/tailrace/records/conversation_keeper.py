@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tailrace.conversations.items import Branch, BranchPoint
 from tailrace.conversations.turns import Spoken, read_turn
 from tailrace.errors import JournalDamaged, KeyRevoked, ModelError, RequestError, StorageError, StreamError
-from tailrace.generation import Generator, Observer, Times
+from tailrace.generation import Observer, Observers, Times
 from tailrace.images.reader import MAX_BYTES
 from tailrace.records.threads import UNREACHABLE, DatabaseThreads
 from tailrace.streams import LogStore, StreamLog
@@ -109,7 +109,7 @@ class ConversationKeeper(Observer):
     # Images
 
     def keeps(self, request: GenerateRequest) -> bool:
-        """As in `request_images.ImageKeeper`, also the next ones."""
+        """As in `observers.ImageKeeper`, also the next ones."""
         return bool(request.turn) or (request.keep and self._may_keep_images_of_responses)
 
     async def find_images(self, owner: str, images: Sequence[Image]) -> list[Image]:
@@ -181,13 +181,11 @@ class ConversationKeeper(Observer):
 
     # Start, writing, shutdown
 
-    def observe(self, generators: Sequence[Generator], store: LogStore[Any]) -> None:  # Any: apps have no conversations
-        """Observe all streams of these generators from now on, and keep their images. Streams are read from
-        `store`."""
+    def observe(self, observers: Observers, store: LogStore[Any]) -> None:  # Any: apps have no conversations
+        """Observe all streams from now on, and keep their images. Streams are read from `store`."""
         self._streams = store
-        for generator in generators:
-            generator.observers.add(self)
-            generator.keeper = self
+        observers.add(self)
+        observers.keeper = self
 
     def queue_earlier_streams(self, running: Iterable[Record], *, has_past: bool) -> None:
         """Queue the streams of an earlier process for writing. `running` are those that continue. With `has_past`, also

@@ -10,7 +10,7 @@ import math
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,12 +20,13 @@ from tailrace.access.quotas import Quotas
 from tailrace.access.sessions import Sessions
 from tailrace.access.shares import Shares
 from tailrace.errors import ModelError, StorageError
-from tailrace.generation import Generator
+from tailrace.generation import Observers
 from tailrace.models.directories import data_path, expanded
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings
 from tailrace.streams import LogStore
+from tailrace.types import Record
 
 if TYPE_CHECKING:
     from tailrace.records.conversation_store import ConversationStore
@@ -124,7 +125,7 @@ class Records:
         self._version = 0  # the keyring has all changes up to it
         self._read_s = -math.inf  # when the changes were last read, on the monotonic clock
         self._reading = asyncio.Lock()
-        self._recorded: tuple[Sequence[Generator], LogStore, Path] | None = None  # as `recording` got them
+        self._recorded: tuple[Observers, Callable[[], Iterable[Record]], LogStore, Path] | None = None  # of `recording`
         self.request_log: RequestLog | None = None  # None until requests are recorded
         self._start_lock = asyncio.Lock()
         self._cleaned_up_s = -math.inf
@@ -242,16 +243,19 @@ class Records:
 
     @contextlib.asynccontextmanager
     async def recording(
-        self, generators: Sequence[Generator], store: LogStore[Any], data_path: Path
-    ) -> AsyncIterator[None]:  # Any: streams of apps are not recorded
-        """Record the requests of these generators as soon as there is a database, and finish the turns of earlier
-        servers. Rows are spooled in `data_path`.
+        self,
+        observers: Observers,
+        running: Callable[[], Iterable[Record]],
+        store: LogStore[Any],  # Any: streams of apps are not recorded
+        data_path: Path,
+    ) -> AsyncIterator[None]:
+        """Record the requests that these observers hear of and the `running` streams as soon as there is a database,
+        and finish the turns of earlier servers. Rows are spooled in `data_path`.
 
         Raises: ModelError if the rows of an earlier server cannot be taken over.
         """
-        running = [run.record for generator in generators for run in generator.live]
-        self.conversations.queue_earlier_streams(running, has_past=not self.is_absent())
-        self._recorded = generators, store, data_path
+        self.conversations.queue_earlier_streams(running(), has_past=not self.is_absent())
+        self._recorded = observers, running, store, data_path
         if self._database is not None:
             try:
                 await self._record()
@@ -275,7 +279,7 @@ class Records:
             from tailrace.records.request_log import RequestLog
             from tailrace.records.spool import Spool
 
-            generators, store, data_path = self._recorded
+            observers, running, store, data_path = self._recorded
             log = RequestLog(
                 Spool(data_path / _SPOOL),
                 self.quotas,
@@ -284,7 +288,7 @@ class Records:
                 self.conversations,
                 with_text=self._settings.record_text,
             )
-            await log.begin(generators, store)
+            await log.begin(observers, running(), store)
             self.request_log = log
 
     async def _record_soon(self) -> None:

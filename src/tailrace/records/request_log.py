@@ -11,13 +11,13 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
 from tailrace.access.quotas import Quotas
 from tailrace.errors import ModelError, StorageError, TailraceError, UnknownStream
-from tailrace.generation import Generator, Meter, Observer, Times
+from tailrace.generation import Meter, Observer, Observers, Times
 from tailrace.records.conversation_keeper import ConversationKeeper
 from tailrace.records.request_rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.request_store import RequestStore
@@ -67,30 +67,28 @@ class RequestLog(Observer, Meter):
         self._is_unreachable = False  # the database is unreachable
         self._draining = asyncio.Lock()
 
-    async def begin(self, generators: Sequence[Generator], store: LogStore) -> None:
-        """Start recording the requests of these generators. Completes the rows of earlier servers, and loads what keys
-        and owners have spent.
+    async def begin(self, observers: Observers, running: Iterable[Record], store: LogStore) -> None:
+        """Start recording the requests that these observers hear of, and the streams that are `running`. Completes the
+        rows of earlier servers, and loads what keys and owners have spent.
 
         Raises: StorageError, ModelError; nothing is recorded then, and another log may `begin`.
         """
         left = self._spool.take_over()
         size = self._spool.size
         live_ids = set()
-        for generator in generators:
-            generator.observers.add(self)
-            generator.meter = self
-            for run in generator.live:
-                live_ids.add(run.record.stream_id)
-                row = row_of_start(run.record, with_text=self._with_text)
-                self._running[run.record.stream_id] = msgspec.structs.replace(row, replays=1)
-                self._quotas.resume(run.record)
+        observers.add(self)
+        observers.meter = self
+        for record in running:
+            live_ids.add(record.stream_id)
+            row = row_of_start(record, with_text=self._with_text)
+            self._running[record.stream_id] = msgspec.structs.replace(row, replays=1)
+            self._quotas.resume(record)
         try:  # awaits: streams may end from here on
             await self._settle([row for row in left if row.request_id not in live_ids], store)
             spent = await self._threads.run(lambda: self._requests().spent(time.time()))
         except BaseException:
-            for generator in generators:
-                generator.observers.remove(self)
-                generator.meter = None
+            observers.remove(self)
+            observers.meter = None
             self.close()
             raise
         self._spool.drop(size, self._running.values())

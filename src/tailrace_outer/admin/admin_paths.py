@@ -1,4 +1,4 @@
-"""The routes of keys, owners and usage in the OpenAPI document."""
+"""The routes of operators, sessions, keys, owners and usage in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from tailrace.api.openapi import RouteRow, described
 __all__ = ["PATHS"]
 
 _ROUTES = (
+    RouteRow("get", "/v1/session", "show_session", "Shows who is signed in."),
+    RouteRow("post", "/v1/session", "begin_session", "Signs a browser in with the key of the request."),
+    RouteRow("delete", "/v1/session", "end_session", "Signs a browser out."),
+    RouteRow("get", "/v1/admin/streams", "list_running_streams", "The running streams of all owners."),
+    RouteRow("post", "/v1/admin/streams/{stream_id}/cancel", "stop_stream", "Ends a stream of any owner as cancelled."),
+    RouteRow("get", "/v1/admin/models", "list_loaded_models", "The models, and how busy they are."),
+    RouteRow("post", "/v1/admin/models/load", "load_model", "Loads a model.", {"model": "smollm2"}),
+    RouteRow("post", "/v1/admin/models/unload", "unload_model", "Unloads an idle model, until its next request.", {
+        "model": "smollm2",
+    }),
+    RouteRow("get", "/v1/admin/errors", "list_errors", "The last streams that failed, and requests that were refused."),
     RouteRow("get", "/v1/admin/keys", "list_keys", "Lists keys.", query=("owner",)),
     RouteRow("post", "/v1/admin/keys", "create_key", "Creates a key. Only this answer has its token.", {
         "owner": "alice", "name": "laptop", "expires_in_s": 86_400, "scopes": ["generate", "read"],

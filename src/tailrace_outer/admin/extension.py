@@ -1,4 +1,4 @@
-"""The entry point of the routes of keys, owners and usage."""
+"""The entry point of the routes of operators, sessions, keys, owners and usage."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from tailrace.access.audit import open_audit_log
 from tailrace.dialects import native
 from tailrace.errors import ModelError
+from tailrace.generation import Observers
 from tailrace.http.access_log import AccessLog
 from tailrace.http.edge import CrossOrigin, Edge
 from tailrace.records.records_service import open_records
@@ -66,8 +67,9 @@ async def host(
         audit = stack.enter_context(open_audit_log(settings))
         records = await stack.enter_async_context(open_records(settings))
         streams = await stack.enter_async_context(open_app_streams(settings, data_path, audit))
-        records.conversations.observe([], streams.store)
-        await stack.enter_async_context(records.recording([], streams.store, data_path))
+        observers = Observers()  # of nothing: apps have streams of their own
+        records.conversations.observe(observers, streams.store)
+        await stack.enter_async_context(records.recording(observers, lambda: (), streams.store, data_path))
         front = Front(settings, streams, records)
         edge = Edge(front, settings, records.authentication, records.quotas, audit=audit, public=PUBLIC)
         app = AccessLog(CrossOrigin(edge, settings), settings)

@@ -24,7 +24,8 @@ async def open_conversations(server: Server, options: Options) -> AsyncIterator[
         return
     conversations, bodies = server.records.conversations, server.bodies
     reader = ImageReader(ImageFetcher(server.settings.fetch_images))
-    intake = ImageIntake(server.records, reader, server.reads_images)
+    models = server.models
+    intake = ImageIntake(server.records, reader, lambda: models is not None and models.read_images)
     files = ConversationFileRoutes(conversations, bodies, intake)
     images = ConversationImageRoutes(conversations, bodies, intake)
     routes = ConversationRoutes(server, conversations, intake)

@@ -83,8 +83,7 @@ class DemoRoutes:
         self._token = secrets.token_urlsafe(24)
         self._bodies = BodyBudget(settings)
         self._times = _StreamTimes()
-        for served in service.models:
-            served.generator.observers.add(self._times)
+        service.models.observers.add(self._times)
         self._page = PageFiles("tailrace_outer.demo")
         self._wires = ServedWires()
 
@@ -172,7 +171,7 @@ class DemoRoutes:
             return BareTextView()
         for one in (operation for served in self._wires.all for operation in served.operations):
             if one.path == _PATHS.get(wire) and isinstance(one.act, Generate):
-                call = one.act.parse(ParsedRequest(self._service.models.names[0], dict(one.example or {})))
+                call = one.act.parse(ParsedRequest(self._service.models.first.names[0], dict(one.example or {})))
                 assert isinstance(call, GenerateCall)  # an example asks for an answer
                 return call.view
         raise HTTPException(404)

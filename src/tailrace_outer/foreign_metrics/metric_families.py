@@ -73,7 +73,7 @@ class TgiMetrics(Collector):
         yield self._gauge("tgi_request_success", "Complete generations.", done)
         yield self._gauge("tgi_request_failure", "Failed, refused or cancelled requests.", self._failures())
         for name, text, of in _TGI_STATES:
-            values = [(metrics.labels_of(generator), of(generator.gate)) for generator in metrics.generators]
+            values = [({"model": generator.model}, of(generator.gate)) for generator in metrics.generators]
             yield self._gauge(name, text, values)
         families: dict[str, Metric] = {}
         for name, histogram, labels in self._histograms:
@@ -164,9 +164,8 @@ class VllmMetrics(Collector):
         yield finished
 
     def _labels(self, ours: Mapping[str, str]) -> Labels:
-        """Return vLLM's labels. With one model, our metrics have no label for it."""
         others = {name: text for name, text in ours.items() if name == "le"}
-        return {"model_name": ours.get("model", self._metrics.generators[0].model), "engine": "0", **others}
+        return {"model_name": ours["model"], "engine": "0", **others}
 
 
 def _one(metric: Counter | Histogram) -> Metric:

@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from tailrace.errors import StorageError
@@ -45,7 +45,7 @@ class Members:
         self.was_missing = False  # Redis had lost this server from its list at the last check
         self.is_spent = False  # this epoch has lost a stream that this server may take again: it needs another one
         self.clock_offset_s = 0.0  # by how much the clock of this server is ahead of Redis's
-        self.models: frozenset[str] = frozenset()  # of this server; empty until they are known
+        self.models: Collection[str] = ()  # of this server, as they are now; empty until they are known
         self.with_other_models: frozenset[int] = frozenset()  # epochs of the living servers that have other models
 
     async def join(self) -> None:

@@ -295,7 +295,7 @@ class RedisLogStore:
     async def take_over(self, models: Collection[str] | None = None, *, waits: bool = False) -> list[Lease]:
         if waits:
             await self._orphaned.wait()
-        self._members.models = frozenset(models or ())
+        self._members.models = models or ()
         self._orphaned.clear()
         leases = []
         async with self._taking_over:

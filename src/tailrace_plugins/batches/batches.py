@@ -210,7 +210,7 @@ class RowBatches:
             logger.warning("A batch cannot be read: a newer version may have kept it.")
             return False
         names = self._runner.server.model_names
-        return not self._table.is_shared or names.issuperset(batch.models) or batch.expires_s <= time.time()
+        return not self._table.is_shared or names >= set(batch.models) or batch.expires_s <= time.time()
 
     async def _run(self, name: bytes) -> None:
         """Run a batch, by its key without the kind, if no other server does. Raises: StorageError."""

@@ -160,7 +160,7 @@ class Beginnings:
             owner=begun.sender.owner,
             labels=[label for label in begun.tools if label not in begun.urls],
             urls=list(begun.urls.values()),
-            models=[model] if model in names else sorted(names),
+            models=[model] if isinstance(model, str) and model in names else sorted(names),
         )
 
     # Parts of a request

@@ -78,8 +78,6 @@ class AdminRoutes:
         self._models = models
         self._bodies = bodies
         self._errors = errors
-        for served in models:
-            served.generator.observers.add(self._errors)
 
     def table(self) -> list[Route]:
         return [
@@ -109,27 +107,27 @@ class AdminRoutes:
 
     async def _list_models(self, request: Request) -> ASGIApp:
         principal_of(request.scope).require("admin")
-        return _list([_model_json(served) for served in self._models])
+        return _list([self._model_json(served) for served in self._models])
 
     async def _load(self, request: Request) -> ASGIApp:
         served = await self._named(request)
         with noting("model.load", request.scope, model=served.model):
             await self._models.load(served, within_s=served.settings.load_s)
-        return _one(_model_json(served))
+        return _one(self._model_json(served))
 
     async def _unload(self, request: Request) -> ASGIApp:
         """Raises: EngineLost if it is in use."""
         served = await self._named(request)
         with noting("model.unload", request.scope, model=served.model):
             self._models.unload(served)
-        return _one(_model_json(served))
+        return _one(self._model_json(served))
 
     async def _list_errors(self, request: Request) -> ASGIApp:
         principal_of(request.scope).require("admin")
         return _list(list(reversed(self._errors.found)))
 
     def _live(self) -> list[Run]:
-        return [run for served in self._models for run in served.generator.live if run.log.end is None]
+        return [run for run in self._models.live if run.log.end is None]
 
     async def _named(self, request: Request) -> Served:
         """Return the model that the body names. Raises: RequestError."""
@@ -143,6 +141,18 @@ class AdminRoutes:
             raise self._models.unknown()
         return named.served
 
+    def _model_json(self, served: Served) -> dict[str, Any]:
+        state = served.names[0].state if served.model in self._models.by_name else "leaving"
+        generator, gate = served.generator, served.generator.gate
+        return {
+            "id": served.model, "object": "admin.model", "engine": served.supervisor.spec.engine,
+            "state": state, "is_loaded": served.is_loaded, "task": generator.task,
+            "adapters": [named.model for named in served.names[1:]],
+            "num_running": gate.num_running, "num_waiting": gate.num_waiting, "kv_usage": round(gate.kv_usage, 4),
+            "kv_tokens": gate.capacity_tokens, "num_restarts": generator.num_restarts,
+            "memory_bytes": served.num_bytes() if served.is_loaded else 0,
+        }  # fmt: skip
+
 
 def _stream_json(run: Run) -> dict[str, Any]:
     record, log, usage = run.record, run.log, run.usage
@@ -152,18 +162,6 @@ def _stream_json(run: Run) -> dict[str, Any]:
         "status": run.status, "is_suspended": run.is_suspended, "continuity": run.continuity,
         "num_readers": log.num_readers, "last_seq": log.last_seq,
         "prompt_tokens": usage.num_prompt_tokens, "completion_tokens": usage.num_completion_tokens,
-    }  # fmt: skip
-
-
-def _model_json(served: Served) -> dict[str, Any]:
-    generator, gate = served.generator, served.generator.gate
-    return {
-        "id": served.model, "object": "admin.model", "engine": served.supervisor.spec.engine,
-        "state": served.names[0].state, "is_loaded": served.is_loaded, "task": generator.task,
-        "adapters": [named.model for named in served.names[1:]],
-        "num_running": gate.num_running, "num_waiting": gate.num_waiting, "kv_usage": round(gate.kv_usage, 4),
-        "kv_tokens": gate.capacity_tokens, "num_restarts": generator.num_restarts,
-        "memory_bytes": served.num_bytes() if served.is_loaded else 0,
     }  # fmt: skip
 
 
