@@ -10,6 +10,7 @@ import signal
 import time
 import types
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,12 @@ from tailrace.api.lifecycle import open_server
 from tailrace.api.reload import Given, Reread
 from tailrace.assembly.source import find_source
 from tailrace.dialects import native
+from tailrace.errors import UnknownModel
 from tailrace.extensions import Setting
 from tailrace.models import NoProgress
 from tailrace.settings import Settings, settings_of, settings_table
 from tailrace.transport.listening import Uvicorn
+from tailrace.types import GenerateRequest, Sampling
 
 _CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 
@@ -290,20 +293,53 @@ def test_a_model_that_is_removed_answers_what_it_has_begun(several: _Configured)
     states = {model["id"]: model["state"] for model in server.http.get("/v1/admin/models").json()["data"]}
     assert states == {"one": "ready", "two": "leaving"}
     assert server.state(stream)["status"] == "running"
-    said = several.reload(_ONE + _TWO)
-    assert said.endswith("nothing has changed: models.two was removed, and still has streams. Try again later.")
+    said = several.reload(_ONE + _TWO.replace("50", "60"))
+    assert said.endswith("read again; still in use, so try again later: models.two.")
     server.post(f"/v1/streams/{stream}/cancel", {})
     server.wait_line("two is unloaded since it is served no more")
-    until(lambda: 'model="two"} ' not in server.http.get("/metrics").text.partition("tailrace_ready")[2][:200])
+    until(lambda: 'tailrace_ready{model="two"}' not in server.http.get("/metrics").text)
     assert server.state(stream)["status"] == "cancelled"
-    assert several.reload(_ONE + _TWO).endswith("added: models.two.")
+    assert several.reload(_ONE + _TWO.replace("50", "60")).endswith("added: models.two.")
     assert _asked(server, "two") == 200
+
+
+def test_a_model_that_comes_back_before_it_has_left_stays(several: _Configured) -> None:
+    server = several.server
+    several.reload(_ONE + _TWO)
+    stream = server.create({"prompt": "Long.", "max_tokens": 3000, "model": "two"})
+    several.reload(_ONE)
+    assert several.reload(f"{_ONE}{_TWO}default-max-tokens = 4\n").endswith("again; added: models.two.")
+    answer = server.post("/v1/chat/completions", {"messages": _CHAT["messages"], "model": "two"})
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    server.post(f"/v1/streams/{stream}/cancel", {})
+    assert several.reload(f"{_ONE}{_TWO}default-max-tokens = 5\n").endswith("in use: models.two.default-max-tokens.")
+    assert "unloaded" not in server.log
+
+
+async def test_a_request_that_comes_too_late_finds_no_model(tmp_path: Path) -> None:
+    """It was there when the request arrived. What it has answered keeps its own tokens."""
+    found = await asyncio.to_thread(find_source, "scripted", NoProgress())
+    first, second = (replace(found, card=replace(found.card, name=name)) for name in ("one", "two"))
+    async with open_server(first, Settings(journal="memory"), data_path=tmp_path) as running:
+        models = running.service.models
+        (served,) = await running.service.prepare([second], running.server.settings)
+        assert models.add(served)
+        await models.load(served)
+        run = await served.generator.create(GenerateRequest(prompts=("Hi",), sampling=Sampling(max_tokens=2)))
+        await wait_until(lambda: run.log.end is not None)
+        models.give_up(served)
+        await wait_until(lambda: list(models) == [models.first])
+        with pytest.raises(UnknownModel):
+            await models.load(served)
+        assert models.of(run.log) is served
+        assert models.generators == [models.first.generator]
 
 
 def test_the_first_model_stays_until_a_restart(several: _Configured) -> None:
     said = several.reload(_TWO)
     assert said == "The settings were read again; added: models.two; restart to use: models.one."
     assert _listed(several.server) == ["one", "two"]
+    assert several.reload(_TWO + _ONE).endswith("again; restart to use: models.two as the first model.")
 
 
 @pytest.mark.parametrize(
@@ -313,6 +349,14 @@ def test_the_first_model_stays_until_a_restart(several: _Configured) -> None:
         ("[models.three]\nkv-tokens = 4096\n", "three"),
         (f"{_TWO}context-tokens = 70_000\n", "two: --context-tokens must be at most 65536"),
         (f"{_TWO}engine = 'llamacpp'\n", "two"),
+        (
+            f"{_TWO}adapter = 'three=.'\n[models.three]\nsource = 'scripted'\n",
+            "The adapter three has the name of another",
+        ),
+        (
+            f"{_TWO}adapter = 'x=.'\n[models.three]\nsource = 'scripted'\nadapter = 'x=.'\n",
+            "The adapter x has the name",
+        ),
     ],
 )
 def test_a_new_model_that_cannot_be_served_changes_nothing(several: _Configured, added: str, reason: str) -> None:

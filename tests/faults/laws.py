@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 from tests.api.oracle import Answer
 from tests.api.process import Server
+from tests.api.test_server_metrics import scrape
 from tests.http.wire import as_json
 from tests.waiting import until
 
@@ -171,15 +172,13 @@ class Resources:
     @classmethod
     def of(cls, server: Server) -> Resources:
         process = psutil.Process(server.process.pid)
-        gauges = dict(
-            line.rsplit(" ", 1) for line in server.http.get("/metrics").text.splitlines() if not line.startswith("#")
-        )
+        gauges = scrape(server)
         return cls(
             num_processes=len(process.children(recursive=True)),
             num_descriptors=process.num_fds(),
             num_connections=len(process.net_connections("tcp4")),
-            num_running=int(float(gauges["tgi_batch_current_size"])),
-            num_waiting=int(float(gauges["tgi_queue_size"])),
+            num_running=int(gauges["tgi_batch_current_size"]),
+            num_waiting=int(gauges["tgi_queue_size"]),
             memory_bytes=process.memory_info().rss,
         )
 

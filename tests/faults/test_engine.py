@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import signal
 import socket
 import threading
@@ -18,6 +17,7 @@ import psutil
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
+from tests.api.test_server_metrics import scrape
 from tests.faults.house import House, Stream
 from tests.faults.laws import Resources
 from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of
@@ -49,8 +49,7 @@ def num_deaths(house: House) -> int:
 
 def in_engine(house: House, count: int) -> None:
     """Wait until the engine has this many streams."""
-    gauge = re.compile(rf"^tgi_batch_current_size {count}\.0$", re.MULTILINE)
-    until(lambda: gauge.search(house.server.http.get("/metrics").text) is not None)
+    until(lambda: scrape(house.server)["tgi_batch_current_size"] == count)
 
 
 # It dies

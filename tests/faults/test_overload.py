@@ -28,6 +28,7 @@ import psutil
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
+from tests.api.test_server_metrics import scrape
 from tests.api.unaffected import STEADY, unaffected_stream
 from tests.dialects.sse import whole_events
 from tests.faults.house import House
@@ -121,17 +122,12 @@ async def _hang_up(writer: asyncio.StreamWriter) -> None:
     await writer.wait_closed()
 
 
-def _gauges(server: Server) -> dict[str, float]:
-    lines = (line.rsplit(" ", 1) for line in server.http.get("/metrics").text.splitlines() if not line.startswith("#"))
-    return {name: float(number) for name, number in lines}
-
-
 def _wait_normal(server: Server) -> float:
     """Until nothing runs and nothing waits, and the next one is served; how long that took."""
     begun_s = time.monotonic()
 
     def is_idle() -> bool:
-        gauges = _gauges(server)
+        gauges = scrape(server)
         return gauges["tgi_queue_size"] == gauges["tgi_batch_current_size"] == 0
 
     until(is_idle)
@@ -217,7 +213,7 @@ def test_requests_beyond_the_engines_memory_wait(tmp_path: Path) -> None:
         engine = house.server.worker()
         freeze(engine)  # so that none has ended before all have come
         streams = [house.begin(Answer(f"Room {seed}.", 180, seed)) for seed in range(20)]
-        gauges = _gauges(house.server)
+        gauges = scrape(house.server)
         assert (gauges["tgi_queue_size"], gauges["tgi_batch_current_size"]) == (18, 2)
         engine.resume()
         for stream in streams:

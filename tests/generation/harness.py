@@ -223,6 +223,7 @@ class Harness:
             store=self.store,
             limits=self.limits,
         )
+        self.store.write_errors.on_give_up.append(self.generator.fail_all)
         self.generator.on_engine_change()
 
     async def create(

@@ -187,6 +187,7 @@ class Server(Observer):
             store=store,
             limits=Limits(),
         )
+        store.write_errors.on_give_up.append(self.generator.fail_all)
         self.generator.observers.add(self)
         self.generator.on_engine_change()
 

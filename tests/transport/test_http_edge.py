@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
+from tests.api.test_server_metrics import scrape
 from tests.http.frames import TEXT, FrameWire, frame
 from tests.http.wire import as_json, sse_ids
 from tests.transport.disconnecting import LIMITS, SMALL_BYTES, DisconnectingClient, refused
@@ -302,7 +303,7 @@ def test_a_disconnect_with_a_pipelined_request_is_noticed(paced: Server) -> None
         client.send_bytes(MODELS + b"\r\n")
     client.wait_ended()
     deadline_s = time.monotonic() + LONG_S
-    while "tgi_batch_current_size 0.0" not in paced.http.get("/metrics").text:
+    while scrape(paced)["tgi_batch_current_size"]:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)  # there is nothing to wait on
 

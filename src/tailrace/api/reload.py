@@ -34,9 +34,14 @@ class Given:
     sources: Mapping[str, str]
 
     @property
-    def names(self) -> set[str]:
+    def names(self) -> list[str]:
         """The names of the models that have tables."""
-        return {name.removeprefix("models.") for name in self.sources if name != "model"}
+        return [name.removeprefix("models.") for name in self.sources if name != "model"]
+
+    @property
+    def first(self) -> str:
+        """The first model, by its name in the file."""
+        return next((name for name, source in self.sources.items() if source), "model")
 
 
 class Reread:
@@ -57,8 +62,7 @@ class Reread:
             try:
                 wanted, found = await self._thread.run(partial(self._read, self._given.names), within_s=None)
                 self._check_names(wanted, service)
-                new = [await service.prepare(source, wanted.settings) for source in found]
-                used = self._use(wanted, new, server, service)
+                used = self._use(wanted, await service.prepare(found, wanted.settings), server, service)
             except ModelError as error:
                 logger.error("The settings were not read again, and nothing has changed: %s", error.message)
             except ValueError as error:
@@ -70,13 +74,10 @@ class Reread:
                 logger.warning("The settings were read again; %s.", words or "nothing has changed")
 
     def _check_names(self, wanted: Given, service: Service) -> None:
-        """Raises: ValueError for settings of an unknown model, or a new model whose name is still in use."""
-        models, names = service.models, wanted.names | {service.models.first.model}
+        """Raises: ValueError for settings of an unknown model."""
+        names = {*wanted.names, service.models.first.model}
         if unknown := sorted(wanted.own.keys() - names):
             raise ValueError(f"--set names {unknown[0]}, but the models are {', '.join(sorted(names))}.")
-        for served in models:
-            if served.names[0] not in models.names and served.model in wanted.names:
-                raise ValueError(f"models.{served.model} was removed, and still has streams. Try again later.")
 
     def _use(self, wanted: Given, new: Sequence[Served], server: Server, service: Service) -> dict[str, list[str]]:
         """Use what may change. Returns the names of what is in use now, and of what is not."""
@@ -84,33 +85,37 @@ class Reread:
         now = given.settings.taking(wanted.settings)
         changed = [row for row in rows if given.settings.value_of(row) != wanted.settings.value_of(row)]
         names = [(row.flag[2:], row.reloads) for row in changed]
-        removed, kept = [], []
+        removed, kept, shares = [], [], sum(map(bool, wanted.sources.values())) > 1
         for served in [named.served for named in models.names if not named.parent]:
             where = f"models.{served.model}"
             if where in given.sources.keys() - wanted.sources.keys() and served is not models.first:
                 removed.append(served)
                 continue
             own = wanted.own.get(served.model, {})
-            wants = settings_of_model(served.card, wanted.settings, own, shares=len(models) > 1)
+            wants = settings_of_model(served.card, wanted.settings, own, shares=shares)
             differs = [row for row in rows if row.of_model and served.settings.value_of(row) != wants.value_of(row)]
             names += [(f"{where}.{row.flag[2:]}", row.reloads) for row in differs if row not in changed]
             kept.append((served, served.settings.taking(wants)))
-        gone = [f"models.{served.model}" for served in removed]
-        sources = {**wanted.sources, **{name: one for name, one in given.sources.items() if name not in gone}}
-        names += [(name, False) for name, source in sorted(sources.items()) if wanted.sources.get(name) != source]
-        self._given = Given(now, wanted.own, sources)
-        for served in new:
-            models.add(served)
-            if wanted.settings.load == "all":
-                models.preload(served)
         for served in removed:
             models.give_up(served)
         for served, settings in kept:
             served.use(settings)
+        added = [f"models.{served.model}" for served in new if models.add(served)]
+        later = [f"models.{served.model}" for served in new if f"models.{served.model}" not in added]
+        for served in new if wanted.settings.load == "all" else ():
+            if models[served.model] is served:
+                models.preload(served)
         server.use(now)
+        gone = [f"models.{served.model}" for served in removed]
+        there = {name: source for name, source in given.sources.items() if name not in gone}
+        names += [(name, False) for name, source in sorted(there.items()) if wanted.sources.get(name) != source]
+        if wanted.first != given.first and wanted.sources.get(given.first):
+            names.append((f"{wanted.first} as the first model", False))
+        self._given = Given(now, wanted.own, {**there, **{name: wanted.sources[name] for name in added}})
         return {
             "in use": [name for name, is_used in names if is_used],
-            "added": [f"models.{served.model}" for served in new],
+            "added": added,
             "removed": gone,
+            "still in use, so try again later": later,
             "restart to use": [name for name, is_used in names if not is_used],
         }

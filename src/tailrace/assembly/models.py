@@ -17,6 +17,7 @@ import logging
 import math
 import time
 from collections.abc import Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from tailrace.assembly.served import NamedModel, Served
@@ -50,13 +51,15 @@ class Models:
         self.by_name: dict[str, NamedModel] = {}  # what requests may ask for, with the adapters; it changes in place
         self.generators: list[Generator] = []  # also of models that are given up; it changes in place
         self._served: dict[str, Served] = {}  # also these
-        for one in served:
-            self.add(one)
         self._settings = settings
         self._group = group
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._leaving: dict[str, asyncio.Task[None]] = {}  # engines that end
+        self._departures: dict[str, asyncio.Task[None]] = {}  # of models that are given up
+        self._past: dict[str, Served] = {}  # models that have left, as long as their streams can be read
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        for one in served:
+            self.add(one)
 
     def __iter__(self) -> Iterator[Served]:
         return iter(self._served.values())
@@ -98,17 +101,27 @@ class Models:
         one = f"This server runs {self.first.model}; there is no such model here."
         return UnknownModel(_NO_SUCH_MODEL if len(self.by_name) > 1 else one, param="model")
 
-    def add(self, served: Served) -> None:
-        """Serve one more model. Its names are new."""
-        self._served[served.model] = served
-        self.generators.append(served.generator)
-        self.by_name.update((one.model, one) for one in served.names)
+    def add(self, served: Served) -> bool:
+        """Serve one more model, whose names nobody has. If it was given up and has not left yet, it stays. Returns
+        whether it is served: not if another model that is still in use has left its name."""
+        old = self._served.get(served.model)
+        if old is None:
+            self._served[served.model] = old = served
+            self.generators.append(served.generator)
+            served.generator.store.write_errors.on_give_up.append(served.generator.fail_all)
+        elif old.supervisor.spec == served.supervisor.spec:
+            self._departures.pop(served.model).cancel()
+            old.use(old.settings.taking(served.settings))
+        else:
+            return False
+        self.by_name.update((one.model, one) for one in old.names)
+        return True
 
     def give_up(self, served: Served) -> None:
         """Take no more requests for a model, which is not the first one."""
         for one in served.names:
             del self.by_name[one.model]
-        self._start_task(self._leave(served))
+        self._departures[served.model] = self._start_task(self._leave(served))
 
     def use(self, settings: Settings) -> None:
         """Use other settings from now on. Those of its models have been changed."""
@@ -128,19 +141,23 @@ class Models:
                     run.fail(KeyRevoked("The key that began this stream was revoked."))
 
     def of(self, log: StreamLog) -> Served:
-        """Return the model of a stream. If it is no longer served, its streams have ended, and the first model is
-        returned."""
+        """Return the model of a stream, also if it was given up; the first model for streams of an earlier process
+        whose model is gone, and that have ended."""
         named = self.by_name.get(log.record.model)
         if named is not None:
             return named.served
-        return next((one for one in self if log.record.model in one.generator.names), self.first)
+        others = [*self, *self._past.values()]
+        return next((one for one in others if log.record.model in one.generator.names), self.first)
 
     async def load(self, served: Served, *, within_s: float | None = None, is_background: bool = False) -> None:
         """Load a model, and return when it is loaded. Concurrent calls wait for the same load. `within_s` is by default
         the longest time in the queue. In the background, it takes no room from a model that was in use a moment ago.
 
-        Raises: EngineLost if it cannot be loaded now; AdmissionError if too many requests wait, or the server drains.
+        Raises: EngineLost if it cannot be loaded now; AdmissionError if too many requests wait, or the server drains;
+        UnknownModel if it was given up.
         """
+        if self._served.get(served.model) is not served:  # it has left while the request came in
+            raise self.unknown()
         if served.is_loaded:
             return
         served.generator.gate.check_open()
@@ -171,6 +188,7 @@ class Models:
         if not served.takes_memory:
             served.is_loading_behind = False
             served.loading = self._start_task(self._load(served))
+            served.loading.add_done_callback(partial(_log_refusal, served))
 
     def unload(self, served: Served) -> None:
         """Unload a model, until the next request for it. Raises: EngineLost if it is in use."""
@@ -283,8 +301,15 @@ class Models:
             timer.cancel()
         if served.is_loaded:
             self._unload(served, "since it is served no more")
-        del self._served[served.model]
+        if (ending := self._leaving.get(served.model)) is not None:
+            await asyncio.wait([ending])
+        del self._served[served.model], self._departures[served.model]
         self.generators.remove(served.generator)
+        served.generator.store.write_errors.on_give_up.remove(served.generator.fail_all)
+        self._past[served.model] = served
+        await asyncio.sleep(served.settings.retention_s)
+        if self._past.get(served.model) is served:
+            del self._past[served.model]
 
     def _unload(self, served: Served, why: str) -> None:
         logger.warning("%s is unloaded %s.", served.model, why)
@@ -316,3 +341,8 @@ class Models:
                 await self.load(served, is_background=served.generator.is_behind)
             except (EngineLost, AdmissionError) as error:
                 await asyncio.sleep(error.retry_after_s or _RETRY_S)
+
+
+def _log_refusal(served: Served, loading: asyncio.Task[TailraceError | None]) -> None:
+    if not loading.cancelled() and (error := loading.result()) is not None:
+        logger.warning("%s is not loaded yet: %s", served.model, error.message)

@@ -51,7 +51,7 @@ class Service:
     models: Models
     store: Store
     num_recovered: int  # streams of an earlier process that continue
-    prepare: Callable[[Source, Settings], Awaitable[Served]]  # a model that `models.add` takes. Raises: ModelError
+    prepare: Callable[[Sequence[Source], Settings], Awaitable[list[Served]]]  # for `models.add`. Raises: ModelError
 
     @property
     def generator(self) -> Generator:
@@ -92,14 +92,13 @@ async def start_service(
             for one, model in zip(sources, served, strict=True):
                 await _complete(one, model, store, observers)
 
-            async def prepare(one: Source, settings: Settings) -> Served:
+            async def prepare(sources: Sequence[Source], settings: Settings) -> list[Served]:
                 assert models is not None
-                model = _served(one, settings, cache_path=cache_path, shares=True)
-                if model.model in models.by_name:
-                    raise ModelError(f"Two models have the name {model.model}.")
-                _check_names([*models, model])
-                await _complete(one, model, store, observers)
-                return model
+                new = [_served(one, settings, cache_path=cache_path, shares=True) for one in sources]
+                _check_names([*(named.served for named in models.names if not named.parent), *new])
+                for one, model in zip(sources, new, strict=True):
+                    await _complete(one, model, store, observers)
+                return new
 
             models = Models(served, settings, group)
             num_recovered = await _first_start(models, settings, on_loaded)
@@ -141,7 +140,7 @@ def settings_of_model(card: ModelCard, settings: Settings, own: Mapping[str, Any
 
 
 def _check_names(served: Sequence[Served]) -> None:
-    """Raises: ModelError if an adapter has a name that is used twice, or means the first model."""
+    """Raises: ModelError if a name is used twice, or an adapter's name means the first model."""
     counts = Counter(named.model for one in served for named in one.names)
     for one in served:
         for named in one.names[1:]:
@@ -152,6 +151,8 @@ def _check_names(served: Sequence[Served]) -> None:
                     f"The adapter {named.model} has the name of another model or adapter. Rename it, or give it to one "
                     f"model only: --set {one.model}.adapter=NAME=PATH."
                 )
+        if counts[one.model] > 1:
+            raise ModelError(f"Two models have the name {one.model}. Rename one.")
 
 
 async def _complete(source: Source, served: Served, store: LogStore, observers: Observers) -> None:

@@ -130,7 +130,6 @@ class Generator:
         self._vector_trials = VectorTrials(supervisor, self.new_sequence_id, self._blame, self.vector_runs)
         self._has_given_up = False
         self._give_up_timer: asyncio.TimerHandle | None = None
-        store.write_errors.on_give_up.append(self.fail_all)
 
     @property
     def state(self) -> str:

@@ -16,6 +16,7 @@ import pytest
 from tests.api.forks import run
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
+from tests.api.test_server_metrics import scrape
 from tests.client.openai_server import OpenAIServer
 from tests.http.certificates import write_certificate
 from tests.plugins.terminal_chat.pty_process import terminal
@@ -236,7 +237,7 @@ def test_ctrl_c_in_a_pipe_stops_the_answer(server: Server) -> None:
     asking.send_signal(signal.SIGINT)
     asking.communicate(timeout=50)
     assert asking.returncode == 130
-    until(lambda: "\ntgi_batch_current_size 0.0\n" in server.http.get("/metrics").text)
+    until(lambda: scrape(server)["tgi_batch_current_size"] == 0)
 
 
 def test_a_closed_pipe(server: Server) -> None:
