@@ -122,61 +122,65 @@ class Observers:
     def __init__(self) -> None:
         self.meter: Meter | None = None
         self.keeper: ImageKeeper | None = None
-        self._observers: list[Observer] = []
+        self._calls: dict[str, list[Callable[..., None]]] = {name: [] for name in vars(Observer) if name[:3] == "on_"}
 
     def add(self, observer: Observer) -> None:
-        self._observers.append(observer)
+        for name, calls in self._calls.items():
+            if getattr(type(observer), name) is not getattr(Observer, name):  # it has its own
+                calls.append(getattr(observer, name))
 
     def remove(self, observer: Observer) -> None:
-        self._observers.remove(observer)
-
-    def on_arrival(self, arrival: Arrival) -> None:
-        self._tell(lambda observer: observer.on_arrival(arrival))
-
-    def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
-        self._tell(lambda observer: observer.on_refused(arrival, error))
-
-    def on_begun(self, record: Record) -> None:
-        self._tell(lambda observer: observer.on_begun(record))
-
-    def on_admitted(self, record: Record, times: Times) -> None:
-        self._tell(lambda observer: observer.on_admitted(record, times))
-
-    def on_first_token(self, record: Record, times: Times) -> None:
-        self._tell(lambda observer: observer.on_first_token(record, times))
-
-    def on_ignored(self, record: Record, fields: Sequence[str]) -> None:
-        self._tell(lambda observer: observer.on_ignored(record, fields))
-
-    def on_followed(self, record: Record, after: int) -> None:
-        self._tell(lambda observer: observer.on_followed(record, after))
+        for name, calls in self._calls.items():
+            if getattr(observer, name) in calls:
+                calls.remove(getattr(observer, name))
 
     @property
     def hear_of_reads(self) -> bool:
         """Whether one of them has its own `on_read`. Else nobody needs to measure how long clients read."""
-        return any(type(observer).on_read is not Observer.on_read for observer in self._observers)
+        return bool(self._calls["on_read"])
+
+    def on_arrival(self, arrival: Arrival) -> None:
+        self._tell("on_arrival", arrival)
+
+    def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
+        self._tell("on_refused", arrival, error)
+
+    def on_begun(self, record: Record) -> None:
+        self._tell("on_begun", record)
+
+    def on_admitted(self, record: Record, times: Times) -> None:
+        self._tell("on_admitted", record, times)
+
+    def on_first_token(self, record: Record, times: Times) -> None:
+        self._tell("on_first_token", record, times)
+
+    def on_ignored(self, record: Record, fields: Sequence[str]) -> None:
+        self._tell("on_ignored", record, fields)
+
+    def on_followed(self, record: Record, after: int) -> None:
+        self._tell("on_followed", record, after)
 
     def on_read(self, record: Record, after: int, read_s: float, trace: str) -> None:
-        self._tell(lambda observer: observer.on_read(record, after, read_s, trace))
+        self._tell("on_read", record, after, read_s, trace)
 
     def on_taken_over(self, record: Record, num_tokens: int) -> None:
-        self._tell(lambda observer: observer.on_taken_over(record, num_tokens))
+        self._tell("on_taken_over", record, num_tokens)
 
     def on_replay(self, record: Record, num_tokens: int) -> None:
-        self._tell(lambda observer: observer.on_replay(record, num_tokens))
+        self._tell("on_replay", record, num_tokens)
 
     def on_caught_up(self, record: Record, silent_s: float) -> None:
-        self._tell(lambda observer: observer.on_caught_up(record, silent_s))
+        self._tell("on_caught_up", record, silent_s)
 
     def on_readmitted(self, record: Record, waited_s: float) -> None:
-        self._tell(lambda observer: observer.on_readmitted(record, waited_s))
+        self._tell("on_readmitted", record, waited_s)
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
-        self._tell(lambda observer: observer.on_end(record, log, times))
+        self._tell("on_end", record, log, times)
 
-    def _tell(self, call: Callable[[Observer], None]) -> None:
-        for observer in self._observers:
+    def _tell(self, name: str, *values: object) -> None:
+        for call in self._calls[name]:
             try:
-                call(observer)
+                call(*values)
             except Exception:  # a defect of an observer must not end a stream
                 logger.exception("an observer of streams has failed")
