@@ -10,15 +10,19 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
 from tests.api.process import Server
+from tests.by_file import BY_FILE, FileRunner, hands_out_files
 from tests.examples import EXAMPLES
 from tests.missing import missing_summary
-from tests.scheduler import FileScheduler, is_short
+from tests.scheduler import FileScheduler, UnreadFileScheduler, is_short
 from tests.second_tries import speak_only_of_failures
 from xdist.remote import Producer
+from xdist.workermanage import WorkerController
 
 # Where Python is told to keep no bytecode, each server that tests start compiles all its modules again: half of the
 # processor time of a start. For this process, and for those that it starts:
@@ -34,12 +38,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 _STDERR = pytest.StashKey[int]()
+_REPORTED = pytest.StashKey[Path]()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STDERR] = os.dup(2)  # pytest captures the descriptor itself from now on
     speak_only_of_failures(config)
+    if reported := getattr(config, "workerinput", {}).get(BY_FILE):
+        config.pluginmanager.register(FileRunner(Path(reported)))
     # No example has a time of its own: a busy machine, or measuring coverage, makes any of them slow. Tests have a
     # limit. `make test` tries a third of the examples: all of them take as long as a third of the tests that wait for
     # nothing. Each run tries others, except where CI is set: hypothesis takes the same ones there.
@@ -59,7 +66,21 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduler | None:
+    if _REPORTED in config.stash:
+        return UnreadFileScheduler(config, log, config.stash[_REPORTED])
     return FileScheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    config = node.config
+    if not hands_out_files(config):
+        return
+    if _REPORTED not in config.stash:
+        directory = TemporaryDirectory(prefix="tailrace-tests-")
+        config.add_cleanup(directory.cleanup)
+        config.stash[_REPORTED] = Path(directory.name)
+    node.workerinput[BY_FILE] = str(config.stash[_REPORTED])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from tests.by_file import FILES, reported_path
+from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-__all__ = ["FileScheduler", "is_short"]
+__all__ = ["FileScheduler", "UnreadFileScheduler", "is_short"]
 
 _SHORT = frozenset({"access", "admission", "conversations", "dialects", "generation", "schemas", "streams", "text"})
 
@@ -53,7 +60,65 @@ class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is
     def _reschedule(self, node: WorkerController) -> None:
         if node.shutting_down:
             return
-        while self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
+        while self.workqueue and self._pending_of(self.assigned_work[node]) <= self._most_pending():
             self._assign_work_unit(node)
         if not self.workqueue:
             node.shutdown()
+
+    def _most_pending(self) -> int:
+        """Return how many tests a process has left when it gets more."""
+        return 2
+
+
+class UnreadFileScheduler(FileScheduler):
+    """The same where processes get files instead of tests: tests/by_file.py. What it takes for a test is a file.
+
+    The tests that a process has reported before it died do not run again, and what is said to have failed is the test
+    in which it died.
+    """
+
+    def __init__(self, config: pytest.Config, log: Producer, reported: Path) -> None:
+        super().__init__(config, log)
+        self._reported = reported
+        self._ended: defaultdict[str, set[str]] = defaultdict(set)  # tests by their files
+        self._running: dict[str, str] = {}
+        self._num_files_ended = 0
+        config.pluginmanager.register(self)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._running[self._split_scope(nodeid)] = nodeid
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._ended[self._split_scope(nodeid)].add(self._running.pop(self._split_scope(nodeid)))
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        super().mark_test_complete(node, item_index, duration)
+        self._num_files_ended += 1
+        session = self.config.pluginmanager.get_plugin("session")
+        # How many tests there are is not known: the progress that is shown is that of files.
+        num_tests = sum(map(len, self._ended.values()))
+        session.testscollected = max(num_tests * len(self.collection or ()) // self._num_files_ended, num_tests, 1)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        files = self.assigned_work.pop(node)
+        unfinished = [file for file, tests in files.items() if not all(tests.values())]
+        if not unfinished:
+            return None
+        self.workqueue.update({file: files[file] for file in unfinished})
+        file = unfinished[0]
+        if crashed := self._running.pop(file, ""):
+            self._end(file, self._ended[file] | {crashed})
+            return crashed
+        return str(next(iter(self.workqueue.pop(file))))  # it was imported, or its fixtures were closed
+
+    def mark_test_pending(self, item: str) -> None:
+        file = self._split_scope(item)
+        self._end(file, self._ended[file] - {item})
+        self.workqueue.setdefault(file, {f"{file}::{FILES}": False})
+
+    def _end(self, file: str, tests: set[str]) -> None:
+        self._ended[file] = tests
+        reported_path(self._reported, file).write_text(json.dumps(sorted(tests)), "utf-8")
+
+    def _most_pending(self) -> int:
+        return 1  # and the next one: the last test of a file says which fixtures the next file needs

@@ -109,6 +109,15 @@ def test_a_run_continues_after_a_process_of_tests_died(tmp_path: Path) -> None:
     assert "1 failed, 9 passed, 2 rerun" in done.stdout, done.stdout
 
 
+def test_files_that_cannot_be_imported_are_errors_and_the_others_run(tmp_path: Path) -> None:
+    (tmp_path / "test_broken.py").write_text("import nothing_of_this_name")
+    (tmp_path / "test_needs.py").write_text("import pytest; pytest.importorskip('nothing_of_this_name')")
+    done = _run(tmp_path, "def test_one(): pass")
+    assert done.returncode == 1
+    assert "ModuleNotFoundError: No module named 'nothing_of_this_name'" in done.stdout
+    assert "1 passed, 1 skipped, 1 error" in done.stdout, done.stdout
+
+
 @pytest.mark.deep
 def test_a_fixture_that_hangs_after_a_failure_ends_its_process(tmp_path: Path) -> None:
     done = _run(
