@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from scripts.tests_of import find_tests
+from scripts.tests_of import find_tests, main
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,7 +32,8 @@ def test_every_module_has_tests() -> None:
     assert all((ROOT / path).exists() for path in paths)
 
 
-def test_the_command_takes_paths() -> None:
-    command = [sys.executable, "-m", "scripts.tests_of", "src/tailrace/text/stops.py", "tests/test_house.py"]
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert {"tests/test_house.py", "tests/text/test_stops.py"} <= set(printed.splitlines())
+def test_the_command_takes_paths(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["tests_of", "src/tailrace/text/stops.py", "tests/test_house.py"])
+    monkeypatch.chdir(ROOT)
+    main()  # in this process, which has read all files
+    assert {"tests/test_house.py", "tests/text/test_stops.py"} <= set(capsys.readouterr().out.splitlines())
