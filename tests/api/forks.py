@@ -25,7 +25,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from itertools import chain
 from pathlib import Path
 from pkgutil import walk_packages
 from tempfile import TemporaryFile
@@ -44,15 +43,19 @@ _MODULES = (
     "tailrace.records.conversation_store",
     "tailrace.records.kept_images", "tailrace.records.kept_streams", "tailrace.records.key_store",
     "tailrace.records.request_log", "tailrace.records.records_service", "tailrace.records.session_store",
-    "tailrace_outer.admin.keys_command", "tailrace_outer.admin.usage", "tailrace_outer.apps.command",
+    "tailrace_outer.admin.keys_command", "tailrace_outer.admin.opening",
+    "tailrace_outer.admin.usage", "tailrace_outer.apps.command",
     "tailrace_outer.apps.front", "tailrace_outer.apps.host", "tailrace_outer.apps.on_ray.spec",
-    "tailrace_outer.apps.targets", "tailrace_plugins.otlp.exporting", "tailrace_plugins.tool_loop.opening",
+    "tailrace_outer.apps.targets", "tailrace_outer.foreign_metrics.opening",
+    "tailrace_plugins.otlp.exporting", "tailrace_plugins.tool_loop.opening",
     "uvicorn.lifespan.off", "uvloop", "yaml",
 )  # fmt: skip
 _PACKAGES = (
     "tailrace_outer.conversations", "tailrace_outer.scripted", "tailrace_plugins.batches",
     "tailrace_plugins.durable_streams", "tailrace_plugins.terminal_chat", "tailrace_plugins.top",
 )  # fmt: skip
+# What some commands import as well, by a word in them. It is imported when the first such command comes.
+_SOMETIMES = {b"redis://": "tailrace_outer.redis", b"--mcp-servers": "tailrace_plugins.tool_loop"}
 _GROUPS = ("app_folders", "conversation_formats", "engines", "extensions", "places", "wires")
 
 
@@ -207,9 +210,10 @@ def _read_at_the_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _import() -> None:
-    inside = [walk_packages(import_module(name).__path__, f"{name}.") for name in _PACKAGES]
-    for name in (*_MODULES, *(module.name for module in chain(*inside))):
+    for name in _MODULES:
         import_module(name)
+    for package in _PACKAGES:
+        _import_package(package)
     for group in _GROUPS:
         for point in entry_points(group=f"tailrace.{group}"):
             with contextlib.suppress(Exception, SystemExit):  # faulty plugins, which a test installs first
@@ -217,12 +221,33 @@ def _import() -> None:
     assert import_module("tailrace.http.wires").ServedWires().all  # which are then known to be sound
 
 
+def _import_package(package: str) -> None:
+    for module in walk_packages(import_module(package).__path__, f"{package}."):
+        import_module(module.name)
+
+
+def _import_for(message: bytes, imported: set[str]) -> None:
+    wanted = {package for word, package in _SOMETIMES.items() if word in message} - imported
+    for package in wanted:
+        _import_package(package)
+    if wanted:
+        imported |= wanted
+        _freeze()
+
+
+def _freeze() -> None:
+    assert threading.active_count() == 1, "a fork would have no other thread"
+    gc.freeze()  # so that forks do not copy pages to look for garbage
+
+
 def _next_fork(control: socket.socket) -> None:
     """Return in each fork, which then has its command in `sys.argv`. The process itself ends with `control`."""
+    imported: set[str] = set()
     while True:
         message, descriptors, *_ = socket.recv_fds(control, _MOST_BYTES, 3)
         if not message:
             os._exit(0)
+        _import_for(message, imported)
         reading, writing = os.pipe()
         if (parent := os.fork()) == 0:
             if pid := os.fork():
@@ -252,8 +277,7 @@ def _main() -> Any:  # what the command returns
     from tailrace.__main__ import main
 
     _import()
-    assert threading.active_count() == 1, "a fork would have no other thread"
-    gc.freeze()  # so that forks do not copy pages to look for garbage
+    _freeze()
     _next_fork(socket.socket(fileno=int(sys.argv[1])))
     return main()
 
