@@ -153,6 +153,7 @@ def test_its_memory_is_kept_in_the_journal_and_with_its_limit(parrot: Path, tmp_
             assert server.http.post("/v1/durable/a", content=phrase, headers=text).status_code == 404  # notes are apart
 
 
+@pytest.mark.deep
 def test_its_memory_of_an_owner_is_forgotten(parrot: Path, tmp_path: Path) -> None:
     flags = ("--data-dir", str(tmp_path / "data"), "--database", f"sqlite:///{tmp_path / 'records.sqlite'}")
     keys = [

@@ -52,6 +52,7 @@ def _text(server: Server, stream_id: str) -> str:
     return "".join(parts)
 
 
+@pytest.mark.deep
 def test_a_backup_under_load_is_restored_under_load(tmp_path: Path) -> None:
     """Streams that had ended are there, running ones go on with the same tokens, and a key still works."""
     original, restored = tmp_path / "data", tmp_path / "restored"

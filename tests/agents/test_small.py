@@ -90,8 +90,10 @@ def test_an_agent_works_to_the_end(agent: Agent) -> None:
     assert (agent.folder / "hello.txt").read_text() == "written by a call"
 
 
-def test_forty_turns(agent: Agent) -> None:
-    assert agent.work("Begin: forty steps.") == DONE
+@one_wire
+def test_forty_turns(wire: type[Wire], server: Server, work: Path) -> None:
+    with at_work(wire, server, work) as agent:
+        assert agent.work("Begin: forty steps.") == DONE
     assert [json.loads(call.arguments)["path"] for call in agent.ran] == [f"step-{n}.txt" for n in range(1, 41)]
     assert len({call.call_id for call in agent.ran}) == NUM_STEPS
 
@@ -128,6 +130,7 @@ def short_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+@one_wire
 def test_an_agent_shortens_a_conversation_that_is_too_long(wire: type[Wire], short_server: Server, work: Path) -> None:
     with at_work(wire, short_server, work) as agent:
         assert agent.work("Begin: forty steps.") == DONE

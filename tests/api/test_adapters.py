@@ -149,6 +149,7 @@ def test_streams_go_on_with_their_adapter_after_both_deaths(serve: Serve, tmp_pa
     assert server.state(ids["gone"])["status"] == "interrupted"
 
 
+@pytest.mark.deep
 def test_a_stream_goes_on_with_its_adapter_on_another_server(tmp_path: Path) -> None:
     """It waits for one that has its adapter."""
     with own_redis(tmp_path / "redis") as (url, _):
@@ -190,8 +191,10 @@ def test_each_model_may_have_its_own(serve: Serve, tmp_path: Path) -> None:
     ("arguments", "reason"),
     [
         (["--adapter", "poet=/nowhere"], "The adapter /nowhere cannot be used: there is no such file or directory."),
-        (flags("scripted"), "The adapter scripted has the name of another model or adapter."),
-        (flags("default"), "An adapter cannot have the name default"),
+        pytest.param(
+            flags("scripted"), "The adapter scripted has the name of another model or adapter.", marks=pytest.mark.deep
+        ),
+        pytest.param(flags("default"), "An adapter cannot have the name default", marks=pytest.mark.deep),
         ([*flags("poet"), "--model", "b=scripted"], "The adapter poet has the name of another model or adapter."),
         ([*flags("poet"), "--set", "scripted.engine=llamacpp"], "llamacpp cannot run"),
     ],

@@ -295,6 +295,7 @@ async def test_a_model_without_eyes_gets_placeholders(house: House, monkeypatch:
     assert await _chat(client, its_id, {"role": "user", "content": "Well?"}) == _answer(prompt).text
 
 
+@pytest.mark.deep
 async def test_of_many_images_the_model_sees_the_newest_again(house: House) -> None:
     client = house.client(house.key())
     content = [[{"type": "input_image", "image_url": data_url(picture(seed))}] for seed in range(18)]

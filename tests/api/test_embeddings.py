@@ -59,6 +59,7 @@ def _vectors(server: Server, given: Any, **more: Any) -> npt.NDArray[np.float64]
     return np.array([one["embedding"] for one in data])
 
 
+@pytest.mark.deep
 @needs("torch", "transformers")
 def test_they_are_those_of_transformers(server: Server) -> None:
     import torch
@@ -83,10 +84,10 @@ def test_texts_of_one_meaning_are_near(server: Server) -> None:
 def test_what_runs_beside_a_text_changes_nothing(server: Server) -> None:
     alone = np.concatenate([_vectors(server, text) for text in TEXTS])
     with ThreadPoolExecutor(16) as pool:
-        many = list(pool.map(lambda index: _vectors(server, TEXTS[index % len(TEXTS)])[0], range(96)))
+        many = list(pool.map(lambda index: _vectors(server, TEXTS[index % len(TEXTS)])[0], range(24)))
     for index, vector in enumerate(many):
         np.testing.assert_allclose(vector, alone[index % len(TEXTS)], atol=1e-5)
-    np.testing.assert_allclose(_vectors(server, TEXTS * 50), np.tile(alone, (50, 1)), atol=1e-5)
+    np.testing.assert_allclose(_vectors(server, TEXTS * 10), np.tile(alone, (10, 1)), atol=1e-5)
 
 
 def test_base64_and_numbers_are_the_same(server: Server) -> None:
@@ -200,6 +201,7 @@ def test_models_say_what_they_can_do(server: Server) -> None:
     assert "embedding" not in models["chat"]["capabilities"]
 
 
+@pytest.mark.deep
 def test_a_request_survives_its_engine(server: Server) -> None:
     texts = [f"{text} {number}" for number in range(40) for text in TEXTS]
     undisturbed = _vectors(server, texts)
@@ -232,6 +234,7 @@ def _running(server: Server) -> float:
     return float(found[1])
 
 
+@pytest.mark.deep
 def test_a_full_queue_and_a_server_that_stops() -> None:
     with (
         contextlib.closing(Server("minilm", "--max-concurrent-requests", "1")) as server,

@@ -86,7 +86,12 @@ _LARGE: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", _LARGE)
+_ALIKE = ("ollama", "tgi", "llama-server", "conversations")  # the limit is of all routes that may have images
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.deep if name in _ALIKE else ()) for name in _LARGE]
+)
 def test_a_photo_fits_where_a_model_reads_it(name: str, server: Server) -> None:
     path, body = _LARGE[name]
     found = server.http.post(path, json=body)
@@ -94,6 +99,7 @@ def test_a_photo_fits_where_a_model_reads_it(name: str, server: Server) -> None:
     assert int(found.request.headers["content-length"]) > 3 * _LIMIT
 
 
+@pytest.mark.deep
 def test_a_photo_fits_on_the_socket_of_responses(server: Server) -> None:
     path, body = _LARGE["responses"]
     with open_socket(server, path) as socket:

@@ -283,7 +283,7 @@ def test_a_model_without_eyes_refuses_an_image(serve: Callable[..., Server], tmp
             assert "reads no image" in found.text
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+@pytest.mark.parametrize("kind", ["PNG", pytest.param("JPEG", marks=pytest.mark.deep)])
 def test_an_upstream_server_gets_images_as_they_came(kind: str, server: Server, serve: Callable[..., Server]) -> None:
     sent = picture(3, kind=kind)
     front = serve(f"openai:{server.url}/v1").wait_ready()

@@ -350,6 +350,7 @@ def test_sixty_four_streams_at_once_are_exact(server: Server) -> None:
         assert all(pool.map(one, range(64)))
 
 
+@pytest.mark.deep
 def test_a_reader_that_does_not_read_affects_no_other(server: Server) -> None:
     """The stream is larger than the kernel's buffers. The reader gets all of it in the end."""
     count = 40_000

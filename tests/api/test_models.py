@@ -195,6 +195,7 @@ def test_metrics_say_which_model(three: Server) -> None:
     assert re.search(r'tgi_request_duration_count{model="tiny"} [1-9]', text)
 
 
+@pytest.mark.deep
 def test_a_dying_worker_ends_no_streams_of_other_models(serve: Serve) -> None:
     server = serve("scripted:tokens_per_s=100", "--model", "other=scripted:tokens_per_s=100", "--load", "all")
     ids = [
@@ -421,8 +422,12 @@ def test_a_setting_of_no_model_is_refused_with_the_models_there_are() -> None:
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("b.adapter=/nowhere", "The adapter /nowhere cannot be used: there is no such file or directory."),
-        ("b.adapter_scale=2", "--adapter-scale needs --adapter"),
+        pytest.param(
+            "b.adapter=/nowhere",
+            "The adapter /nowhere cannot be used: there is no such file or directory.",
+            marks=pytest.mark.deep,
+        ),
+        pytest.param("b.adapter_scale=2", "--adapter-scale needs --adapter", marks=pytest.mark.deep),
         ("b.context_tokens=65537", "--context-tokens must be at most 65536"),
     ],
 )

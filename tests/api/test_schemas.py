@@ -266,6 +266,7 @@ def test_an_error_names_the_field_the_tool_and_the_path(server: Server) -> None:
         assert "kanarienvogel" not in answer.text
 
 
+@pytest.mark.deep
 def test_a_hostile_schema_is_refused_or_checked_within_limits(server: Server) -> None:
     link = [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]
     loop = {"anyOf": link, "$defs": {"a": {"anyOf": link}, "b": {"allOf": [{"anyOf": link}, {"anyOf": link}]}}}

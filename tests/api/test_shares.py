@@ -273,6 +273,7 @@ def test_a_link_made_without_a_key_ends_when_there_are_keys(tmp_path: Path, serv
     until(lambda: refused(server, token) == (404, "unknown_share"))
 
 
+@pytest.mark.deep
 def test_so_many_readers_and_openings_at_once(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=50")
     stream_id = server.create({"prompt": "Hi", "max_tokens": 60_000})

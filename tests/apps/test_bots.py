@@ -61,6 +61,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tiny
 
 
+@pytest.mark.deep
 def test_textbot(checkpoint: Path) -> None:
     with running("textbot", checkpoint) as server:
         chunks = ask(server)

@@ -272,6 +272,7 @@ async def too_long():
 """
 
 
+@pytest.mark.deep
 def test_the_access_log_says_how_a_stream_ended(tmp_path: Path) -> None:
     write(tmp_path, "ends.py", _ENDS)
     with contextlib.closing(Forgiving("ends:app", "--access-log", "--journal", "memory", directory=tmp_path)) as server:

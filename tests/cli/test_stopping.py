@@ -194,6 +194,7 @@ def test_while_doctor_measures(module: str, start: Callable[..., _Command]) -> N
     _check(command)
 
 
+@pytest.mark.deep
 def test_while_bench_measures(start: Callable[..., _Command]) -> None:
     command = start("bench scripted:tokens_per_s=2 --streams 1 --server-streams 0")
     command.wait_child("tailrace_outer.measure.bench.inprocess")
@@ -214,6 +215,7 @@ def test_bench_leaves_no_server_after_a_signal(number: int, start: Callable[...,
     assert command.interrupt(number) == 130
 
 
+@pytest.mark.deep
 def test_while_certify_kills_workers(start: Callable[..., _Command]) -> None:
     command = start("certify scripted:tokens_per_s=2 --runs 100")
     command.wait_child("tailrace.engines.worker")

@@ -216,6 +216,7 @@ def test_a_disconnect_stops_the_engine(paced: Server) -> None:
     assert paced.wait_state(stream_id, "cancelled")["usage"]["completion_tokens"] < 1_000
 
 
+@pytest.mark.deep
 def test_heartbeats_are_ignored(serve: Callable[..., Server]) -> None:
     server = serve("scripted:text=-1,tokens_per_s=100", "--heartbeat-s", "0.002")
     with (

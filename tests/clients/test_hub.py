@@ -139,7 +139,7 @@ def test_text_before_a_failure_is_shown(client: InferenceClient) -> None:
         next(pieces)
 
 
-@pytest.mark.parametrize("way", ["whole details", "stream"])
+@pytest.mark.parametrize("way", [pytest.param("whole details", marks=pytest.mark.deep), "stream"])
 def test_the_death_of_the_worker_is_a_generation_error(way: str, serve: Callable[..., Server]) -> None:
     with InferenceClient(serve("scripted").url) as client, pytest.raises(GenerationError):
         ask(client, way, "<|crash|>", max_new_tokens=10)
@@ -186,6 +186,7 @@ def test_a_stream_of_chat(client: InferenceClient) -> None:
     assert chunks[0].choices[0].delta.role == "assistant"
 
 
+@pytest.mark.deep
 def test_the_error_in_a_stream_of_chat_is_raised(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=50")
     with InferenceClient(server.url) as client:

@@ -114,6 +114,7 @@ def test_markers_in_a_text_stay_text(model: Server) -> None:
     assert marked > plain + 1
 
 
+@pytest.mark.deep
 def test_a_model_without_the_tokens_says_so(model: Server, of_openai: openai.OpenAI, of_ollama: ollama.Client) -> None:
     refused = infill(model, model="smollm2")
     assert (refused.status_code, refused.json()["error"]["type"]) == (501, "not_supported_error")

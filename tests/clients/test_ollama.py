@@ -203,6 +203,7 @@ def test_overload(serve: Callable[..., Server]) -> None:
     assert full.value.status_code == 503
 
 
+@pytest.mark.deep
 def test_heartbeats_are_ignored(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=10", "--heartbeat-s", "0.01")
     options = {"num_predict": 6, "seed": SEED}

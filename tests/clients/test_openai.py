@@ -207,6 +207,7 @@ def test_the_error_in_a_stream_is_raised(client: OpenAI) -> None:
         client.completions.create(model="scripted", prompt="<|fail|>", max_tokens=20)
 
 
+@pytest.mark.deep
 def test_a_request_that_kills_the_engine_is_raised(serve: Callable[..., Server]) -> None:
     with _client(serve("scripted")) as client:
         stream = client.completions.create(model="scripted", prompt="<|crash|>", max_tokens=20, stream=True)
@@ -217,6 +218,7 @@ def test_a_request_that_kills_the_engine_is_raised(serve: Callable[..., Server])
     assert lost.value.code == "poison_request"
 
 
+@pytest.mark.deep
 def test_heartbeats_are_ignored(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=20", "--heartbeat-s", "0.01")
     with (

@@ -62,6 +62,7 @@ def test_the_engine_is_killed(demo: Demo) -> None:
     assert demo.model()["pid"] not in (None, before)
 
 
+@pytest.mark.deep
 def test_the_server_is_killed() -> None:
     """The new server continues the stream. The plain stream is lost."""
     demo = Demo("--offline").wait_ready()

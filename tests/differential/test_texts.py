@@ -75,6 +75,13 @@ def check(driver: Driver, url: str) -> None:
     )
 
 
+def _one_of_each_wire() -> list[Driver]:
+    """Return the clients for `make test`. A wire has one way to write a heartbeat; test_between_many_heartbeats has all
+    clients."""
+    beating = [driver for driver in DRIVERS.values() if driver.streams and driver.wire != "plain" and not driver.deep]
+    return list({driver.wire: driver for driver in beating}.values())
+
+
 BEATING = params(driver for driver in DRIVERS.values() if driver.streams and driver.wire != "plain")
 RESUMING = params(driver for driver in DRIVERS.values() if driver.resumes)
 
@@ -103,7 +110,7 @@ def test_unchanged(driver: Driver, reciting: Server) -> None:
     check(driver, reciting.url)
 
 
-@pytest.mark.parametrize("driver", BEATING)
+@pytest.mark.parametrize("driver", params(_one_of_each_wire()))
 def test_between_heartbeats(driver: Driver, hasty: Server) -> None:
     check(driver, hasty.url)
 

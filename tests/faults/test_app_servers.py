@@ -137,6 +137,7 @@ def test_a_rolling_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             _check(followers, end="done")
 
 
+@pytest.mark.deep
 def test_stopped_in_the_middle(tmp_path: Path) -> None:
     """The server itself ends what does not end while it drains."""
     with _team(tmp_path) as (servers, _):

@@ -87,7 +87,7 @@ def _begin(house: _House, text: str) -> tuple[str, str]:
         return str(its_id), str(answer.headers["x-stream-id"])
 
 
-@pytest.mark.parametrize("kind", ["killed", "told"])
+@pytest.mark.parametrize("kind", ["killed", pytest.param("told", marks=pytest.mark.deep)])
 def test_the_next_server_finishes_an_answer(tmp_path: Path, kind: str) -> None:
     with _house(tmp_path) as house:
         its_id, stream_id = _begin(house, "Hi")

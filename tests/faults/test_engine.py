@@ -182,7 +182,7 @@ def test_an_engine_that_exits_is_replaced(customised: Callable[[bytes], House]) 
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\xff" * 64, b"\x03\0\0\0abc"],
+    [b"\xff" * 64, pytest.param(b"\x03\0\0\0abc", marks=pytest.mark.deep)],
     ids=["length", "no-message"],
 )
 def test_an_engine_that_sends_garbage_is_replaced(customised: Callable[[bytes], House], garbage: bytes) -> None:
@@ -354,6 +354,7 @@ def hunted(house: House) -> Iterator[None]:
         hunter.join()
 
 
+@pytest.mark.deep
 def test_streams_wait_for_an_engine_for_a_limited_time(tmp_path: Path) -> None:
     with House(tmp_path, PACED, "--recover-s", "2") as house:
         stream = house.begin(Answer("Gone.", 400, seed=1)).seen(9)

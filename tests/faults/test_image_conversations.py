@@ -105,7 +105,9 @@ def _house(directory: Path) -> Iterator[_House]:
         house.server.close()
 
 
-@pytest.mark.parametrize("what", ["engine", "server", "both"])
+@pytest.mark.parametrize(
+    "what", [pytest.param("engine", marks=pytest.mark.deep), "server", pytest.param("both", marks=pytest.mark.deep)]
+)
 def test_an_answer_about_an_image_is_finished(tmp_path: Path, what: str) -> None:
     with _house(tmp_path) as house:
         talks = [_Talk(house.server, seed) for seed in (1, 2)]
@@ -123,6 +125,7 @@ def test_an_answer_about_an_image_is_finished(tmp_path: Path, what: str) -> None
                 assert records.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
 
 
+@pytest.mark.deep
 def test_a_server_that_dies_at_once_loses_no_image(tmp_path: Path) -> None:
     """The image is in the database before the stream begins, and the next server writes the turn."""
     with _house(tmp_path) as house:
@@ -131,6 +134,7 @@ def test_a_server_that_dies_at_once_loses_no_image(tmp_path: Path) -> None:
         talk.check(house.server)
 
 
+@pytest.mark.deep
 def test_another_server_finishes_an_answer_about_an_image(tmp_path: Path) -> None:
     with (
         own_database("postgresql", tmp_path) as url,

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from pathlib import Path
 
+import pytest
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import Server
 from tests.faults.house import Follower, House, Servers, Stream
@@ -78,6 +79,7 @@ def test_an_image_that_kills_engines_ends_no_stream_and_is_refused(tmp_path: Pat
         stream.wait()
 
 
+@pytest.mark.deep
 def test_a_stream_about_an_image_survives_its_machine(tmp_path: Path) -> None:
     with team(tmp_path) as (servers, redis):
         first, _ = servers.servers

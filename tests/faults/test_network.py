@@ -99,7 +99,7 @@ def test_cut_after_any_byte(server: Server, end: str, step: int) -> None:
         assert num_readings < chaos.num_connections, "nothing was cut"
 
 
-@pytest.mark.parametrize("end", ["fin", "reset", "half"])
+@pytest.mark.parametrize("end", ["fin", *(pytest.param(end, marks=pytest.mark.deep) for end in ("reset", "half"))])
 def test_cut_again_and_again_while_it_runs(house: House, end: str) -> None:
     """At lengths of which none fits an event. What a broken network costs is connections."""
     stream = house.begin(Answer("Again.", 300, seed=2))

@@ -111,6 +111,7 @@ async def test_a_stream_with_progress_is_taken_over_any_number_of_times(tmp_path
     journal.close()
 
 
+@pytest.mark.deep
 def test_ended_streams_stay_ended(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         done = house.begin(Answer("Done.", 9, seed=1))
@@ -373,6 +374,7 @@ def _num_unused(path: Path) -> int:
         return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
 
 
+@pytest.mark.deep
 def test_space_on_disk_is_freed(tmp_path: Path) -> None:
     with House(tmp_path, PACED, "--retention-s", "1") as house:
         for number in range(40):

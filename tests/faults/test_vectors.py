@@ -76,7 +76,7 @@ async def test_a_hundred_requests_survive_two_engines(server: Server) -> None:
     until(lambda: _count(server, "tailrace_requests_running") == 0)
 
 
-@pytest.mark.parametrize("control", ["<|crash|>", "<|stall|>"])
+@pytest.mark.parametrize("control", ["<|crash|>", pytest.param("<|stall|>", marks=pytest.mark.deep)])
 async def test_a_text_that_kills_engines_is_refused(control: str) -> None:
     """It is found by one more engine, among the texts of others, which all are answered. Then it is refused, also
     beside another text."""

@@ -23,6 +23,7 @@ async def _findings(**options: float) -> list[Finding]:
     return findings
 
 
+@pytest.mark.deep
 async def test_an_exact_engine_replays_every_id_but_continuing_is_another_request() -> None:
     """The scripted engine's tokens depend on the whole prompt, so a longer prompt has another answer."""
     findings = await _findings()
@@ -36,6 +37,7 @@ async def test_an_inexact_engine_is_detected() -> None:
     assert sum(finding.differences for finding in findings) > sum(finding.runs for finding in findings) // 2
 
 
+@pytest.mark.deep
 async def test_an_engine_with_one_sequence_at_a_time_has_no_batches() -> None:
     prompts = PromptMaker(find_source("scripted", NoProgress()).card)
     spec = EngineSpec(engine="scripted", context_tokens=65_536, max_sequences=1)

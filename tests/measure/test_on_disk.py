@@ -85,6 +85,7 @@ def test_nothing_is_deleted_without_confirmation(home: Path) -> None:
     assert set(_names()) == {"smollm2", "hf:org/name"}
 
 
+@pytest.mark.deep
 def test_available_models_say_whether_they_fit(home: Path) -> None:
     rows = {row["name"]: row for row in json.loads(_run("ls", "--available", "--json").stdout)}
     assert rows["smollm2"]["is_here"]

@@ -62,6 +62,7 @@ def test_control_and_user_tokens_are_not_split(write_gguf: WriteGguf) -> None:
     assert made.decode(encoded.ids, skip_special_tokens=True) == "hello<tool>"
 
 
+@pytest.mark.deep
 @SAME_FILE
 @given(text=st.text(max_size=40))
 @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "default", "llama-bpe", "llama3", "qwen2"])

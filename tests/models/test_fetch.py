@@ -195,6 +195,7 @@ def test_two_at_once_download_once(index: Any, home: Path, parcel: Any) -> None:
     assert names(home) == ["models/.tiny.lock", "models/tiny.gguf"]
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(sys.platform == "win32", reason="no lock there")
 def test_a_waiting_process_continues_when_the_first_is_killed(index: Any, parcel: Any) -> None:
     with child(parcel.entry) as first:
@@ -209,6 +210,7 @@ def test_a_waiting_process_continues_when_the_first_is_killed(index: Any, parcel
     assert Path(path.strip()).read_bytes() == parcel.content
 
 
+@pytest.mark.deep
 def test_pip_is_found_without_installation(find_links: Path, parcel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from tests.api.process import TAILRACE
 from tests.models.fake_hub import Hub
 from tests.waiting import LONG_S
@@ -95,6 +96,7 @@ def test_a_mirror_that_sends_the_whole_file_again(hub: Hub) -> None:
     assert sum(int(str(call[1])) for call in fetched if call[0] == "advance") == len(whole)
 
 
+@pytest.mark.deep
 def test_several_processes_fetch_a_file_once(hub: Hub, tmp_path: Path) -> None:
     whole = os.urandom(200_000_000)
     hub.repos["org/one"] = {"q4.gguf": whole}
@@ -143,6 +145,7 @@ def test_a_model_that_does_not_fit_the_disk_is_not_begun(hub: Hub) -> None:
     assert hub.downloads == []
 
 
+@pytest.mark.deep
 def test_what_is_on_the_disk_already_needs_no_space(hub: Hub, tmp_path: Path) -> None:
     """A download that was interrupted goes on, although the disk has no room for the whole file any more."""
     num_bytes = shutil.disk_usage(tmp_path).free + 10**9
@@ -161,6 +164,7 @@ def test_what_is_on_the_disk_already_needs_no_space(hub: Hub, tmp_path: Path) ->
     assert hub.ask("hf:org/tight")[0][0] == "path"
 
 
+@pytest.mark.deep
 def test_a_type_of_weights_names_a_file(hub: Hub) -> None:
     names = ["m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf", "m-Q8_0.gguf", "Q6/n.Q6_K-00001-of-00001.gguf", "a/m-Q8_0.gguf"]
     hub.repos["org/many"] = {name: name.encode() for name in names}

@@ -178,7 +178,9 @@ def test_a_loop_that_ends_stops_the_model(model: Any, tokenizer: Any, caplog: py
             thread.join()
 
 
-@pytest.mark.parametrize("num_tokens", [3, 12, 30])
+@pytest.mark.parametrize(
+    "num_tokens", [pytest.param(3, marks=pytest.mark.deep), 12, pytest.param(30, marks=pytest.mark.deep)]
+)
 async def test_a_row_of_a_batch_has_the_same_text_as_alone(model: Any, tokenizer: Any, num_tokens: int) -> None:
     inputs = tokenizer(PROMPTS[1], return_tensors="pt")
     eos = model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)[0, -1]

@@ -211,6 +211,7 @@ async def test_rows_that_end_with_the_cancellation_are_counted(tmp_path: Path) -
         assert len(await _results_of(batches)) == 10
 
 
+@pytest.mark.deep
 async def test_a_damaged_file_leaves_what_was_done(tmp_path: Path) -> None:
     table = Rows()
     async with serving_with_keys(tmp_path) as house, _opened(house, table) as batches:

@@ -83,6 +83,7 @@ def test_every_server_shows_and_stops_a_batch(tmp_path: Path) -> None:
         assert not first.files.list().data
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_a_server_that_does_not_run_for_a_while_leaves_its_batch(tmp_path: Path) -> None:
     """The other server takes the batch. The first one comes back with results of its own, which are refused."""
@@ -104,6 +105,7 @@ def _freeze_until_taken(first: Server, second: Server) -> None:
     first.send_signal(signal.SIGCONT)
 
 
+@pytest.mark.deep
 def test_a_server_with_other_models_leaves_a_batch(tmp_path: Path) -> None:
     with team(tmp_path, size=1, flags=("--batch-rows-at-once", "4")) as (servers, _):
         (first,) = servers.servers

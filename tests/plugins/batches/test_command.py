@@ -9,6 +9,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
 from tests.api.forks import run_text
 from tests.api.process import TAILRACE, Server, environment
 from tests.plugins.batches.chat_rows import chat_file, chat_row, client_of, expected
@@ -110,6 +111,7 @@ def test_it_waits_for_a_server_that_was_killed_and_goes_on_after_ctrl_c(tmp_path
         assert len(client_of(again).batches.list().data) == 1
 
 
+@pytest.mark.deep
 def test_the_bar_at_a_terminal(tmp_path: Path) -> None:
     """Ctrl-C leaves the terminal as it was. The death of a server is told above the bar, which goes on."""
     rows, num_rows = tmp_path / "rows.jsonl", 80

@@ -80,6 +80,7 @@ def test_an_owner_has_a_limit_of_open_batches_and_those_that_wait_can_be_cancell
     assert {wait_ended(client, batch).status for batch in batches} == {"cancelled"}
 
 
+@pytest.mark.deep
 def test_rows_of_embeddings_go_on_after_the_loss_of_the_engine() -> None:
     """The engine dies while it reads."""
     with contextlib.closing(Server("scripted:embeds=4,prefill_tokens_per_s=2000")) as server:

@@ -101,6 +101,7 @@ def test_an_answer_is_stopped_by_the_id_of_its_chat(tmp_path: Path) -> None:
         assert house.server.http.delete(FOLLOW[path]).status_code == 404
 
 
+@pytest.mark.deep
 def test_an_agent_comes_back_with_the_code_on_the_page(tmp_path: Path) -> None:
     """AG-UI's `HttpAgent` gives up when its connection breaks off, and its `connectAgent` does nothing."""
     (code,) = re.findall(

@@ -28,7 +28,12 @@ def _nobody_else_finds_it(server: Server) -> None:
         assert server.http.get(path).status_code == 204
 
 
-@pytest.mark.parametrize("path", sorted(BODIES))
+each = pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=pytest.mark.deep if path == "/v1/ag-ui" else ()) for path in sorted(BODIES)]
+)
+
+
+@each
 def test_any_server_finds_the_answer_of_a_chat(path: str, tmp_path: Path) -> None:
     answer = Answer(chat_ids(QUESTION), COUNT, SEED)
     with team(tmp_path) as (servers, _):
@@ -40,7 +45,7 @@ def test_any_server_finds_the_answer_of_a_chat(path: str, tmp_path: Path) -> Non
         assert other.http.delete(FOLLOW[path]).status_code == 404
 
 
-@pytest.mark.parametrize("path", sorted(BODIES))
+@each
 def test_another_server_goes_on_after_the_death_of_the_first(path: str, tmp_path: Path) -> None:
     answer = Answer(chat_ids(QUESTION), COUNT, SEED)
     with team(tmp_path) as (servers, _):
@@ -63,7 +68,7 @@ def _comes_back(server: Server, answer: Answer, last: str) -> None:
     assert server.http.get("/v1/ag-ui?runId=run-2").status_code == 404
 
 
-@pytest.mark.parametrize("path", sorted(BODIES))
+@each
 def test_any_server_stops_the_answer_of_a_chat(path: str, tmp_path: Path) -> None:
     with team(tmp_path) as (servers, _):
         one, other = servers.servers

@@ -169,6 +169,7 @@ def _answer(engine: Engine, prompt_ids: tuple[int, ...], max_tokens: int, **samp
     return ids
 
 
+@pytest.mark.deep
 def test_it_says_how_much_of_a_prompt_was_cached(engine: Shared) -> None:
     prompt = _new_prompt(80)
     cached: list[int | None] = []
@@ -213,6 +214,7 @@ def test_lost_ids_are_found_by_their_number() -> None:
         assert pieces.recover(shown, len(ids), ids[-1]) == ids
 
 
+@pytest.mark.deep
 def test_lost_ids_without_text_show_the_same_text() -> None:
     pieces = TokenBytes(_BYTES)
     draw = random.Random(7)
@@ -295,6 +297,7 @@ def test_end_of_text_ends_it_unless_it_is_ignored(
     assert len(_answer(engine, prompt, 120)) == 120
 
 
+@pytest.mark.deep
 def test_an_end_token_that_the_library_does_not_know(spec: EngineSpec, engine: Shared) -> None:
     third = _answer(engine, (5, 6, 7), 8)[2]
     other = load_engine(msgspec.structs.replace(spec, max_sequences=1, eos_token_ids=(third,)))
@@ -388,6 +391,7 @@ def test_a_device_is_chosen_by_its_name() -> None:
         placed("cuda:2")
 
 
+@pytest.mark.deep
 def test_the_engine_runs_on_the_device_that_is_asked_for(spec: EngineSpec, engine: Shared) -> None:
     # Few tokens in a step, and many sequences: llama.cpp would end the process.
     on_cpu = load_engine(msgspec.structs.replace(spec, max_sequences=64, max_step_tokens=1, device="cpu"))

@@ -51,7 +51,7 @@ def with_draft(spec: EngineSpec) -> Callable[[str], EngineSpec]:
     return lambda name: msgspec.structs.replace(spec, draft=str(path / name), draft_tokens=4)
 
 
-@pytest.fixture(scope="module", params=[ITSELF, OTHER])
+@pytest.fixture(scope="module", params=[pytest.param(ITSELF, marks=pytest.mark.deep), OTHER])
 def engine(request: pytest.FixtureRequest, with_draft: Callable[[str], EngineSpec]) -> Iterator[Shared]:
     engine = load_engine(with_draft(request.param))
     yield Shared(engine)

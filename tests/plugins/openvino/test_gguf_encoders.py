@@ -53,7 +53,14 @@ def _vectors(path: Path, texts: list[str]) -> npt.NDArray[np.float32]:
     return np.array([found[number] for number in range(len(texts))])
 
 
-@pytest.mark.parametrize(("kind", "atol"), [("F32", 1e-6), ("F16", 1e-3), ("Q8_0", 2e-2)])
+@pytest.mark.parametrize(
+    ("kind", "atol"),
+    [
+        ("F32", 1e-6),
+        pytest.param("F16", 1e-3, marks=pytest.mark.deep),
+        pytest.param("Q8_0", 2e-2, marks=pytest.mark.deep),
+    ],
+)
 def test_a_real_model(minilm: Path, tmp_path: Path, kind: str, atol: float) -> None:
     path = write_bert(minilm, _tensors(minilm), tmp_path / "minilm.gguf", pooling=1, kind=kind)
     card = read_card(path, "")

@@ -226,6 +226,7 @@ def test_a_replay_gives_the_same_bits(engine_of: Engines, ask: Callable[..., Seq
     assert _answer(other, again) == _joined(deltas)
 
 
+@pytest.mark.deep
 def test_a_stream_about_an_image_survives_its_engine(engine_of: Engines, seeing_dir: Callable[[str], Path]) -> None:
     """Two choices with the same image go on with the same tokens, where the engine promises it."""
     path = seeing_dir("idefics3")

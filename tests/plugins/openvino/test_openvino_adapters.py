@@ -133,7 +133,7 @@ def test_rows_of_different_adapters_in_one_step(tmp_path: Path) -> None:
     _close(found[0], logits(model, _TINY_PROMPTS[0])[-1])
 
 
-@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize("bits", [4, *(pytest.param(bits, marks=pytest.mark.deep) for bits in (8, 16))])
 def test_a_row_without_an_adapter_has_the_bits_of_a_model_without_adapters(bits: Bits, tmp_path: Path) -> None:
     """Whether or not another row of its step has one. So a replay beside other rows repeats it."""
     make(TINY["llama"], tmp_path / "model")

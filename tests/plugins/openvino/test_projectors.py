@@ -26,7 +26,10 @@ _COUNT = 12
 _EXACTLY = ("--engine", "openvino", "--threads", "1", "--weights", "16", "--kv-precision", "f32")
 
 
-@pytest.mark.parametrize(("architecture", "is_old"), [("idefics3", False), ("gemma3", False), ("idefics3", True)])
+@pytest.mark.parametrize(
+    ("architecture", "is_old"),
+    [("idefics3", False), ("gemma3", False), pytest.param("idefics3", True, marks=pytest.mark.deep)],
+)
 def test_answers_equal_those_of_generate(
     architecture: str, is_old: bool, seeing_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:

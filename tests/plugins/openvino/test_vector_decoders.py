@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,22 @@ def _directory(path: Path, family: str, *, is_bare: bool = False) -> Any:  # Any
     return model
 
 
+def _each(families: Iterable[str]) -> pytest.MarkDecorator:
+    """Run a test with each family and each way of pooling. In `make test`, one family has all ways."""
+    first, *others = families
+    return pytest.mark.parametrize(
+        ("family", "mode"),
+        [
+            *((first, mode) for mode in MODES),
+            *(
+                pytest.param(family, mode, marks=pytest.mark.deep if number else ())
+                for family in others
+                for number, mode in enumerate(MODES)
+            ),
+        ],
+    )
+
+
 def pooled_gguf(path: Path, family: str, model: Any, **keys: int) -> Path:  # Any: transformers' model
     def add(writer: gguf.GGUFWriter) -> None:
         writer.add_pooling_type(gguf.PoolingType(keys["pooling"]))
@@ -72,8 +89,7 @@ def pooled_gguf(path: Path, family: str, model: Any, **keys: int) -> Path:  # An
     return write_gguf(TINY[family], model, path / "model.gguf", more=add)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", FAMILIES)
+@_each(FAMILIES)
 def test_directories(tmp_path: Path, family: str, mode: str) -> None:
     model = _directory(tmp_path, family)
     pooled_by(tmp_path, f"pooling_mode_{mode}")
@@ -101,8 +117,7 @@ def test_float32_is_kept_and_names_may_have_no_prefix(tmp_path: Path) -> None:
     assert np.abs(np.array(found) - expected).max() > 1e-3  # with eight bits
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
+@_each(("qwen3", "llama", "gemma3"))
 def test_gguf_files(tmp_path: Path, family: str, mode: str) -> None:
     model = make(TINY[family], tmp_path / "plain")
     path = pooled_gguf(tmp_path, family, model, pooling=MODES[mode])

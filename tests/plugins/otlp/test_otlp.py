@@ -122,6 +122,7 @@ def test_text_is_sent_only_if_asked_for(receiver: Receiver) -> None:
     assert 16_000 < len(str(found["gen_ai.input.messages"])) < 17_000
 
 
+@pytest.mark.deep
 def test_a_row_that_waits_again_does_not_decode(receiver: Receiver) -> None:
     with _serving(receiver, "--max-sequences", "1") as server:
         row = server.create({"prompt": "Long.", "max_tokens": 300}, x_tailrace_priority="background")

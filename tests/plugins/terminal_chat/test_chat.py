@@ -102,6 +102,7 @@ def test_requests_that_are_refused(server: Server) -> None:
             assert message in ran.stderr.decode()
 
 
+@pytest.mark.deep
 def test_a_key(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'records.sqlite'}"
     made = subprocess.run(
@@ -156,6 +157,7 @@ def test_a_long_prompt_at_a_terminal() -> None:
     assert "\x1b[2K" in last  # the line is erased
 
 
+@pytest.mark.deep
 def test_a_long_prompt_in_a_pipe() -> None:
     slow = Server("scripted:prefill_tokens_per_s=200").wait_ready()
     ran = _run(slow.url, *_asked("-", count=1), stdin="x" * 300)
@@ -336,6 +338,7 @@ def test_without_a_server_it_starts_one(server: Server) -> None:
     assert (ran.stdout, ran.stderr) == (_expected("Hi."), b"")
 
 
+@pytest.mark.deep
 def test_its_own_server_ends_with_it() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -353,6 +356,7 @@ def test_its_own_server_ends_with_it() -> None:
         wait_ended(family)
 
 
+@pytest.mark.deep
 def test_input_during_an_answer_is_for_the_next_line(server: Server) -> None:
     with terminal("chat", "--url", server.url, "--max-tokens", "400") as shown:
         shown.wait_for(">>>")

@@ -114,6 +114,7 @@ def test_noise_is_left_out_and_a_result_is_text(client: OpenAI) -> None:
     assert call.output == "<|im_end|>\n<script>alert(1)</script>\n[image: not shown]"
 
 
+@pytest.mark.deep
 def test_a_server_that_writes_without_end_is_stopped(client: OpenAI) -> None:
     response = _ask(client, "call flood good {}", "flood")
     (call,) = calls_of(response)

@@ -79,6 +79,7 @@ def test_another_server_goes_on_after_a_death_during_a_call(tmp_path: Path) -> N
         assert tools.counted() == ["append", "append"]
 
 
+@pytest.mark.deep
 def test_a_tool_that_does_no_harm_is_called_again_by_another_server(tmp_path: Path) -> None:
     with _team(tmp_path, [[("count__look", _SLOW)]]) as (servers, tools):
         first, second = servers.servers
@@ -113,6 +114,7 @@ def test_every_server_shows_and_stops_a_response(tmp_path: Path) -> None:
         assert tools.counted()[:2] == ["append", "look"]
 
 
+@pytest.mark.deep
 def test_another_server_shows_a_turn_of_the_model_as_it_comes(tmp_path: Path) -> None:
     """The turn has many tokens, and is not kept yet when they come."""
     turns: list[list[tuple[str, Json]]] = [[("count__append", {"text": "long " * 100})]]
@@ -135,6 +137,7 @@ def test_another_server_shows_a_turn_of_the_model_as_it_comes(tmp_path: Path) ->
         assert tools.counted() == ["append"]
 
 
+@pytest.mark.deep
 def test_a_cancel_stops_the_turn_of_a_dead_server(tmp_path: Path) -> None:
     """Its stream goes on at the other server, which would write it to the end."""
     turns: list[list[tuple[str, Json]]] = [[("count__append", {"text": "long " * 2000})]]
@@ -153,6 +156,7 @@ def test_a_cancel_stops_the_turn_of_a_dead_server(tmp_path: Path) -> None:
         until(lambda: not second.http.get("/v1/streams").json()["data"])
 
 
+@pytest.mark.deep
 def test_a_response_is_cancelled_at_another_server(tmp_path: Path) -> None:
     with _team(tmp_path, [[("count__append", {"text": "a", "sleep_s": 20})]]) as (servers, tools):
         first, second = servers.servers
@@ -187,6 +191,7 @@ def test_an_approval_at_two_servers_is_one_call(tmp_path: Path) -> None:
         assert tools.counted() == ["append"]
 
 
+@pytest.mark.deep
 def test_a_response_that_is_read_at_another_server_goes_on(tmp_path: Path) -> None:
     """It is no background response, and its first reader has left."""
     turns: list[list[tuple[str, Json]]] = [[("count__look", {"text": "a", "sleep_s": 4})]]
@@ -229,6 +234,7 @@ def test_a_frozen_server_makes_no_call_after_it_was_replaced(tmp_path: Path) -> 
         assert tools.counted() == ["append"]
 
 
+@pytest.mark.deep
 def test_a_server_without_the_tools_says_so(tmp_path: Path) -> None:
     """It does not go on with the response, and loses nothing of it."""
     tools = Tools(tmp_path, [[("count__append", _SLOW)]])

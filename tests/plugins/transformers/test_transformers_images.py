@@ -102,6 +102,7 @@ def test_sequences_of_a_model_whose_images_shift_positions_run_beside_each_other
     assert [row.token_ids for row in rows] == expected
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("changed", "width"),
     [
