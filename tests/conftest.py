@@ -48,9 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if reported := getattr(config, "workerinput", {}).get(BY_FILE):
         config.pluginmanager.register(FileRunner(Path(reported)))
     # No example has a time of its own: a busy machine, or measuring coverage, makes any of them slow. Tests have a
-    # limit. `make test` tries a quarter of the examples: all of them take as long as a third of the tests that wait for
+    # limit. `make test` tries a third of the examples: all of them take as long as a third of the tests that wait for
     # nothing. Each run tries others, except where CI is set: hypothesis takes the same ones there.
-    part = 4 if config.getoption("markexpr") == "not deep" else 1
+    part = 3 if config.getoption("markexpr") == "not deep" else 1
     settings.register_profile("tailrace", deadline=None, max_examples=EXAMPLES // part)
     settings.load_profile("tailrace")
 

@@ -298,6 +298,7 @@ def test_an_upstream_server_gets_images_as_they_came(kind: str, server: Server, 
     assert (plain.status_code, "only in chats" in plain.text) == (422, True)
 
 
+@pytest.mark.deep
 def test_a_response_about_an_image_is_continued_where_no_database_was(serve: Callable[..., Server]) -> None:
     with contextlib.closing(serve("scripted")) as server:
         first = server.post("/v1/responses", _WIRES["responses"][1]).json()

@@ -267,7 +267,7 @@ def test_a_killed_worker_is_replaced_and_all_answers_continue(serve: Callable[..
 
 @pytest.mark.parametrize(
     ("control", "flags"),
-    [("<|crash|>", ()), ("<|garbage|>", ()), ("<|stall|>", ("--stall-s", "1"))],
+    [("<|crash|>", ()), pytest.param("<|garbage|>", (), marks=pytest.mark.deep), ("<|stall|>", ("--stall-s", "1"))],
     ids=["crash", "raise", "stall"],
 )
 def test_an_engine_that_misbehaves_is_replaced(

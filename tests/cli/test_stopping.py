@@ -132,7 +132,7 @@ def test_while_a_model_is_fetched(verb: str, start: Callable[..., _Command], tmp
             _check(command)
 
 
-@pytest.mark.parametrize("verb", ["serve", "pull"])
+@pytest.mark.parametrize("verb", ["serve", pytest.param("pull", marks=pytest.mark.deep)])
 def test_while_the_hub_is_asked(verb: str, start: Callable[..., _Command], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(LONG_S)
@@ -222,7 +222,7 @@ def test_while_certify_kills_workers(start: Callable[..., _Command]) -> None:
     _check(command)
 
 
-@pytest.mark.parametrize("phase", ["importing", "constructing"])
+@pytest.mark.parametrize("phase", [pytest.param("importing", marks=pytest.mark.deep), "constructing"])
 def test_while_an_app_starts(phase: str, start: Callable[..., _Command], tmp_path: Path) -> None:
     write(tmp_path, "slow.py", _APP + ("\n    wait('importing')\n" if phase == "importing" else ""))
     command = start("run slow:app --port 0")

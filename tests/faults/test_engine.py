@@ -119,6 +119,7 @@ def test_killed_again_and_again(house: House, num_kills: int) -> None:
         stream.wait()
 
 
+@pytest.mark.deep
 def test_a_slow_reader_misses_nothing(house: House) -> None:
     """The engine dies while the reader has fewer events than the log."""
     answer = Answer("Slow.", 300, seed=5)
@@ -262,10 +263,14 @@ def _poison(house: House, control: str) -> Stream:
     return stream
 
 
-faults = pytest.mark.parametrize("control", ["<|crash|>", "<|garbage|>", "<|stall|>"], ids=["crash", "raise", "stall"])
-
-
-@faults
+@pytest.mark.parametrize(
+    "control",
+    [
+        pytest.param("<|crash|>", id="crash"),
+        pytest.param("<|garbage|>", id="raise", marks=pytest.mark.deep),
+        pytest.param("<|stall|>", id="stall"),
+    ],
+)
 def test_a_request_that_crashes_the_engine_is_ended(house: House, control: str) -> None:
     poison = _poison(house, control)
     assert as_json(sse_data(poison.end)[0])["error"]["code"] == "poison_request"

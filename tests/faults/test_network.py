@@ -78,7 +78,7 @@ def follow(port: int, stream_id: str, events: list[bytes] | None = None) -> list
 # It breaks in the middle
 
 
-@pytest.mark.parametrize("end", ["fin", "reset"])
+@pytest.mark.parametrize("end", ["fin", pytest.param("reset", marks=pytest.mark.deep)])
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
 def test_cut_after_any_byte(server: Server, end: str, step: int) -> None:
     """In the head, between two digits of a length, in an event, in its id: every reader comes back once, and has it

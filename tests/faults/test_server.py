@@ -354,6 +354,7 @@ async def test_streams_that_ended_together_stay_in_their_order_after_a_restart(t
         assert kept == names[-len(kept) :]
 
 
+@pytest.mark.deep
 def test_the_budget_of_finished_streams_holds_after_a_restart(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         streams = [house.begin(Answer(f"Room {seed}.", 50, seed)) for seed in range(6)]

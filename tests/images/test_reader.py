@@ -147,7 +147,6 @@ async def test_an_animation_with_large_frames_costs_one_frame() -> None:
     assert _pixels((await _read(_many_frames())).content)[0] == (4000, 4000)
 
 
-@pytest.mark.deep
 async def test_few_are_read_at_once_and_owners_take_turns() -> None:
     images, order = ImageReader(), list[str]()
 

@@ -27,6 +27,7 @@ def test_picks_a_file_and_keeps_its_name(hub: Hub) -> None:
     assert answers[2][2] == []  # the cache had it
 
 
+@pytest.mark.deep
 def test_all_parts_of_a_model_are_in_one_directory(hub: Hub) -> None:
     files = {f"Q4/m-0000{number}-of-00003.gguf": b"GGUF%d" % number for number in (1, 2, 3)}
     hub.repos["org/parts"] = {**files, "mmproj-m.gguf": b"", "README.md": b""}
@@ -145,6 +146,7 @@ def test_a_hub_that_does_not_answer(hub: Hub) -> None:
     assert "could not be reached" in message
 
 
+@pytest.mark.deep
 def test_for_a_cached_model_a_silent_hub_gets_one_request(hub: Hub) -> None:
     hub.repos["org/ov"] = {"openvino_model.xml": b"x", "openvino_model.bin": b"b", "tokenizer.json": b"{}"}
     online = hub.ask("hf:org/ov")[0][:2]

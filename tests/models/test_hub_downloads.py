@@ -180,6 +180,7 @@ def test_a_type_of_weights_names_a_file(hub: Hub) -> None:
         assert (kind, expected in message) == ("error", True), message
 
 
+@pytest.mark.deep
 def test_a_file_that_was_renamed_in_another_case_is_found(hub: Hub, refusing_port: int) -> None:
     hub.repos["org/one"] = {"gpt-MXFP4.gguf": b"GGUF"}
     for settings in ({}, {"HF_ENDPOINT": f"http://127.0.0.1:{refusing_port}"}):

@@ -136,7 +136,8 @@ _WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
-        *((kind, {}) for kind in ("Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "F16", "BF16", "IQ4_XS", "mixed")),
+        *((kind, {}) for kind in ("Q4_0", "Q6_K", "Q8_0", "F16", "mixed")),
+        *(pytest.param(kind, {}, marks=pytest.mark.deep) for kind in ("Q4_1", "Q4_K", "Q5_K", "BF16", "IQ4_XS")),
         pytest.param("Q4_1", {"hidden_size": 96, "intermediate_size": 2048}, id="sums in parts"),
         pytest.param("Q4_1", {"tie_word_embeddings": True}, id="tied"),
     ],

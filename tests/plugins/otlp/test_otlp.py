@@ -150,6 +150,7 @@ def test_refused_and_unsampled_requests(receiver: Receiver) -> None:
         assert not refused.parent_span_id
 
 
+@pytest.mark.deep
 def test_a_lost_engine_is_a_link_and_a_resume_is_a_span(receiver: Receiver) -> None:
     with _serving(receiver) as server:
         stream = server.create({"prompt": "Long.", "max_tokens": 3000}, traceparent=_TRACEPARENT)
