@@ -65,12 +65,16 @@ class FileRunner:
             return None
         session = item.session
         position = session.items.index(item)
+        hooks = item.config.hook
         tests = self._collect(item)
+        if not tests:  # the last test left open what is for this file's folder, and the next file may be in another one
+            hooks.pytest_runtest_setup(item=item)
+            hooks.pytest_runtest_teardown(item=item, nextitem=nextitem)
         for test, following in zip(tests, [*tests[1:], nextitem], strict=False):
             if session.shouldfail or session.shouldstop:
                 break
             session.items[position] = test  # xdist reports only the item that it has asked for
-            item.config.hook.pytest_runtest_protocol(item=test, nextitem=following)
+            hooks.pytest_runtest_protocol(item=test, nextitem=following)
         session.items[position] = item
         return True
 

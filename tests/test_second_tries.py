@@ -118,6 +118,18 @@ def test_files_that_cannot_be_imported_are_errors_and_the_others_run(tmp_path: P
     assert "1 passed, 1 skipped, 1 error" in done.stdout, done.stdout
 
 
+def test_files_without_tests_are_in_any_folder(tmp_path: Path) -> None:
+    for name, source in (
+        ("a/test_a.py", "def test_a(): pass"),
+        ("a/test_none.py", ""),
+        ("b/test_b.py", "def test_b(): pass"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(source)
+    done = _run(tmp_path, "def test_one(): pass")
+    assert "3 passed" in done.stdout, done.stdout
+
+
 @pytest.mark.deep
 def test_a_fixture_that_hangs_after_a_failure_ends_its_process(tmp_path: Path) -> None:
     done = _run(
