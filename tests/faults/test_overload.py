@@ -358,7 +358,7 @@ def test_a_prompt_of_megabytes_delays_no_other(content: str) -> None:
 
 @pytest.mark.parametrize("num_races", [200, pytest.param(1000, marks=pytest.mark.deep)])
 def test_a_cancellation_at_the_end_gives_one_end(tmp_path: Path, num_races: int) -> None:
-    with House(tmp_path, "scripted:tokens_per_s=2000") as house:
+    with House(tmp_path, "scripted:tokens_per_s=500") as house:
 
         def race(number: int) -> tuple[str, Answer, list[bytes]]:
             answer = Answer(f"Race {number}.", 12, seed=number)
@@ -367,7 +367,8 @@ def test_a_cancellation_at_the_end_gives_one_end(tmp_path: Path, num_races: int)
                 wire.send("POST", "/v1/streams", body, {"accept": "text/event-stream"})
                 assert wire.head() == 200
                 path = wire.headers["content-location"]
-                time.sleep(random.Random(number).uniform(0, 0.012))  # about as long as the answer takes
+                # The answer takes 24 ms, and the cancellation up to 15 ms on a busy machine.
+                time.sleep(random.Random(number).uniform(0, 0.032))
                 assert other.request("POST", f"{path}/cancel", {})[0] == 200
                 seen = whole_events(wire.body())
                 assert other.request("GET", f"{path}/events") == (200, b"".join(seen))
