@@ -50,7 +50,8 @@ def machines(
     file = ("--appendonly", "yes", "--bind", "127.0.0.1", HUB, "--protected-mode", "no")
     with cables(3) as some, entry(directory, some) as door, own_redis(directory / "redis", *file) as (url, redis):
         url = url.replace("127.0.0.1", HUB)
-        team_flags = flags or ("--drain-s", "0.2")
+        # A Redis that is killed is back within 5 s, the default, but not on every busy machine.
+        team_flags = flags or ("--drain-s", "0.2", "--journal-wait-s", "60")
         servers = Machines(directory, url, CabledServer, seed=seed, source=source, entry=door, flags=team_flags)
         try:
             starting = [servers.launch(cable=cable) for cable in some]

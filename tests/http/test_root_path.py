@@ -42,9 +42,8 @@ def test_the_paths_in_answers_begin_with_it(server: Server) -> None:
 
 async def test_the_cookie_is_for_it(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house:
-        settings = Settings(root_path="/llm")
-        house.app = house.build_app(settings)
-        async with house.client(house.key(), origin="http://localhost") as client:
+        key = house.key()
+        async with house.opened(Settings(root_path="/llm")), house.client(key, origin="http://localhost") as client:
             assert "; Path=/llm/; " in (await client.post("/v1/session")).headers["set-cookie"]
 
 
