@@ -24,7 +24,9 @@ _CHOICES = ("keyword", "lf", "failedfirst", "newfirst", "stepwise", "collectonly
 def hands_out_files(config: pytest.Config) -> bool:
     """Return whether the processes of this run are given files instead of tests."""
     chosen = any(config.getoption(choice, None) for choice in _CHOICES) or any("::" in given for given in config.args)
-    return config.getoption("dist") == "loadfile" and not chosen
+    # Files have no marks: another expression than these would choose none of them.
+    may_be_any = config.getoption("markexpr", "") in ("", "not deep")
+    return config.getoption("dist") == "loadfile" and may_be_any and not chosen
 
 
 def reported_path(directory: Path, file: str) -> Path:
