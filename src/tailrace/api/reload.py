@@ -12,7 +12,7 @@ from typing import Any
 
 from tailrace.assembly.served import Served
 from tailrace.assembly.service import Service, settings_of_model
-from tailrace.assembly.source import Source
+from tailrace.assembly.source import Source, check_owners
 from tailrace.errors import ModelError
 from tailrace.records.threads import DatabaseThreads
 from tailrace.server import Server
@@ -61,23 +61,15 @@ class Reread:
             self.requested.clear()
             try:
                 wanted, found = await self._thread.run(partial(self._read, self._given.names), within_s=None)
-                self._check_names(wanted, service)
+                check_owners(sorted(wanted.own), sorted({*wanted.names, service.models.first.model}))
                 used = self._use(wanted, await service.prepare(found, wanted.settings), server, service)
-            except ModelError as error:
-                logger.error("The settings were not read again, and nothing has changed: %s", error.message)
-            except ValueError as error:
+            except (ModelError, ValueError) as error:
                 logger.error("The settings were not read again, and nothing has changed: %s", error)
             except Exception:  # a defect must not end the server
                 logger.exception("The settings were not read again.")
             else:
                 words = "; ".join(f"{name}: {', '.join(names)}" for name, names in used.items() if names)
                 logger.warning("The settings were read again; %s.", words or "nothing has changed")
-
-    def _check_names(self, wanted: Given, service: Service) -> None:
-        """Raises: ValueError for settings of an unknown model."""
-        names = {*wanted.names, service.models.first.model}
-        if unknown := sorted(wanted.own.keys() - names):
-            raise ValueError(f"--set names {unknown[0]}, but the models are {', '.join(sorted(names))}.")
 
     def _use(self, wanted: Given, new: Sequence[Served], server: Server, service: Service) -> dict[str, list[str]]:
         """Use what may change. Returns the names of what is in use now, and of what is not."""

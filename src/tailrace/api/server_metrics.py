@@ -20,7 +20,7 @@ from tailrace.errors import TailraceError
 from tailrace.generation import Generator, Observer, Observers, Times
 from tailrace.generation.stalls import STALL_CAUSES, StallCause
 from tailrace.streams import LogStore, StreamLog
-from tailrace.types import Arrival, Record, TextDelta
+from tailrace.types import Arrival, Record
 
 __all__ = ["MAX_KEYS", "Metrics"]
 
@@ -258,13 +258,8 @@ class Metrics(Observer):
             self._of(self.decode_s, model).observe(times.ended_s - times.first_s)
         self._of(self.prompt_tokens, model).observe(end.usage.num_prompt_tokens)
         self._of(self.answer_tokens, model).observe(end.usage.num_completion_tokens)
-        left = record.num_choices
-        for event in reversed(log.events):
-            if not left:
-                break
-            if isinstance(event, TextDelta) and event.finish_reason is not None:
-                self._of(self.finished, model, event.finish_reason).inc()
-                left -= 1
+        for reason in log.finish_reasons():
+            self._of(self.finished, model, reason).inc()
 
     def on_stall(self, model: str, cause: StallCause, stalled_s: float, *, is_new: bool) -> None:
         self._of(self.stalls, model, cause).inc(is_new)

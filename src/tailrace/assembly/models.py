@@ -54,8 +54,8 @@ class Models:
         self._settings = settings
         self._group = group
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._leaving: dict[str, asyncio.Task[None]] = {}  # engines that end
-        self._departures: dict[str, asyncio.Task[None]] = {}  # of models that are given up
+        self._ending: dict[str, asyncio.Task[None]] = {}  # engines that end
+        self._leaving: dict[str, asyncio.Task[None]] = {}  # of models that are given up
         self._past: dict[str, Served] = {}  # models that have left, as long as their streams can be read
         self._timers: dict[str, asyncio.TimerHandle] = {}
         for one in served:
@@ -110,7 +110,7 @@ class Models:
             self.generators.append(served.generator)
             served.generator.store.write_errors.on_give_up.append(served.generator.fail_all)
         elif old.supervisor.spec == served.supervisor.spec:
-            self._departures.pop(served.model).cancel()
+            self._leaving.pop(served.model).cancel()
             old.use(old.settings.taking(served.settings))
         else:
             return False
@@ -121,14 +121,13 @@ class Models:
         """Take no more requests for a model, which is not the first one."""
         for one in served.names:
             del self.by_name[one.model]
-        self._departures[served.model] = self._start_task(self._leave(served))
+        self._leaving[served.model] = self._start_task(self._leave(served))
 
     def use(self, settings: Settings) -> None:
         """Use other settings from now on. Those of its models have been changed."""
         self._settings = settings
         for served in self:
-            if (timer := self._timers.pop(served.model, None)) is not None:
-                timer.cancel()
+            self._unwatch(served)
             if served.is_loaded and served.settings.idle_unload_s:
                 self._watch(served, 0.0)  # it is unloaded now, or looked at again when it may be
 
@@ -240,8 +239,8 @@ class Models:
 
     async def _load(self, served: Served) -> TailraceError | None:
         try:
-            if served.model in self._leaving:
-                await asyncio.wait([self._leaving[served.model]])
+            if served.model in self._ending:
+                await asyncio.wait([self._ending[served.model]])
             await self._make_room(served)
             began_s = time.monotonic()
             served.start(self._group)
@@ -289,21 +288,20 @@ class Models:
                 self._start_task(self._load_for_recovery(one))
             else:
                 raise EngineLost(_NO_MEMORY, retry_after_s=_RETRY_S)
-        if self._leaving:
-            await asyncio.wait(list(self._leaving.values()))
+        if self._ending:
+            await asyncio.wait(list(self._ending.values()))
 
     async def _leave(self, served: Served) -> None:
         """Forget a model when its last request has ended."""
         # No event tells of all of these ends.
         while served.loading is not None or served.num_arriving or served.generator.is_busy:  # noqa: ASYNC110
             await asyncio.sleep(_LEAVING_S)
-        if (timer := self._timers.pop(served.model, None)) is not None:
-            timer.cancel()
+        self._unwatch(served)
         if served.is_loaded:
             self._unload(served, "since it is served no more")
-        if (ending := self._leaving.get(served.model)) is not None:
+        if (ending := self._ending.get(served.model)) is not None:
             await asyncio.wait([ending])
-        del self._served[served.model], self._departures[served.model]
+        del self._served[served.model], self._leaving[served.model]
         self.generators.remove(served.generator)
         served.generator.store.write_errors.on_give_up.remove(served.generator.fail_all)
         self._past[served.model] = served
@@ -315,12 +313,16 @@ class Models:
         logger.warning("%s is unloaded %s.", served.model, why)
         served.is_loaded = False
         served.generator.on_unload()
-        task = self._leaving[served.model] = self._start_task(served.stop())
-        task.add_done_callback(lambda _: self._leaving.pop(served.model, None))
+        task = self._ending[served.model] = self._start_task(served.stop())
+        task.add_done_callback(lambda _: self._ending.pop(served.model, None))
 
     def _watch(self, served: Served, after_s: float) -> None:
         loop = asyncio.get_running_loop()
         self._timers[served.model] = loop.call_later(after_s, self._check_idle, served)
+
+    def _unwatch(self, served: Served) -> None:
+        if (timer := self._timers.pop(served.model, None)) is not None:
+            timer.cancel()
 
     def _check_idle(self, served: Served) -> None:
         """Unload it if it has been idle for long enough; otherwise check again later."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import Any
@@ -15,7 +15,7 @@ from tailrace.models.resolve import resolve
 from tailrace.settings import Settings
 from tailrace.text import Tokenizer
 
-__all__ = ["Source", "checked_names", "find_named", "find_source"]
+__all__ = ["Source", "check_owners", "checked_names", "find_named", "find_source"]
 
 _DEFAULTS = Settings()
 _MOST_UNUSED = 1024  # tokens at the end of a vocabulary, which fill it up to a round number
@@ -96,9 +96,7 @@ def find_named(
     if first is not None:
         sources.append(_with_own(find_source(first, progress, settings), settings, own, progress))
     known = [source.card.name for source in sources] + names
-    for name in own:
-        if name not in known:
-            raise ModelError(f"--set names {name}, but the models are {', '.join(known)}.")
+    check_owners(own, known)
     _check_unique(known)
     for name, text in pairs:
         its = _of_model(name, settings, own.get(name, {}))
@@ -122,6 +120,13 @@ def checked_names(
     for name, its in own.items():
         _of_model(name, settings, its)
     return pairs
+
+
+def check_owners(own: Iterable[str], known: Collection[str]) -> None:
+    """Raises: ModelError if a model with own settings is none of the known ones."""
+    for name in own:
+        if name not in known:
+            raise ModelError(f"--set names {name}, but the models are {', '.join(known)}.")
 
 
 def _check_unique(names: Sequence[str]) -> None:

@@ -213,6 +213,16 @@ class StreamLog(Generic[ContentT]):
         """Return the reasoning of a choice so far."""
         return "".join(event.reasoning for event in self.events if type(event) is TextDelta and event.choice == choice)
 
+    def finish_reasons(self) -> list[str]:
+        """Return why choices ended, in the order of these ends. Most are among the last events."""
+        found: list[str] = []
+        for event in reversed(self.events):
+            if len(found) == self.record.num_choices:
+                break
+            if type(event) is TextDelta and event.finish_reason is not None:
+                found.append(event.finish_reason)
+        return found[::-1]
+
     def text(self, choice: int = 0) -> str:
         """Return the text of a choice so far."""
         return "".join(event.text for event in self.events if type(event) is TextDelta and event.choice == choice)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from tailrace.errors import TailraceError
 from tailrace.server import Observer, StreamLog, Times
-from tailrace.types import Arrival, End, Record, TextDelta
+from tailrace.types import Arrival, End, Record
 from tailrace_plugins.otlp.exporter_process import ExporterProcess
 from tailrace_plugins.otlp.names import PROVIDER, REQUEST, TPOT, TTFT
 from tailrace_plugins.otlp.spans import AttributeValue, Span, SpanLink, SpanRef
@@ -115,7 +115,7 @@ class Tracing(Observer):
         error = end.failure.code if end.failure is not None else ""
         operation = _operation(record)
         attributes = _common(record.model) | {"gen_ai.operation.name": operation, "error.type": error or None}
-        attributes |= _of_request(record) | _of_end(record, log, end)
+        attributes |= _of_request(record) | _of_end(log, end)
         if self._has_text:
             attributes |= _text(record, log)
         durations = {REQUEST: times.ended_s - times.arrived_s}
@@ -213,28 +213,17 @@ def _of_request(record: Record) -> dict[str, AttributeValue]:
     }
 
 
-def _of_end(record: Record, log: StreamLog, end: End) -> dict[str, AttributeValue]:
+def _of_end(log: StreamLog, end: End) -> dict[str, AttributeValue]:
     return {
         "gen_ai.usage.input_tokens": end.usage.num_prompt_tokens,
         "gen_ai.usage.output_tokens": end.usage.num_completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": end.num_cached_tokens,
         "gen_ai.usage.reasoning.output_tokens": end.num_reasoning_tokens or None,
-        "gen_ai.response.finish_reasons": _finish_reasons(record, log) or None,
+        "gen_ai.response.finish_reasons": log.finish_reasons() or None,
         "tailrace.status": end.status,
         "tailrace.unread_tokens": log.num_unread_tokens,
         "tailrace.continuity": end.continuity,
     }
-
-
-def _finish_reasons(record: Record, log: StreamLog) -> list[str]:
-    """Return the reasons in the order of the events. They are looked for from the end, where most of them are."""
-    found: list[str] = []
-    for event in reversed(log.events):
-        if len(found) == record.num_choices:
-            break
-        if isinstance(event, TextDelta) and event.finish_reason:
-            found.append(event.finish_reason)
-    return found[::-1]
 
 
 def _text(record: Record, log: StreamLog) -> dict[str, AttributeValue]:
