@@ -19,6 +19,7 @@ from tailrace.models import NoProgress
 from tailrace.models.catalogue import CATALOGUE
 from tailrace.models.directories import cache_path
 from tailrace.models.fetch import fetch
+from tailrace.models.gguf_header import read_metadata
 from tailrace.models.resolve import read_card
 
 _LINES = [
@@ -133,26 +134,28 @@ _CALLING = (
 )
 
 
+_GGUF_ALIGNMENT = 32  # of the tensors, where a file names no other
+
+
 # Tokens of the default model, which texts do not have, and what they are called here.
 _INFILL = {"<reponame>": "<fim_prefix>", "<gh_stars>": "<fim_suffix>", "<issue_start>": "<fim_middle>"}
 
 
 @pytest.fixture(scope="session")
 def smollm2_thinking() -> Path:
-    """Return the default model with a chat template that has reasoning markers. Made once, in five seconds."""
+    """Return the default model with a chat template that has reasoning markers. Made once."""
     return _changed("thinking", "tokenizer.chat_template", lambda _: _THINKING, _THINKING)
 
 
 @pytest.fixture(scope="session")
 def smollm2_calling() -> Path:
-    """Return the default model with a chat template that has tools. Made once, in five seconds."""
+    """Return the default model with a chat template that has tools. Made once."""
     return _changed("calling", "tokenizer.chat_template", lambda _: _CALLING, _CALLING)
 
 
 @pytest.fixture(scope="session")
 def smollm2_infill() -> Path:
-    """Return the default model whose tokens have the names of those for infill. Its answers make no sense. Made once,
-    in five seconds."""
+    """Return the default model with the names of tokens for infill. Made once; its answers make no sense."""
 
     def renamed(tokens: list[str]) -> list[str]:
         return [_INFILL.get(token, token) for token in tokens]
@@ -161,10 +164,8 @@ def smollm2_infill() -> Path:
 
 
 def _changed(name: str, key: str, change: Callable[[Any], Any], made_by: str) -> Path:
-    """Return the default model with another value for a key of its file. `made_by` is different for each change."""
-    import gguf
-    from gguf.scripts import gguf_new_metadata
-
+    """Return the default model with another value for a key of its file, which is a string or a list of strings.
+    `made_by` is different for each change."""
     try:
         source = fetch(CATALOGUE["smollm2"], NoProgress())
     except ModelError as error:
@@ -174,14 +175,30 @@ def _changed(name: str, key: str, change: Callable[[Any], Any], made_by: str) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as directory:
             making = Path(directory) / path.name
-            writer = gguf.GGUFWriter(making, arch="llama", endianess=gguf.GGUFEndian.LITTLE)
-            reader = gguf.GGUFReader(source)
-            field = reader.fields[key]
-            sub_type = field.types[-1] if len(field.types) > 1 else None
-            value = gguf_new_metadata.MetadataDetails(field.types[0], change(field.contents()), sub_type=sub_type)
-            gguf_new_metadata.copy_with_new_metadata(reader, writer, {key: value}, [])
+            making.write_bytes(_with_value(source, key, change))
             making.rename(path)
     return path
+
+
+def _with_value(source: Path, key: str, change: Callable[[Any], Any]) -> bytes:
+    """Return the content of a GGUF file with another value for a key. The library gguf takes seconds for it."""
+    content, metadata = source.read_bytes(), read_metadata(source)
+    old = metadata.get(key, object)
+    position = content.index(_gguf_string(key)) + len(_gguf_string(key)) + 4  # the type stays
+    if isinstance(old, list):
+        position += 4 + 8  # the type of the elements and their number stay
+    written_old, written_new = (
+        b"".join(map(_gguf_string, value if isinstance(value, list) else [value])) for value in (old, change(old))
+    )
+    assert content[position:].startswith(written_old)
+    last = metadata.tensors[-1]  # at the end of the header: its name, dimensions, type and place
+    end = content.index(_gguf_string(last.name)) + len(_gguf_string(last.name)) + 4 + 8 * len(last.shape) + 4 + 8
+    header = content[:position] + written_new + content[position + len(written_old) : end]
+    return header + bytes(-len(header) % _GGUF_ALIGNMENT) + content[end + -end % _GGUF_ALIGNMENT :]
+
+
+def _gguf_string(text: str) -> bytes:
+    return len(text.encode()).to_bytes(8, "little") + text.encode()
 
 
 def _convert(source: Path, path: Path) -> None:

@@ -15,12 +15,14 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
+from tests.api.forks import fork_workers
 from tests.api.process import Server
 from tests.by_file import BY_FILE, FileRunner, hands_out_files
 from tests.examples import EXAMPLES
 from tests.missing import missing_summary
 from tests.scheduler import FileScheduler, UnreadFileScheduler, is_short
 from tests.second_tries import speak_only_of_failures
+from tests.trust import read_certificates_late
 from xdist.remote import Producer
 from xdist.workermanage import WorkerController
 
@@ -32,6 +34,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The threads with which torch computes wait for each other by spinning. Next to other processes on few cores, its tests
 # would take two or three times the processor time. For this process, and for those that it starts:
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+read_certificates_late()
+fork_workers()
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and so would be everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,11 @@ from xdist.workermanage import WorkerController
 
 __all__ = ["FileScheduler", "UnreadFileScheduler", "is_short"]
 
+# What files have whose tests need torch in their own process. Its import takes five to ten seconds of a processor.
+_TORCH = (
+    "import torch", "smollm2_dir", "tests.seeing", "tests/serve", "tests/plugins/transformers", "tiny_gpt2_dir",
+    "tiny_tools_dir",
+)  # fmt: skip
 _SHORT = frozenset({"access", "admission", "conversations", "dialects", "generation", "schemas", "streams", "text"})
 
 
@@ -25,6 +31,13 @@ def is_short(test: str) -> bool:
     return test.removeprefix("tests/").split("/")[0] in _SHORT
 
 
+@cache
+def _needs_torch(file: str) -> bool:
+    path = Path(__file__).parents[1] / file
+    text = path.read_text("utf-8") if path.exists() else ""
+    return any(word in file or word in text for word in _TORCH)
+
+
 class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is untyped
     """`--dist loadfile` that continues when a process of tests has died.
 
@@ -32,7 +45,11 @@ class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is
     processes, which never report their end, and a new process may get a single test, which it only runs when another
     one follows. It also repeats the test in which the process died without a limit; here it is one that failed, so that
     `--reruns` and `--max-suite-reruns` apply.
+
+    One process gets the files that need torch, before all others; other processes get them if nothing else is left.
     """
+
+    _with_torch: WorkerController | None = None
 
     def remove_node(self, node: WorkerController) -> str | None:
         files = self.assigned_work.pop(node)
@@ -51,7 +68,11 @@ class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is
         self.workqueue.setdefault(self._split_scope(item), {})[item] = False
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        file, tests = self.workqueue.popitem(last=False)
+        if self._with_torch not in self.assigned_work:  # there was none, or it has died
+            self._with_torch = node
+        fitting = (file for file in self.workqueue if _needs_torch(file) == (node is self._with_torch))
+        file = next(fitting, next(iter(self.workqueue)))
+        tests = self.workqueue.pop(file)
         assigned = self.assigned_work.setdefault(node, {}).setdefault(file, {})
         assigned.update(tests)
         numbers = {test: number for number, test in enumerate(self.registered_collections[node])}

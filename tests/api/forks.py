@@ -2,12 +2,14 @@
 
 Imports are half of the processor time of a start, and the tests start servers several hundred times. A fork runs the
 same command from its first line on, with its own arguments, environment, directory, session and descriptors, and is a
-child of the process of tests. The program itself is started by tests of its start, by tests that change what the
-interpreter or a library reads at its start, and with TESTS_FORK=0, as in `make test-deep`.
+child of the process of tests. So are the engine workers that tests start in their own process. A server's first worker
+is a fork that waits until it is needed. The program itself is started by tests of its start, by tests that change what
+the interpreter or a library reads at its start, and with TESTS_FORK=0, as in `make test-deep`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import contextlib
 import ctypes
@@ -21,25 +23,30 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import walk_packages
 from tempfile import TemporaryFile
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
-__all__ = ["Fork", "run", "run_text", "start"]
+import psutil
+
+__all__ = ["Fork", "children", "fork_workers", "run", "run_text", "start"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_BYTES = 2**17  # of a command and its environment
+_PYTHON, _WORKER = sys.executable, "tailrace.engines.worker"  # tests start other programs in their places
 _READ_AT_THE_START = re.compile(
     "PYTHON|LD_|GLIBC_|MALLOC_|OMP_|HF_|FAKETIME|FAULT_"
 )  # by the interpreter and by libraries
 _MODULES = (
     "platformdirs.unix", "sqlalchemy.dialects.sqlite", "tailrace.api.lifecycle",
-    "tailrace.cli.pull", "tailrace.cli.serve", "tailrace.cli.windows",
+    "tailrace.cli.pull", "tailrace.cli.serve", "tailrace.cli.windows", "tailrace.engines.worker",
     "tailrace.records.conversation_store",
     "tailrace.records.kept_images", "tailrace.records.kept_streams", "tailrace.records.key_store",
     "tailrace.records.request_log", "tailrace.records.records_service", "tailrace.records.session_store",
@@ -112,6 +119,25 @@ def run_text(
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def fork_workers() -> None:
+    """Let the engine workers of this process be forks."""
+
+    def fork(command: list[str], environment: Mapping[str, str]) -> int | None:
+        if (origin := _origin_of(command, environment)) is None:
+            return None
+        with open(os.devnull, "rb") as empty:
+            return origin.fork(command, environment, None, (empty.fileno(), 2, 2, int(command[3])))
+
+    _Origin.environment = dict(os.environ)  # not what tests change in it
+    _start_workers_with(fork)
+
+
+def children() -> set[psutil.Process]:
+    """Return the child processes of this process without the one that is forked."""
+    ours = {_origin(os.getpid()).pid} if _origin.cache_info().currsize else set()
+    return {child for child in psutil.Process().children() if child.pid not in ours}
+
+
 class Fork:
     """What tests use of `subprocess.Popen`."""
 
@@ -153,29 +179,32 @@ class Fork:
 class _Origin:
     """The process that is forked."""
 
+    environment: Mapping[str, str] = os.environ
+
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MOST_BYTES)
-        self._environment = _read_at_the_start(os.environ)
         self._asking = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                [sys.executable, __file__, str(theirs.fileno()), _room_for_a_name()], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True, env=self.environment,
             )  # fmt: skip
+        self.pid = self._process.pid
 
     def fits(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
-        program = Path(sys.executable).parent / "tailrace"
-        return command[0] == str(program) and _read_at_the_start(environment) == self._environment
+        is_ours = command[0] == str(Path(sys.executable).parent / "tailrace") or _is_worker(command)
+        return is_ours and _read_at_the_start(environment) == _read_at_the_start(self.environment)
 
     def fork(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
         directory: Path | None,
-        descriptors: tuple[int, int, int],
+        descriptors: tuple[int, ...],
     ) -> int:
-        """Return the process id of a fork. The descriptors become its stdin, stdout and stderr."""
+        """Return the process id of a fork. The descriptors become its stdin, stdout and stderr; a worker has a fourth,
+        its socket."""
         wanted = [list(command), dict(environment), str((directory or Path()).absolute())]
         with self._asking:
             # A fork's parent ends at once. So this process becomes the parent, and can wait for the fork. Processes
@@ -218,7 +247,11 @@ def _import() -> None:
         for point in entry_points(group=f"tailrace.{group}"):
             with contextlib.suppress(Exception, SystemExit):  # faulty plugins, which a test installs first
                 point.load()
-    assert import_module("tailrace.http.wires").ServedWires().all  # which are then known to be sound
+    # What is kept once it is known: that wires are sound, the regular expressions of their paths, a vocabulary.
+    for wire in import_module("tailrace.http.wires").ServedWires().all:
+        for operation in wire.operations:
+            import_module("starlette.routing").compile_path(operation.path)
+    import_module("tailrace_outer.scripted.scripted_engine").tokenizer_json()
 
 
 def _import_package(package: str) -> None:
@@ -244,7 +277,7 @@ def _next_fork(control: socket.socket) -> None:
     """Return in each fork, which then has its command in `sys.argv`. The process itself ends with `control`."""
     imported: set[str] = set()
     while True:
-        message, descriptors, *_ = socket.recv_fds(control, _MOST_BYTES, 3)
+        message, descriptors, *_ = socket.recv_fds(control, _MOST_BYTES, 4)
         if not message:
             os._exit(0)
         _import_for(message, imported)
@@ -267,10 +300,115 @@ def _begin(descriptors: list[int], command: list[str], environment: dict[str, st
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)
-    for number, descriptor in enumerate(descriptors):
+    for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
         os.close(descriptor)
     sys.argv = command
+    if _is_worker(command):
+        _wait_for_parent(int(command[4]))
+        _become_worker(descriptors[3], command)
+    if command[1:2] == ["serve"]:
+        _keep_a_worker()
+
+
+def _keep_a_worker() -> None:
+    """Let this process's first engine worker be a fork that already waits: half of the processor time of a server's
+    start is the start of a worker. Later workers are started."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if (pid := os.fork()) == 0:
+        control.close()
+        message, descriptors, *_ = socket.recv_fds(theirs, _MOST_BYTES, 1)
+        theirs.close()
+        if not message:  # the server has ended
+            os._exit(0)
+        command, environment = json.loads(message)
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(environment)
+        os.dup2(2, 1)
+        _become_worker(descriptors[0], command)
+    theirs.close()
+
+    def tell(command: list[str], environment: Mapping[str, str]) -> int | None:
+        if control.fileno() == -1:
+            return None
+        with control:
+            socket.send_fds(control, [json.dumps([command, dict(environment)]).encode()], [int(command[3])])
+        return pid
+
+    _start_workers_with(tell)
+
+
+def _is_worker(command: Sequence[str]) -> bool:
+    return list(command[:3]) == [_PYTHON, "-m", _WORKER]
+
+
+def _start_workers_with(fork: Callable[[list[str], Mapping[str, str]], int | None]) -> None:
+    """Let `fork` start the engine workers of this process. It gets the command and the environment of a worker, and
+    returns a process id, or None if the program has to be started."""
+    started = asyncio.create_subprocess_exec
+
+    async def create(*command: str, **options: Any) -> Any:  # Any: as of the function that it replaces
+        pid = fork(list(command), options["env"]) if _is_worker(command) else None
+        return await started(*command, **options) if pid is None else _Worker(pid)
+
+    asyncio.create_subprocess_exec = create  # type: ignore[assignment]
+
+
+def _wait_for_parent(pid: int) -> None:
+    """Wait until the process that asked for this fork is its parent: workers end without it."""
+    deadline_s = time.monotonic() + 10.0
+    while os.getppid() != pid and time.monotonic() < deadline_s:
+        time.sleep(0.001)  # no event says so
+
+
+def _become_worker(descriptor: int, command: list[str]) -> NoReturn:
+    command[3] = str(descriptor)
+    _rename(command)
+    status = 1
+    try:
+        status = import_module(_WORKER).main(command[3:])
+    except SystemExit:
+        pass
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+class _Worker:
+    """What servers use of `asyncio.subprocess.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._loop = asyncio.get_running_loop()
+        self._status: asyncio.Future[int] = self._loop.create_future()
+        self._ended = os.pidfd_open(pid)
+        self._loop.add_reader(self._ended, self._end)
+
+    def _end(self) -> None:
+        self._loop.remove_reader(self._ended)
+        os.close(self._ended)
+        self._status.set_result(os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+
+    def kill(self) -> None:
+        if self._status.done():
+            raise ProcessLookupError
+        os.kill(self.pid, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._status)
+
+
+def _room_for_a_name() -> str:
+    return "-" * (len(sys.executable) + 100)
+
+
+def _rename(command: list[str]) -> None:
+    """Show this command for this process, in the place of that of the process that was forked."""
+    fields = Path("/proc/self/stat").read_text("utf-8").rpartition(") ")[2].split()
+    start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end, numbers 48 and 49 in proc(5)
+    ctypes.memmove(start, b"\0".join(part.encode() for part in command).ljust(end - start, b"\0"), end - start)
 
 
 def _main() -> Any:  # what the command returns
@@ -295,6 +433,8 @@ def _end(status: object) -> None:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[2])
+    import_module("tests.trust").read_certificates_late()
     sys.path[0] = str(Path(sys.executable).parent)  # as for the program `tailrace`
     try:
         _end(_main())

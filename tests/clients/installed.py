@@ -126,7 +126,7 @@ def environment(name: str, *requirements: str, without: tuple[str, ...] = ()) ->
     def install(folder: Path) -> None:
         _install([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder)
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin" / "python")]
-        _install([*pip, "install", "--quiet", *requirements], folder)
+        _install([*pip, "install", "--quiet", "--no-compile", *requirements], folder)
         if without:
             _install([*pip, "uninstall", "--quiet", "--yes", *without], folder)
         _name_the_place(folder, _place(f"python-{name}", digest))

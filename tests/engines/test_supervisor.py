@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import uvloop
+from tests.api.forks import children
 from tests.engines.sequences import expected_ids, make_sequence
 from tests.processes import wait_ended
 from tests.waiting import LONG_S, turn, until
@@ -111,7 +112,7 @@ async def supervised(
     """Run a supervisor. At the end of the block, no process may remain."""
     spec = spec or EngineSpec(engine="scripted", context_tokens=512, options=options)
     engine = Engine(spec, stall_s, load_s)
-    before = set(psutil.Process().children())
+    before = children()
     running = asyncio.create_task(engine.supervisor.run())
     try:
         yield engine
@@ -119,7 +120,7 @@ async def supervised(
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
-        assert not set(psutil.Process().children()) - before, "a worker outlived its supervisor"
+        assert not children() - before, "a worker outlived its supervisor"
 
 
 @pytest.fixture

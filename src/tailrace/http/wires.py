@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
@@ -134,6 +134,7 @@ def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[st
     return operation.only_with_header is None or operation.only_with_header in headers
 
 
+@cache
 def overlap(one: str, other: str) -> bool:
     """Return whether a request could match both paths."""
     for left, right in zip(one.split("/"), other.split("/"), strict=False):
