@@ -365,15 +365,11 @@ def _wait_for_parent(pid: int) -> None:
 def _become_worker(descriptor: int, command: list[str]) -> NoReturn:
     command[3] = str(descriptor)
     _rename(command)
-    status = 1
     try:
-        status = import_module(_WORKER).main(command[3:])
-    except SystemExit:
-        pass
-    except BaseException:
+        os._exit(import_module(_WORKER).main(command[3:]))
+    except BaseException:  # with the exit status of an interpreter that ends so
         traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(status)
+        os._exit(1)
 
 
 class _Worker:
