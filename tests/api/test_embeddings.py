@@ -244,7 +244,7 @@ def test_a_full_queue_and_a_server_that_stops() -> None:
             server.wait_ready(timeout_s=280).http.get("/readyz").status_code == 200
         )  # makes the client of both threads
         long = pool.submit(server.post, PATH, {"input": ["word " * 200] * 1000})
-        until(lambda: 'tailrace_requests_running{model="scripted"} 1.0' in server.http.get("/metrics").text)
+        until(lambda: 'tailrace_requests_running{model="minilm"} 1.0' in server.http.get("/metrics").text)
         full = server.post(PATH, {"input": "x"})
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) > 0

