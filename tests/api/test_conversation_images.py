@@ -324,7 +324,7 @@ async def test_the_limits_of_a_key_come_before_its_images(house: House) -> None:
 
 async def test_adding_images_counts_as_a_request(house: House) -> None:
     """Each of the ways to add them. A refused one has read no image."""
-    client = house.client(house.key("me", quota=Quota(requests_per_minute=3)))
+    client = house.client(house.key("me", quota=Quota(requests_per_month=3)))
     its_id = await _new(client)
     items = [{"role": "user", "content": [{"type": "input_image", "image_url": data_url(picture(1))}]}]
     path = f"/v1/conversations/{its_id}"
