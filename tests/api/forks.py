@@ -128,6 +128,7 @@ def fork_workers() -> None:
         with open(os.devnull, "rb") as empty:
             return origin.fork(command, environment, None, (empty.fileno(), 2, 2, int(command[3])))
 
+    import_module("tailrace")  # which sets variables
     _Origin.environment = dict(os.environ)  # not what tests change in it
     _start_workers_with(fork)
 
