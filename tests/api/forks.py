@@ -297,10 +297,8 @@ def _next_fork(control: socket.socket) -> None:
 
 
 def _begin(descriptors: list[int], command: list[str], environment: dict[str, str], directory: str) -> None:
-    os.setsid()
+    _begin_session(environment)
     os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(environment)
     for number, descriptor in enumerate(descriptors[:3]):
         os.dup2(descriptor, number)
         os.close(descriptor)
@@ -310,6 +308,12 @@ def _begin(descriptors: list[int], command: list[str], environment: dict[str, st
         _become_worker(descriptors[3], command)
     if command[1:2] == ["serve"]:
         _keep_a_worker()
+
+
+def _begin_session(environment: Mapping[str, str]) -> None:
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def _keep_a_worker() -> None:
@@ -323,9 +327,7 @@ def _keep_a_worker() -> None:
         if not message:  # the server has ended
             os._exit(0)
         command, environment = json.loads(message)
-        os.setsid()
-        os.environ.clear()
-        os.environ.update(environment)
+        _begin_session(environment)
         os.dup2(2, 1)
         _become_worker(descriptors[0], command)
     theirs.close()

@@ -448,9 +448,8 @@ class Schedule:
             keys = model.hgetall(table)[::2]
             left += [f"{one.decode()} has not ended" for one in keys if one.startswith(OPEN + b"/")]
         # A stream that Redis has lost may leave its key, which no server ends; it is kept as that of one that runs. So
-        # is the key of a turn or of a row that was cancelled while its stream was opened.
-        is_cancelled = self._has_tools or self._has_batch
-        most_ms = 30 * _DAY_MS if self.may_lose or is_cancelled else _DAY_MS
+        # is the key of a turn that was cancelled while its stream was opened.
+        most_ms = 30 * _DAY_MS if self.may_lose or self._has_tools else _DAY_MS
         for key in map(bytes.decode, model.keys()):
             if ":stream:" in key and model.hget(key.encode(), b"ended") is None:
                 left.append(f"{key} has not ended")

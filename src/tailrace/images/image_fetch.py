@@ -95,7 +95,7 @@ class ImageFetcher:
                     follow_redirects=False,
                     timeout=TIMEOUT_S,
                     transport=self._transport,
-                ) as client,  # fmt: skip
+                ) as client,
             ):
                 for image in images:
                     param = image.param
