@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -113,7 +114,7 @@ async def test_a_client_that_repeats_its_key_elsewhere_gets_it(tmp_path: Path) -
             writer.write(delta(1))
             await seen(log, 1)
         await wait_until(lambda: writer.heard == ["unread"])
-        assert [client.ttl(key) > 86_400 for key in client.keys(f"{_BASE}claim:*")] == [True]
+        assert [client.ttl(key) > 86_000 for key in client.keys(f"{_BASE}claim:*")] == [True]
         assert await store.take_over({"m"}) == []
 
 
@@ -220,6 +221,26 @@ async def test_a_server_that_keeps_the_key_of_an_ended_stream_too_late_changes_n
         assert await claims.keep(record)
         assert await claims.find(ANONYMOUS, _CLAIM) == record.stream_id
         assert 60_000 < await connection.client.pttl(connection.keys.claim(ANONYMOUS, _CLAIM.key)) <= 100_000
+    delete_keys(prefix_of(tmp_path))
+
+
+async def test_the_key_of_a_running_stream_is_kept_for_a_day_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{shared_url()}?prefix={prefix_of(tmp_path)}"
+    async with open_redis(url, lease_s=LEASE_S) as store, Connection.open(url) as connection:
+        writer = await begin(store, claim=_CLAIM)
+        key = connection.keys.claim(ANONYMOUS, _CLAIM.key)
+        assert 86_000 < await connection.client.ttl(key) <= 86_400
+        monkeypatch.setattr("tailrace_outer.redis.redis_store.KEYS_S", 0.0)
+        await connection.client.expire(key, 100)
+        while await connection.client.ttl(key) <= 100:
+            await asyncio.sleep(0.01)
+        assert 86_000 < await connection.client.ttl(key) <= 86_400
+        writer.write(DONE)
+        await seen(writer.lease.log, 1)
+        while await connection.client.ttl(key) > 900:
+            await asyncio.sleep(0.01)
     delete_keys(prefix_of(tmp_path))
 
 

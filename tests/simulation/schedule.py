@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import msgspec
 from tests.simulation.batches import BatchClient, open_batches
 from tests.simulation.clients import Client, Wish
 from tests.simulation.defects import (
@@ -37,7 +38,9 @@ _IDLE_S = 150.0  # until nothing is left of streams that nobody reads
 _CROWDED = 8  # one of so many schedules has many clients, faults and a slow network: they meet what is rare
 _AFTER_LATE = 0.1  # of the commands that are late are outlived by a server
 _AT_STEPS = 0.05  # of the steps of a tool loop are followed by a fault
-_DAY_MS = 86_400_000  # more than the retention of a stream, and all hours by which clocks are set back
+_HOUR_MS = 3_600_000
+_ENDED_MS = 12 * _HOUR_MS  # more than the retention of a stream, and all hours by which clocks are set back
+_RUNNING_MS = 36 * _HOUR_MS  # the same for a day
 
 
 @dataclass(frozen=True)
@@ -447,16 +450,17 @@ class Schedule:
         for table in (*model.keys_like(b"*:batches:rows"), *model.keys_like(b"*:mcp:rows")):
             keys = model.hgetall(table)[::2]
             left += [f"{one.decode()} has not ended" for one in keys if one.startswith(OPEN + b"/")]
-        # A stream that Redis has lost may leave its key, which no server ends; it is kept as that of one that runs. So
-        # is the key of a turn that was cancelled while its stream was opened.
-        most_ms = 30 * _DAY_MS if self.may_lose or self._has_tools else _DAY_MS
         for key in map(bytes.decode, model.keys()):
             if ":stream:" in key and model.hget(key.encode(), b"ended") is None:
                 left.append(f"{key} has not ended")
             elif ":owned:" in key:
                 left.append(f"Redis has {key}")
-            elif ":claim:" in key and not 0 <= model.pttl(key.encode()) < most_ms:
-                left.append(f"{key} is kept for longer than its stream")
+            elif ":claim:" in key:
+                # If its stream was given up while it was opened, or Redis has lost it, no server ends the key.
+                _, stream_id, *_ = msgspec.msgpack.decode(model.get(key.encode()))
+                most_ms = _ENDED_MS if model.keys_like(f"*:stream:{stream_id}".encode()) else _RUNNING_MS
+                if not 0 <= model.pttl(key.encode()) < most_ms:
+                    left.append(f"{key} is kept for longer than its stream")
         return left
 
 

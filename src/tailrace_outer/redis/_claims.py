@@ -20,7 +20,7 @@ TAKEN = "Another server began a stream with this Idempotency-Key."
 
 _UNUSED_MS = 60_000  # lifetime of a key whose stream is not stored yet
 _TAKEN, _STORED, _ENDED = 1, 2, 3  # the rows of a stream: before it is stored, while it runs, and then
-_RUNNING_MS = 30 * DAY_MS  # of one whose stream runs; not forever: if its opening was given up, nobody ends it
+_RUNNING_MS = DAY_MS  # of one whose stream runs: renewed while it does, and gone by itself if nobody can end it
 
 
 class _Row(msgspec.Struct, array_like=True):
@@ -78,8 +78,8 @@ class Claims:
                 await asyncio.sleep(RETRY_S)
 
     async def keep(self, record: Record) -> bool:
-        """Keep the key of a stored stream while the stream runs. Returns whether the stream has its key: another one
-        may have taken it before the stream was stored. Raises: StorageError."""
+        """Keep the key of a stored stream for a day, which is to be repeated while the stream runs. Returns whether the
+        stream has its key: another one may have taken it before the stream was stored. Raises: StorageError."""
         if record.claim is None:
             return True
         return await self._claim(record, record.claim, _RUNNING_MS, _STORED) is None

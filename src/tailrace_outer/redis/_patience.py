@@ -17,6 +17,7 @@ __all__ = [
     "COMMAND_S",
     "COMPACT_AFTER_S",
     "CONNECT_S",
+    "KEYS_S",
     "LATE_S",
     "NODE_S",
     "PROBE_S",
@@ -33,5 +34,6 @@ NODE_S = 1.5  # longer than BLOCK_S, and shorter than COMMAND_S: then a cluster'
 CATCH_UP_S = 2.0  # for what another server has written, or is about to write
 LATE_S = 5.0  # beyond BLOCK_S, or beyond the time that others need to take a stream over
 COMPACT_AFTER_S = 2.0  # from the end of a stream: other servers have read it by then
+KEYS_S = 3600.0  # between two renewals of the idempotency keys of running streams, which are kept for a day
 TIDY_S = 0.5  # between two tries to tidy up what has ended
 CLOSE_S = 2.0  # for the end of a connection, or of a server's membership

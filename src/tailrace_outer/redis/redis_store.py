@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -28,7 +29,7 @@ from tailrace_outer.redis._members import Members
 from tailrace_outer.redis._mirrors import Mirrors
 from tailrace_outer.redis._openings import Openings
 from tailrace_outer.redis._orphans import Orphans
-from tailrace_outer.redis._patience import CLOSE_S, LATE_S
+from tailrace_outer.redis._patience import CLOSE_S, KEYS_S, LATE_S
 from tailrace_outer.redis._server_messages import Messages
 from tailrace_outer.redis._topics import Topics
 from tailrace_outer.redis._writer import Writer
@@ -106,6 +107,7 @@ class RedisLogStore:
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
         self._is_due = asyncio.Event()  # to look after streams
+        self._renewed_s = time.monotonic()  # when all idempotency keys were renewed
         self._is_closed = False
 
     # What the server is
@@ -388,8 +390,17 @@ class RedisLogStore:
                 if not self._taking_over.locked():
                     await self._inventory.take()
                 await self._mirrors.check()
+                await self._renew_claims()
                 for table in tuple(self._tables.values()):  # more may be opened meanwhile
                     await table.refresh()
+
+    async def _renew_claims(self) -> None:
+        """Keep the idempotency keys of the streams that run for another day. Raises: StorageError."""
+        if (now_s := time.monotonic()) < self._renewed_s + KEYS_S:
+            return
+        for owned in tuple(self._streams.of(Owned).values()):
+            await self._claims.keep(owned.log.record)
+        self._renewed_s = now_s
 
     async def close(self) -> None:
         """Write what waits, and give the lease back. What cannot be written is lost."""
