@@ -129,7 +129,23 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
         yield one
 
 
-@pytest.mark.parametrize("heading", [heading for heading in _sections() if heading != "On Ray"])
+_LONG = {
+    "Other apps",
+    "Several deployments",
+    "In scripts and tests",
+    "Coming from Inferless",
+    "Any answer can be resumed",
+}
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        pytest.param(heading, marks=pytest.mark.deep) if heading in _LONG else heading
+        for heading in _sections()
+        if heading != "On Ray"
+    ],
+)
 def test_every_printed_command_runs(reader: Reader, heading: str) -> None:
     for block in _sections()[heading]:
         for part in re.split(r"^\$ ", block.replace("\\\n", ""), flags=re.M)[1:]:

@@ -143,6 +143,7 @@ def test_it_is_served(parrot: Path) -> None:
         assert refused.json()["error"]["param"] == "logit_bias"
 
 
+@pytest.mark.deep
 def test_its_memory_is_kept_in_the_journal_and_with_its_limit(parrot: Path, tmp_path: Path) -> None:
     flags = ("--data-dir", str(tmp_path / "data"), "--parrot-phrases", "2")
     text = {"content-type": "text/plain"}
@@ -206,6 +207,7 @@ def test_a_place_with_an_option_of_the_server_is_left_out(site: Path) -> None:
     assert "odd of the package odd is left out: `tailrace serve` has the option --host already." in errors
 
 
+@pytest.mark.deep
 def test_its_folders_are_served(parrot: Path, tmp_path: Path) -> None:
     (tmp_path / "polly").mkdir()
     (tmp_path / "polly" / "parrot.txt").write_text("Hello.")

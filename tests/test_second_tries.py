@@ -118,6 +118,7 @@ def test_files_that_cannot_be_imported_are_errors_and_the_others_run(tmp_path: P
     assert "1 passed, 1 skipped, 1 error" in done.stdout, done.stdout
 
 
+@pytest.mark.deep
 def test_files_without_tests_are_in_any_folder(tmp_path: Path) -> None:
     for name, source in (
         ("a/test_a.py", "def test_a(): pass"),
@@ -130,7 +131,7 @@ def test_files_without_tests_are_in_any_folder(tmp_path: Path) -> None:
     assert "3 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("chosen", ["deep", "not deep"])
+@pytest.mark.parametrize("chosen", ["deep", pytest.param("not deep", marks=pytest.mark.deep)])
 def test_tests_are_chosen_by_their_marks(tmp_path: Path, chosen: str) -> None:
     marked = "import pytest\n\n@pytest.mark.deep\ndef test_deep(): pass\n\ndef test_other(): pass\n"
     done = _run(tmp_path, marked, "-m", chosen)

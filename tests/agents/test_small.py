@@ -90,6 +90,7 @@ def test_an_agent_works_to_the_end(agent: Agent) -> None:
     assert (agent.folder / "hello.txt").read_text() == "written by a call"
 
 
+@pytest.mark.deep
 @one_wire
 def test_forty_turns(wire: type[Wire], server: Server, work: Path) -> None:
     with at_work(wire, server, work) as agent:

@@ -207,6 +207,7 @@ def test_while_the_server_of_bench_starts(start: Callable[..., _Command]) -> Non
     _check(command)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.deep)])
 def test_bench_leaves_no_server_after_a_signal(number: int, start: Callable[..., _Command]) -> None:
     command = start("bench scripted:tokens_per_s=2 --streams 1 --rounds 1 --server-streams 0")

@@ -171,6 +171,7 @@ def test_the_classes_of_errors(client: Anthropic, kind: type[anthropic.APIStatus
     assert refused.value.api_message
 
 
+@pytest.mark.deep
 def test_overload_is_a_rate_limit_error_and_is_retried(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=100", "--max-concurrent-requests", "1")
     stream_id = server.create({"prompt": "Long.", "max_tokens": 5_000})

@@ -134,8 +134,8 @@ def test_a_completion_of_llama_cpp(model: Server) -> None:
     assert model.http.get("/props").json()["default_generation_settings"]["n_ctx"] == WINDOW
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("path", ["/infill", "/v1/fim/completions"])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("path", ["/infill", pytest.param("/v1/fim/completions", marks=pytest.mark.deep)])
 def test_the_next_key_cancels_the_request_before_it(model: Server, path: str, stream: bool) -> None:
     """An editor closes the connection. The answer would take seconds."""
     common = {"stream": stream, "ignore_eos": True, "temperature": 0}
@@ -236,7 +236,7 @@ def test_tabby(model: Server) -> None:
     assert pieces[-1].choices[0].finish_reason
 
 
-@pytest.mark.parametrize("name", ["seed", "random_seed"])
+@pytest.mark.parametrize("name", [pytest.param("seed", marks=pytest.mark.deep), "random_seed"])
 def test_a_seed_has_mistrals_name_too(model: Server, name: str) -> None:
     body = {"prompt": BEFORE, "suffix": AFTER, "model": "coder", "max_tokens": 12, "temperature": 1.5}
     first, again = (model.post("/v1/fim/completions", body | {name: 5}) for _ in range(2))

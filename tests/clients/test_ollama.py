@@ -195,6 +195,7 @@ def test_a_disconnect_stops_the_engine(watching: Client, paced: Server, streams:
     assert paced.wait_state(streams[0], "cancelled")["usage"]["completion_tokens"] < 1_000
 
 
+@pytest.mark.deep
 def test_overload(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=100", "--max-concurrent-requests", "1")
     server.create({"prompt": "Long.", "max_tokens": 5_000})

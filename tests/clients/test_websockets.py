@@ -127,6 +127,7 @@ async def test_the_asynchronous_client(serve: Callable[..., Server]) -> None:
     assert socket.close_code == 1000
 
 
+@pytest.mark.deep
 def test_leaving_frees_the_engine(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=50", "--max-concurrent-requests", "1")
     for how in ("close", "vanish"):
@@ -230,6 +231,7 @@ def test_what_was_said_before_closing_is_heard(paced: Server) -> None:
     assert paced.wait_state(stream_id, "cancelled")
 
 
+@pytest.mark.deep
 def test_overload_is_refused_in_a_frame_and_the_chat_waits(serve: Callable[..., Server]) -> None:
     server = serve("scripted:eos_after=20,tokens_per_s=200", "--max-concurrent-requests", "1")
     with open_socket(server) as socket, open_socket(server, "/") as chat:

@@ -80,6 +80,7 @@ def test_a_killed_server_is_restarted() -> None:
         assert demo.wait_life(3)["models"][0]["is_simulated"]
 
 
+@pytest.mark.deep
 def test_a_model_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state has the reason, and the simulated engine continues."""
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))

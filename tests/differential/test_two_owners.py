@@ -47,7 +47,7 @@ def server(database: str, keys: dict[str, str], tmp_path: Path) -> Iterator[Serv
 @pytest.mark.parametrize(
     "drivers",
     [
-        pytest.param(_ONE_A_WIRE, id="one of each wire"),
+        pytest.param(_ONE_A_WIRE, id="one of each wire", marks=pytest.mark.deep),
         pytest.param(list(DRIVERS.values()), id="all", marks=[pytest.mark.deep, pytest.mark.timeout(600)]),
     ],
 )

@@ -24,7 +24,7 @@ LLAMA = {"model.layers.0.self_attn.q_proj": (64, 64), "model.layers.1.mlp.down_p
 GPT2 = {"transformer.h.0.attn.c_attn": (96, 32), "transformer.h.1.mlp.c_fc": (128, 32)}
 
 
-@pytest.fixture(params=["openvino", "transformers"])
+@pytest.fixture(params=["openvino", pytest.param("transformers", marks=pytest.mark.deep)])
 def spec(request: pytest.FixtureRequest, tmp_path: Path) -> EngineSpec:
     """A tiny model with the adapters a, b, and one of all requests that name none."""
     pytest.importorskip("torch")

@@ -67,6 +67,7 @@ def test_a_stream_about_an_image_survives_engine_and_server(tmp_path: Path) -> N
         until(lambda: not any(_num_kept(house.directory, image) for _, image in begun))
 
 
+@pytest.mark.deep
 def test_an_image_that_kills_engines_ends_no_stream_and_is_refused(tmp_path: Path) -> None:
     with House(tmp_path / "data", "scripted:tokens_per_s=50") as house:
         stream, _ = _begin(house, house.server, 1)

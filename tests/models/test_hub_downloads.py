@@ -108,6 +108,7 @@ def test_several_processes_fetch_a_file_once(hub: Hub, tmp_path: Path) -> None:
     assert not list(hub.cache.rglob("*.tailrace-part"))
 
 
+@pytest.mark.deep
 def test_a_part_that_is_too_long_is_fetched_again(hub: Hub) -> None:
     whole = os.urandom(3_000_000)
     hub.repos["org/one"] = {"q4.gguf": whole}
@@ -119,6 +120,7 @@ def test_a_part_that_is_too_long_is_fetched_again(hub: Hub) -> None:
     assert (kind, Path(path).read_bytes()) == ("path", whole), path
 
 
+@pytest.mark.deep
 def test_a_file_that_differs_from_its_hash_is_not_kept(hub: Hub) -> None:
     right = b"GGUF" + bytes(1000)
     hub.repos["org/one"] = {"q4.gguf": right[:-1] + b"x"}

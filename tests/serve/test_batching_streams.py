@@ -187,7 +187,7 @@ async def test_row_26_an_instance_of_a_sentinel_is_an_item() -> None:
     assert await together(*map(plain, instances)) == instances
 
 
-@pytest.mark.parametrize("way", ["aclose", "drop", "cancel"])
+@pytest.mark.parametrize("way", ["drop", *(pytest.param(one, marks=pytest.mark.deep) for one in ("aclose", "cancel"))])
 @pytest.mark.parametrize("awaits", [True, False], ids=["at await", "at yield"])
 async def test_row_27_all_gone_stream(way: str, awaits: bool) -> None:
     endless = Endless(awaits=awaits)

@@ -297,6 +297,7 @@ async def test_own_stopping_criteria_and_strings(model: Any, tokenizer: Any) -> 
     assert await num_forwards(model, tokenizer, "Dogs", stopping_criteria=[at_once]) == 1
 
 
+@pytest.mark.deep
 async def test_several_at_once(model: Any, tokenizer: Any) -> None:
     options = {"max_new_tokens": 30, "do_sample": False}
     reading = [collect(generate(model, tokenizer, prompt, **options)) for prompt in PROMPTS * 3]

@@ -1,6 +1,6 @@
 """Servers that share a Redis keep the laws, whatever goes wrong. `make simulate` tries other seeds.
 
-In `make test`, tests/simulation takes a minute of a processor, for 640 of these schedules and those of the other files.
+In `make test`, tests/simulation takes a minute of a processor, for 320 of these schedules and those of the other files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REPEATED = [
 ]
 
 
-@pytest.mark.parametrize("share", range(4))  # the next four: test_more_schedules.py
+@pytest.mark.parametrize("share", range(4))  # the next four, in `make test-deep`: test_more_schedules.py
 def test_no_law_is_broken(share: int) -> None:
     check(range(SHARE * share, SHARE * (share + 1)))
 

@@ -142,7 +142,7 @@ async def _check_streams(store: SqliteLogStore, journal: Journal, promise: Promi
             assert await store.recall(OWNER, claim) is log
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(1_000, marks=[pytest.mark.deep, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=[pytest.mark.deep, pytest.mark.timeout(900)])])
 def test_a_power_cut_loses_nothing_that_was_synced(journal: Journal, left: Path, count: int) -> None:
     for number in range(count):
         chance = random.Random(f"{count} {number}")

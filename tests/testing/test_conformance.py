@@ -29,7 +29,7 @@ def test_scripted_engine_keeps(law: Law) -> None:
     law(lambda: engine)
 
 
-@pytest.mark.parametrize("max_sequences", [1, 2, 64])
+@pytest.mark.parametrize("max_sequences", [1, *(pytest.param(number, marks=pytest.mark.deep) for number in (2, 64))])
 def test_check_engine_passes(max_sequences: int) -> None:
     spec = EngineSpec(engine="scripted", context_tokens=128, max_sequences=max_sequences)
     asked: list[int] = []

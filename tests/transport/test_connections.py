@@ -82,6 +82,7 @@ def test_a_new_connection_takes_the_place_of_the_one_that_is_idle_for_the_longes
         running.close()
 
 
+@pytest.mark.deep
 def test_busy_connections_are_not_closed_for_new_ones() -> None:
     running = Server("scripted", "--max-connections", "4", "--client-connections", "100").wait_ready()
     open_ones = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(4)]

@@ -19,6 +19,7 @@ def server() -> Iterator[Server]:
         yield running.wait_ready()
 
 
+@pytest.mark.deep
 def test_others_begin_although_rows_fill_the_engine(server: Server) -> None:
     """A row needs longer than all of these requests together, so that they must have run before any row ended."""
     with client_of(server) as client:

@@ -106,6 +106,7 @@ def test_exact_engine_keeps(law: Law, exact_engine: LlamaCppEngine) -> None:
     law(Shared(exact_engine), vocab_size=_VOCAB_SIZE)
 
 
+@pytest.mark.deep
 def test_a_long_prompt_is_read_in_steps(engine: Shared) -> None:
     prompt = _new_prompt(300)
     engine.submit(Sequence(9400, (prompt,), Sampling(temperature=0.0, seed=0, max_tokens=1)))
@@ -312,6 +313,7 @@ def test_logit_bias(engine: Shared) -> None:
     assert _answer(engine, (5, 6, 7), 4, logit_bias=((1234, 1000.0),)) == (1234,) * 4
 
 
+@pytest.mark.deep
 def test_repetition_penalty_counts_prompt_and_answer(engine: Shared) -> None:
     prompt = tuple(_answer(engine, (504, 905), 32))
     answer = _answer(engine, prompt, 32, repetition_penalty=50.0)
@@ -401,6 +403,7 @@ def test_the_engine_runs_on_the_device_that_is_asked_for(spec: EngineSpec, engin
         load_engine(msgspec.structs.replace(spec, device="vulkan:9"))
 
 
+@pytest.mark.deep
 def test_typical_p_leaves_one_token_to_the_seeds(exact_engine: LlamaCppEngine, card: ModelCard) -> None:
     engine = Shared(exact_engine)  # so that the nearest to the entropy is the same one each time
     prompt = tuple(Tokenizer.from_json(card.tokenizer_json).encode("A river is", special=False))

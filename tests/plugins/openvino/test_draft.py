@@ -135,6 +135,7 @@ def _greedy(number: int, prompt: tuple[int, ...], schedule: Schedule = FREE, ada
     return Sequence(number, (prompt,), sampling, schedule, adapter)
 
 
+@pytest.mark.deep
 def test_rows_with_adapters(spec: EngineSpec, with_draft: Callable[[str], EngineSpec], tmp_path: Path) -> None:
     """The draft model has no adapter: its guesses are checked by a model that has one."""
     shapes = {"model.layers.0.self_attn.q_proj": (64, 64), "model.layers.1.mlp.down_proj": (64, 96)}

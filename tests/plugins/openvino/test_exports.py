@@ -67,6 +67,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:  # Any:
     return model, export(model, directory / "export")
 
 
+@pytest.mark.deep
 def test_adapters(llama: tuple[Any, Path], tmp_path: Path) -> None:
     import torch
 
@@ -108,6 +109,7 @@ def test_another_models_adapter(name: str, reason: str, llama: tuple[Any, Path],
         read_export(exported, [adapter])
 
 
+@pytest.mark.deep
 def test_an_export_without_its_cache(tmp_path: Path) -> None:
     exported = export(make(TINY["llama"], tmp_path / "model"), tmp_path / "export", has_cache=False)
     with pytest.raises(ModelError, match=r"export was exported without its cache.*text-generation-with-past\."):

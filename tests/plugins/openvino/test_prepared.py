@@ -185,6 +185,7 @@ def _prepare_elsewhere(path: Path, cache: Path) -> bytes:
     return prepare(path, cache, 128)[1].path.read_bytes()
 
 
+@pytest.mark.deep
 def test_several_processes_at_once(model: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with ProcessPoolExecutor(3, get_context("forkserver")) as pool:

@@ -221,6 +221,7 @@ def test_a_dead_exporter_is_replaced(receiver: Receiver) -> None:
     assert "The process that exports traces has ended (-9). Another one is started." in server.log
 
 
+@pytest.mark.deep
 def test_an_exporter_that_does_not_keep_up_costs_spans_and_no_requests(receiver: Receiver) -> None:
     with _serving(receiver, "--otlp-text") as server:
         server.post("/v1/chat/completions", _CHAT)

@@ -142,6 +142,7 @@ def test_a_cut_connection_resumes_where_it_was(server: Server) -> None:
     assert num_connections >= 3
 
 
+@pytest.mark.deep
 def test_a_long_prompt_at_a_terminal() -> None:
     """The scripted engine reads it in three seconds. The line is there from the first second to the first token."""
     slow = Server("scripted:prefill_tokens_per_s=100").wait_ready()
@@ -389,6 +390,7 @@ def test_a_server_that_is_not_tailrace() -> None:
             assert ran.returncode == (1 if errors else 0)
 
 
+@pytest.mark.deep
 def test_a_conversation_has_earlier_turns() -> None:
     with OpenAIServer() as foreign, terminal("chat", "--url", foreign.url) as shown:
         shown.wait_for(">>>")

@@ -142,6 +142,7 @@ def _fault(servers: Team[Server], chance: random.Random) -> int:
     return 1
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(600)
 def test_kills_and_stops_of_three_servers(tmp_path: Path) -> None:
     num_faults, counted = _run(tmp_path, num_rounds=3, num_begun=6, seed=1)
