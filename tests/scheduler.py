@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.by_file import FILES, reported_path
@@ -15,11 +16,18 @@ from xdist.workermanage import WorkerController
 
 __all__ = ["FileScheduler", "UnreadFileScheduler", "is_short"]
 
-# What files have whose tests need torch in their own process. Its import takes five to ten seconds of a processor.
-_TORCH = (
-    "import torch", "smollm2_dir", "tests.seeing", "tests/serve", "tests/plugins/transformers", "tiny_gpt2_dir",
-    "tiny_tools_dir",
-)  # fmt: skip
+# Large libraries that tests import in their own process, and what those files have: torch takes five to ten seconds of
+# a processor, the clients of APIs three.
+_LARGE = {
+    "torch": (
+        "import torch", "smollm2_dir", "tests.seeing", "tests/serve", "tests/plugins/transformers", "tiny_gpt2_dir",
+        "tiny_tools_dir",
+    ),
+    "clients": (
+        "import anthropic", "import openai", "tests/agents", "tests/clients", "tests/differential",
+        "tests/plugins/batches", "tests/plugins/tool_loop",
+    ),
+}  # fmt: skip
 _SHORT = frozenset({"access", "admission", "conversations", "dialects", "generation", "schemas", "streams", "text"})
 
 
@@ -32,10 +40,11 @@ def is_short(test: str) -> bool:
 
 
 @cache
-def _needs_torch(file: str) -> bool:
+def _large_of(file: str) -> str:
+    """Return which of the large libraries a file needs, or an empty text."""
     path = Path(__file__).parents[1] / file
     text = path.read_text("utf-8") if path.exists() else ""
-    return any(word in file or word in text for word in _TORCH)
+    return next((name for name, words in _LARGE.items() if any(word in file or word in text for word in words)), "")
 
 
 class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is untyped
@@ -46,10 +55,13 @@ class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is
     one follows. It also repeats the test in which the process died without a limit; here it is one that failed, so that
     `--reruns` and `--max-suite-reruns` apply.
 
-    One process gets the files that need torch, before all others; other processes get them if nothing else is left.
+    For each large library, one process gets the files that need it, before all others. Other processes get them if
+    nothing else is left.
     """
 
-    _with_torch: WorkerController | None = None
+    def __init__(self, *args: Any) -> None:  # Any: as the library's
+        super().__init__(*args)
+        self._with: dict[str, WorkerController] = {}
 
     def remove_node(self, node: WorkerController) -> str | None:
         files = self.assigned_work.pop(node)
@@ -68,10 +80,11 @@ class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is
         self.workqueue.setdefault(self._split_scope(item), {})[item] = False
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        if self._with_torch not in self.assigned_work:  # there was none, or it has died
-            self._with_torch = node
-        fitting = (file for file in self.workqueue if _needs_torch(file) == (node is self._with_torch))
-        file = next(fitting, next(iter(self.workqueue)))
+        for name in _LARGE:
+            if self._with.get(name) not in self.assigned_work and node not in self._with.values():
+                self._with[name] = node  # there was none, or it has died
+        own = next((name for name, holder in self._with.items() if holder is node), "")
+        file = min(self.workqueue, key=lambda file: (_large_of(file) != own, _large_of(file) != ""))
         tests = self.workqueue.pop(file)
         assigned = self.assigned_work.setdefault(node, {}).setdefault(file, {})
         assigned.update(tests)

@@ -131,7 +131,8 @@ def test_files_without_tests_are_in_any_folder(tmp_path: Path) -> None:
     assert "3 passed" in done.stdout, done.stdout
 
 
-@pytest.mark.parametrize("chosen", ["deep", pytest.param("not deep", marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("chosen", ["deep", "not deep"])
 def test_tests_are_chosen_by_their_marks(tmp_path: Path, chosen: str) -> None:
     marked = "import pytest\n\n@pytest.mark.deep\ndef test_deep(): pass\n\ndef test_other(): pass\n"
     done = _run(tmp_path, marked, "-m", chosen)

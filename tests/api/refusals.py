@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ from tailrace_plugins.tgi import tgi_wire as tgi
 
 __all__ = [
     "BODIES", "CANARY", "CHAT", "EVERYTHING", "GENERATING", "LIMITS", "NATIVE", "NATIVE_SHAPE", "NOWHERE", "PLAIN",
-    "TEXT", "TGI_SHAPE", "Endpoint", "Names", "Refusal", "ask", "expected_status", "named", "refusal_in",
+    "TEXT", "TGI_SHAPE", "Endpoint", "Names", "Refusal", "ask", "expected_status", "in_turns", "named", "refusal_in",
     "refused", "with_each",
 ]  # fmt: skip
 
@@ -168,14 +168,34 @@ NOWHERE = NATIVE_SHAPE  # of what no wire has
 
 def with_each(endpoints: Sequence[Endpoint]) -> pytest.MarkDecorator:
     """Run a test with one endpoint of each wire; with the others it is deep, because a wire reads all bodies alike."""
-    first = {endpoint.wire.name: endpoint for endpoint in reversed(endpoints)}
+    first = _first_of_wires(endpoints)
     return pytest.mark.parametrize(
         "endpoint",
+        [pytest.param(one, id=one.name, marks=() if one in first else pytest.mark.deep) for one in endpoints],
+    )
+
+
+def in_turns(name: str, cases: Collection[object]) -> pytest.MarkDecorator:
+    """Run a test with each endpoint that takes a body, and with each case. All wires check their
+    bodies with the same code: in `make test`, a wire gets every third case, and the wires take turns."""
+    first = _first_of_wires(BODIES)
+    return pytest.mark.parametrize(
+        ("endpoint", name),
         [
-            pytest.param(one, id=one.name, marks=() if first[one.wire.name] is one else pytest.mark.deep)
-            for one in endpoints
+            pytest.param(
+                one,
+                case,
+                id=f"{one.name}-{case}",
+                marks=() if one in first and (first.index(one) + number) % 3 == 0 else pytest.mark.deep,
+            )
+            for one in BODIES
+            for number, case in enumerate(cases)
         ],
     )
+
+
+def _first_of_wires(endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+    return list({endpoint.wire.name: endpoint for endpoint in reversed(endpoints)}.values())
 
 
 def named(name: str) -> Endpoint:

@@ -18,6 +18,7 @@ from tests.api.refusals import (
     Endpoint,
     Names,
     ask,
+    in_turns,
     named,
     refused,
     with_each,
@@ -29,8 +30,7 @@ every = with_each(BODIES)
 # Headers, hosts and origins
 
 
-@every
-@pytest.mark.parametrize(
+@in_turns(
     "kind",
     ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json", "text/json"],
 )

@@ -30,6 +30,7 @@ from tests.api.refusals import (
     Endpoint,
     ask,
     expected_status,
+    in_turns,
     named,
     refusal_in,
     refused,
@@ -69,8 +70,7 @@ NOT_JSON = {
 }
 
 
-@every
-@pytest.mark.parametrize("case", NOT_JSON)
+@in_turns("case", NOT_JSON)
 def test_not_json(target: Server, endpoint: Endpoint, case: str) -> None:
     refusal = ask(target, endpoint, NOT_JSON[case])
     assert refusal.status == expected_status(endpoint)
@@ -87,15 +87,13 @@ def test_every_body_has_an_example() -> None:
 NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"]
 
 
-@every
-@pytest.mark.parametrize("number", NUMBERS)
+@in_turns("number", NUMBERS)
 def test_numbers_that_are_none(target: Server, endpoint: Endpoint, number: str) -> None:
     body = json.dumps({**endpoint.good, "extra": 12345}).replace("12345", number).encode()
     assert ask(target, endpoint, body).status == expected_status(endpoint)
 
 
-@every
-@pytest.mark.parametrize("escape", [r"\ud800", r"\udfff x", r"\udc00\ud800", r"\u00"])
+@in_turns("escape", [r"\ud800", r"\udfff x", r"\udc00\ud800", r"\u00"])
 def test_lone_surrogates(target: Server, endpoint: Endpoint, escape: str) -> None:
     body = json.dumps(endpoint.with_prompt(CANARY)).replace(CANARY, CANARY + escape).encode()
     assert ask(target, endpoint, body).status == expected_status(endpoint)
@@ -108,10 +106,9 @@ def test_nul_in_the_text(target: Server, endpoint: Endpoint) -> None:
     assert "NUL" in refusal.message
 
 
-@every
-@pytest.mark.parametrize("depth", [70, 900, 200_000])
-@pytest.mark.parametrize("bracket", ["[]", "{}"])
-def test_deep_nesting(target: Server, endpoint: Endpoint, depth: int, bracket: str) -> None:
+@in_turns("nesting", [(bracket, depth) for bracket in ("[]", "{}") for depth in (70, 900, 200_000)])
+def test_deep_nesting(target: Server, endpoint: Endpoint, nesting: tuple[str, int]) -> None:
+    bracket, depth = nesting
     opening = "[" if bracket == "[]" else '{"a":'
     nested = opening * depth + "1" + bracket[1] * depth
     body = json.dumps({**endpoint.good, "extra": 12345}).replace("12345", nested).encode()

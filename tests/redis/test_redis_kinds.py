@@ -228,12 +228,27 @@ async def test_tls_and_passwords(encrypted: tuple[str, str, Path]) -> None:
     ("password", "parameters", "reason"),
     [
         ("p%40ss", "ca_file={file}", "refuses the name or the password (?sentinel_user"),
-        ("p%40ss", "ca_file={file}&sentinel_password=wrong", "refuses the name or the password (?sentinel_user"),
-        ("wrong", "ca_file={file}&sentinel_password=watching", "refuses the name or the password"),
+        pytest.param(
+            "p%40ss",
+            "ca_file={file}&sentinel_password=wrong",
+            "refuses the name or the password (?sentinel_user",
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(
+            "wrong",
+            "ca_file={file}&sentinel_password=watching",
+            "refuses the name or the password",
+            marks=pytest.mark.deep,
+        ),
         ("p%40ss", "sentinel_password=watching", "CERTIFICATE_VERIFY_FAILED"),
-        ("p%40ss", "ca_file=/nowhere/ca.pem&sentinel_password=watching", "not a readable file of certificates"),
+        pytest.param(
+            "p%40ss",
+            "ca_file=/nowhere/ca.pem&sentinel_password=watching",
+            "not a readable file of certificates",
+            marks=pytest.mark.deep,
+        ),
         ("p%40ss", "prefix=", "without a value: prefix"),
-        ("p%40ss", "ca_fil={file}", "unknown parameter: ca_fil"),
+        pytest.param("p%40ss", "ca_fil={file}", "unknown parameter: ca_fil", marks=pytest.mark.deep),
     ],
 )
 async def test_a_sentinel_that_refuses(

@@ -299,8 +299,8 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "schema",
     [
-        doubling(60, "anyOf"),
-        doubling(60, "oneOf"),
+        pytest.param(doubling(60, "anyOf"), marks=pytest.mark.deep),
+        pytest.param(doubling(60, "oneOf"), marks=pytest.mark.deep),
         doubling(60, "allOf"),
         nested(300),
         {"$defs": {"a": {"properties": {"c": {"allOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}]}}},
