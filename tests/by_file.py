@@ -85,11 +85,13 @@ class FileRunner:
         assert file.parent is not None
         path = reported_path(self._reported, file.parent.nodeid)
         reported = set(json.loads(path.read_text("utf-8"))) if path.exists() else set()
+        gc.collect()  # what is frozen is not looked at again
         gc.disable()  # as where all files are collected: tests/conftest.py
         try:
             module = pytest.Module.from_parent(file.parent.parent, path=file.path)
             tests = list(file.session.genitems(module))
             file.config.hook.pytest_collection_modifyitems(session=file.session, config=file.config, items=tests)
         finally:
+            gc.freeze()
             gc.enable()
         return [test for test in tests if test.nodeid not in reported]

@@ -20,7 +20,7 @@ from tests.api.process import Server
 from tests.by_file import BY_FILE, FileRunner, hands_out_files
 from tests.examples import EXAMPLES
 from tests.missing import missing_summary
-from tests.scheduler import FileScheduler, UnreadFileScheduler, is_short
+from tests.scheduler import FileScheduler, UnreadFileScheduler, turn_of
 from tests.second_tries import speak_only_of_failures
 from tests.trust import read_certificates_late
 from xdist.remote import Producer
@@ -93,7 +93,7 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: is_short(item.nodeid))
+    items.sort(key=lambda item: turn_of(item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -14,7 +14,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-__all__ = ["FileScheduler", "UnreadFileScheduler", "is_short"]
+__all__ = ["FileScheduler", "UnreadFileScheduler", "turn_of"]
 
 # Large libraries that tests import in their own process, and what those files have: torch takes five to ten seconds of
 # a processor, the clients of APIs three.
@@ -28,15 +28,25 @@ _LARGE = {
         "tests/plugins/batches", "tests/plugins/tool_loop",
     ),
 }  # fmt: skip
+# Files whose tests wait for a minute altogether, for limits of time.
+_LONG = frozenset(
+    f"tests/{file}.py"
+    for file in (
+        "api/test_bad_input", "generation/test_eye", "plugins/tool_loop/test_shared_ends",
+        "plugins/tool_loop/test_tool_sockets", "redis/test_shared_store", "transport/test_http_edge",
+    )
+)  # fmt: skip
 _SHORT = frozenset({"access", "admission", "conversations", "dialects", "generation", "schemas", "streams", "text"})
 
 
-def is_short(test: str) -> bool:
-    """Return whether a test is in a folder whose files take seconds at most: they wait for no other process.
+def turn_of(test: str) -> int:
+    """Return when a test comes: 0 for files that take long, 2 for folders whose files take seconds at most, since they
+    wait for no other process, and 1 for the others.
 
-    These files come last, so that no process is left with a long one when the others have ended.
+    So no process is left with a long file when the others have ended.
     """
-    return test.removeprefix("tests/").split("/")[0] in _SHORT
+    file = test.partition("::")[0]
+    return 0 if file in _LONG else 2 if file.removeprefix("tests/").split("/")[0] in _SHORT else 1
 
 
 @cache

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.scheduler import is_short
+from tests.scheduler import turn_of
 from tests.waiting import LONG_S
 
 pytest.importorskip("pytest_rerunfailures")
@@ -148,9 +148,13 @@ def test_a_fixture_that_hangs_after_a_failure_ends_its_process(tmp_path: Path) -
     assert "crashed while running 'test_it.py::test_fails'" in done.stdout
 
 
-def test_files_that_wait_for_nothing_come_last(request: pytest.FixtureRequest) -> None:
-    assert is_short("tests/text/calls/test_call_formats.py::test_one")
-    assert not is_short("tests/transport/test_http_edge.py::test_one")
-    assert not is_short("tests/test_house.py::test_one")
-    shorts = [is_short(test.nodeid) for test in request.session.items]
-    assert shorts == sorted(shorts)
+def test_long_files_come_first_and_those_that_wait_for_nothing_last(request: pytest.FixtureRequest) -> None:
+    tests = (
+        "transport/test_http_edge.py",
+        "generation/test_eye.py",
+        "test_house.py",
+        "text/calls/test_call_formats.py",
+    )
+    assert [turn_of(f"tests/{test}::test_one") for test in tests] == [0, 0, 1, 2]
+    turns = [turn_of(test.nodeid) for test in request.session.items]
+    assert turns == sorted(turns)

@@ -21,7 +21,7 @@ async def test_it_runs_as_printed(
 ) -> None:
     path, origin = folder
     flags = ("--allowed-origins", origin, "--default-max-tokens", "60")
-    server = serve("scripted:tokens_per_s=100", *flags)
+    server = serve("scripted:tokens_per_s=20", *flags)  # the button is pressed while it answers
     match = re.search(r"```html\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert match is not None
     (path / "river.html").write_text(match[1].replace("http://127.0.0.1:8000", server.url))

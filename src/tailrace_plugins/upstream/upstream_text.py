@@ -82,7 +82,8 @@ def text_segment(text: str, *, is_chat: bool = False) -> TextSegment:
 
 
 def _end_of(segment: TextSegment, num_tokens: int) -> TextSegment:
-    return text_segment(segment.text.encode()[-num_tokens * _PIECE_BYTES :].decode("utf-8", "ignore"))
+    text = segment.text.encode()
+    return text_segment(text[max(0, len(text) - num_tokens * _PIECE_BYTES) :].decode("utf-8", "ignore"))
 
 
 def _start_of(segment: TextSegment, num_tokens: int) -> TextSegment:

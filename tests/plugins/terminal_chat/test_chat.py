@@ -312,6 +312,7 @@ def test_a_conversation_at_a_terminal(server: Server, tmp_path: Path) -> None:
         shown.wait_for("Stopped.")
         shown.type("/nothing\r")
         shown.wait_for("there is no such command")
+        until(lambda: ">>>" in shown.text.partition("there is no such command")[2])
         shown.type("\x03")
         shown.wait_for("To exit, press Ctrl-D or type /exit.")
         shown.type("\x04")

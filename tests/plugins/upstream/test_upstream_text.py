@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tailrace.errors import RequestError, UnsupportedParameter
@@ -33,6 +33,7 @@ def test_bytes_are_ids_and_ids_are_bytes(text: bytes) -> None:
     assert len(ids) == -(-len(text) // 6)
 
 
+@example("", "0" * 19, "", 4)  # no room is left for what is before the gap
 @given(st.text(max_size=400), st.text(max_size=400), st.text(max_size=400), st.integers(4, 200))
 def test_an_infill_that_is_too_long_keeps_what_is_nearest_to_the_gap(
     before: str, after: str, other: str, room: int
