@@ -7,14 +7,15 @@ tests are chosen by their names, or by how they ended before, all is collected a
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-__all__ = ["BY_FILE", "FILES", "FileRunner", "hands_out_files", "reported_path"]
+__all__ = ["BY_FILE", "FILES", "FileRunner", "hands_out_files", "kept_objects", "reported_path"]
 
 BY_FILE = "tailrace_by_file"  # what a process is told: the folder for the lists of what dead processes have reported
 FILES = "tests"  # how the tests of a file are named as long as they are not known
@@ -32,6 +33,19 @@ def hands_out_files(config: pytest.Config) -> bool:
 def reported_path(directory: Path, file: str) -> Path:
     """Return where those tests of a file are listed, as JSON, that a process reported before it died."""
     return directory / f"{file.replace('/', '+')}.json"
+
+
+@contextlib.contextmanager
+def kept_objects() -> Iterator[None]:
+    """Exclude what is imported and collected here from garbage collection, since it lives until the end. While it is
+    made, looking for garbage takes a fifth of the time."""
+    gc.collect()  # what is frozen is not looked at again
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 class _Tests(pytest.Item):
@@ -85,13 +99,8 @@ class FileRunner:
         assert file.parent is not None
         path = reported_path(self._reported, file.parent.nodeid)
         reported = set(json.loads(path.read_text("utf-8"))) if path.exists() else set()
-        gc.collect()  # what is frozen is not looked at again
-        gc.disable()  # as where all files are collected: tests/conftest.py
-        try:
+        with kept_objects():
             module = pytest.Module.from_parent(file.parent.parent, path=file.path)
             tests = list(file.session.genitems(module))
             file.config.hook.pytest_collection_modifyitems(session=file.session, config=file.config, items=tests)
-        finally:
-            gc.freeze()
-            gc.enable()
         return [test for test in tests if test.nodeid not in reported]

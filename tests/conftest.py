@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 from tests.api.forks import fork_workers
 from tests.api.process import Server
-from tests.by_file import BY_FILE, FileRunner, hands_out_files
+from tests.by_file import BY_FILE, FileRunner, hands_out_files, kept_objects
 from tests.examples import EXAMPLES
 from tests.missing import missing_summary
 from tests.scheduler import FileScheduler, UnreadFileScheduler, turn_of
@@ -114,14 +114,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Exclude imported and collected objects from garbage collection, since they live until the end. While they are
-    made, looking for garbage takes a fifth of the time."""
-    gc.disable()
-    try:
+    with kept_objects():
         return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @pytest.fixture(autouse=True)

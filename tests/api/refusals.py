@@ -176,8 +176,8 @@ def with_each(endpoints: Sequence[Endpoint]) -> pytest.MarkDecorator:
 
 
 def in_turns(name: str, cases: Collection[object]) -> pytest.MarkDecorator:
-    """Run a test with each endpoint that takes a body, and with each case. All wires check their
-    bodies with the same code: in `make test`, a wire gets every third case, and the wires take turns."""
+    """Run a test with each endpoint that takes a body, and with each case. All wires check their bodies
+    with the same code: in `make test`, a wire gets every third case, and the wires take turns."""
     first = _first_of_wires(BODIES)
     return pytest.mark.parametrize(
         ("endpoint", name),

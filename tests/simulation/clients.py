@@ -203,12 +203,12 @@ class Client:
 
     async def _read_deleted(self, server: Server, answer: Answer) -> None:
         """The server that writes the stream may show it until it hears of the deletion, but not an end that it knew
-        when it was asked. One that Redis kept before the deletion may be on its way to the server."""
+        when it began to show it. One that Redis kept before the deletion may be on its way to the server."""
         assert self.stream_id is not None
         self._ledger.on_shown(self.stream_id, server.process)
-        asked_s = self._simulation.now_s
+        shown_s = self._simulation.now_s
         while not isinstance(message := await answer.take(), Released | TailraceError | None):
-            if isinstance(message, End) and self._simulation.now_s == asked_s:
+            if isinstance(message, End) and self._simulation.now_s == shown_s:
                 raise Violation(f"law 6: {self.stream_id} can be read to its end after it was deleted")
 
 

@@ -15,9 +15,9 @@ from tests.simulation.schedule import run
 from tests.simulation.shares import SHARE, check
 
 _REPEATED = [
-    *range(5000, 5005),
-    *range(FIRST_WITH_BATCH, FIRST_WITH_BATCH + 3 * EVERY_BATCH, EVERY_BATCH),
-    *range(FIRST_WITH_TOOLS, FIRST_WITH_TOOLS + 3 * EVERY_TOOLS, EVERY_TOOLS),
+    *range(5000, 5010),
+    *range(FIRST_WITH_BATCH, FIRST_WITH_BATCH + 5 * EVERY_BATCH, EVERY_BATCH),
+    *range(FIRST_WITH_TOOLS, FIRST_WITH_TOOLS + 5 * EVERY_TOOLS, EVERY_TOOLS),
 ]
 
 
